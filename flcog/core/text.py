@@ -50,6 +50,11 @@ def reason(error: BaseException) -> str:
     return textwrap.shorten(str(error).strip() or type(error).__name__, 200)
 
 
+def clipped(text: str) -> str:
+    """The first sixty characters of a text, with dots in place of the last three if there are more."""
+    return text if len(text) <= 60 else f"{text[:57]}..."
+
+
 def markdown(header: list[str], rows: Iterable[Iterable[Any]]) -> str:
     """Format a table in Markdown. True becomes "yes", and False an empty cell."""
     lines = ["| " + " | ".join(header) + " |", "|" + "---|" * len(header)]

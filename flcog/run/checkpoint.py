@@ -9,6 +9,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from flcog.core.files import RUN_REMEDY, replacing, short
+from flcog.core.text import first_line
 from flcog.data import Exchange
 from flcog.method import Callback
 from flcog.run.checkpoint_contents import check_frozen, check_run, check_states
@@ -34,8 +35,7 @@ def _on_cpu(payload: dict[str, Any]) -> dict[str, Any]:
             copies[id(tensor)] = tensor.cpu()
         return copies[id(tensor)]
 
-    moved: dict[str, Any] = pytree.tree_map_only(torch.Tensor, copy, payload)
-    return moved
+    return pytree.tree_map_only(torch.Tensor, copy, payload)
 
 
 def read(path: Path) -> dict[str, Any]:
@@ -103,7 +103,7 @@ def _load(path: Path, tested: bool = False, mmap: bool = False) -> dict[str, Any
             _test(path)
         payload = torch.load(path, map_location="cpu", weights_only=True, mmap=mmap)
     except Exception as error:  # readers of archives and pickles raise nearly every kind of error on broken files
-        reason = str(error).strip().partition(". ")[0].splitlines()[0][:200] if str(error).strip() else type(error).__name__
+        reason = first_line(error).partition(". ")[0][:200]
         raise ValueError(
             f"{path} is no readable flcog checkpoint (truncated, damaged, or not written by flcog): use another of its run ({reason})"
         ) from error
@@ -124,19 +124,14 @@ def _test(path: Path) -> None:
 
 def round_of(path: Path) -> int | None:
     """Return the number of rounds that a checkpoint's run had done. None if there is no readable checkpoint."""
-    try:
-        return int(torch.load(path, map_location="cpu", weights_only=True, mmap=True)["round"])  # without reading the tensors
-    except Exception:  # readers of archives and pickles raise nearly every kind of error on broken files
-        return None
+    round = peek(path).get("round")
+    return round if isinstance(round, int) else None
 
 
 def run_of_states(path: Path) -> str | None:
     """Return the name of the run that wrote a file of clients' states. None if another program or an early flcog wrote it."""
-    try:
-        payload = torch.load(path, map_location="cpu", weights_only=True, mmap=True)  # without reading the tensors
-        return str(payload["run_id"]) if payload["format"] == FORMAT and "clients" in payload else None
-    except Exception:  # readers of archives and pickles raise nearly every kind of error on broken files
-        return None
+    payload = peek(path)
+    return payload.get("run_id") if payload.get("format") == FORMAT and "clients" in payload else None
 
 
 def may_have_methods(path: Path, names: list[str]) -> bool:

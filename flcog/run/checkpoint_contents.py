@@ -1,12 +1,14 @@
 """Checks every entry of a checkpoint before it is used, so that a damaged file gives an error in one line."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
+
+from flcog.core.text import clipped
 
 REMEDY = "the file is damaged or was changed; use another checkpoint of its run"
 LARGEST = 2**53
@@ -59,17 +61,16 @@ def check_alike(path: Path, what: str, saved: Any, expected: Any) -> None:
 def _difference(saved: Any, expected: Any, what: str) -> str | None:
     if expected is None or (isinstance(expected, dict | list | tuple) and not expected):
         return None if _is_state(saved) else f"{what} is {_kind_of(saved)}"
-    if isinstance(expected, Tensor):
-        return None if _is_tensor_like(saved, expected) else f"{what} is {_kind_of(saved)} there, {_kind_of(expected)} here"
+    parts: Iterable[Any] = ()
     if isinstance(expected, dict):
-        if not isinstance(saved, dict) or saved.keys() != expected.keys():
-            return f"{what} is {_kind_of(saved)} there, {_kind_of(expected)} here"
-        return next(filter(None, (_difference(saved[k], expected[k], f"{what}[{k!r}]") for k in expected)), None)
-    if isinstance(expected, list | tuple):
-        if not isinstance(saved, list | tuple) or len(saved) != len(expected):
-            return f"{what} is {_kind_of(saved)} there, {_kind_of(expected)} here"
-        return next(filter(None, (_difference(saved[i], e, f"{what}[{i}]") for i, e in enumerate(expected))), None)
-    return None if type(saved) is type(expected) else f"{what} is {_kind_of(saved)} there, {_kind_of(expected)} here"
+        alike, parts = isinstance(saved, dict) and saved.keys() == expected.keys(), expected
+    elif isinstance(expected, list | tuple):
+        alike, parts = isinstance(saved, list | tuple) and len(saved) == len(expected), range(len(expected))
+    else:
+        alike = _is_tensor_like(saved, expected) if isinstance(expected, Tensor) else type(saved) is type(expected)
+    if not alike:
+        return f"{what} is {_kind_of(saved)} there, {_kind_of(expected)} here"
+    return next(filter(None, (_difference(saved[part], expected[part], f"{what}[{part!r}]") for part in parts)), None)
 
 
 def _not_finite(saved: Any, expected: Any, what: str) -> str | None:
@@ -107,8 +108,7 @@ def _is_state(value: Any) -> bool:
 def _kind_of(value: Any) -> str:
     if isinstance(value, Tensor):
         return f"a tensor of {str(value.dtype).removeprefix('torch.')} {tuple(value.shape)}"
-    text = f"{{{', '.join(map(repr, value))}}}" if isinstance(value, dict) else repr(value)
-    return text if len(text) <= 60 else f"{text[:57]}..."
+    return clipped(f"{{{', '.join(map(repr, value))}}}" if isinstance(value, dict) else repr(value))
 
 
 def _is_count(value: Any) -> bool:
@@ -128,112 +128,99 @@ def _is_file_name(value: Any) -> bool:
     return type(value) is str and value not in ("", ".", "..") and not set(value) & set("/\\\0:")
 
 
-def _list_of(fits: Callable[[Any], bool]) -> Callable[[Any], bool]:
+def _is_time(value: Any) -> bool:
+    return type(value) is float and 0 <= value < math.inf
+
+
+def _is_flight(value: Any) -> bool:
+    return isinstance(value, list) and len(value) == 5 and all(map(_is_count, value[:3])) and all(map(_is_time, value[3:]))
+
+
+def _is_upload(value: Any) -> bool:
+    return isinstance(value, list) and list(map(type, value)) == [int, dict]
+
+
+def _is_choice(value: Any) -> bool:
+    """Whether this is an executor's choice as the session stores it: [name, clients at once, compiled or how]."""
+    if not isinstance(value, list) or len(value) not in (2, 3):
+        return False
+    return _is_text(value[0]) and _is_count(value[1]) and (len(value) == 2 or isinstance(value[2], bool | str))
+
+
+Fits = Callable[[Any], bool]
+"""A test for values."""
+
+
+def _or_none(fits: Fits) -> Fits:
+    return lambda value: value is None or fits(value)
+
+
+def _list_of(fits: Fits) -> Fits:
     return lambda value: isinstance(value, list) and all(map(fits, value))
 
 
-def _by(key: Callable[[Any], bool], fits: Callable[[Any], bool]) -> Callable[[Any], bool]:
+def _by(key: Fits, fits: Fits) -> Fits:
     return lambda value: isinstance(value, dict) and all(key(name) and fits(part) for name, part in value.items())
 
 
-def _is_ledger(value: Any) -> bool:
-    return isinstance(value, dict) and value.keys() == {"up", "down"} and all(map(_by(_is_text, _is_count), value.values()))
+def _with(parts: Mapping[str, Fits]) -> Fits:
+    """A test for dicts with exactly these keys, each with its own test."""
+    return lambda value: isinstance(value, dict) and value.keys() == parts.keys() and all(parts[n](value[n]) for n in parts)
 
 
-def _is_experiment(value: Any) -> bool:
-    """Return whether a value is a result of :func:`flcog.run.experiment.describe`, or empty, as for rounds driven by hand."""
-    settings = _by(_is_text, _is_state)
-    parts: dict[str, Callable[[Any], bool]] = {
+TENSORS, STATE, COUNTS = _by(_is_text, _is_tensor), _by(_is_text, _is_state), _by(_is_text, _is_count)
+NUMBERS = _list_of(lambda number: isinstance(number, int | float))
+
+EXPERIMENT = _with(
+    {
         "clients": _is_count,
         "partition": _is_text,
         "trained_on": _is_text,
         "targets": _is_text,
         "layers": _by(_is_text, _is_text),
-        "settings": settings,
-        "objects": settings,
-        "config": lambda part: part is None or settings(part),
+        "settings": STATE,
+        "objects": STATE,
+        "config": _or_none(STATE),
     }
-    return value == {} or (isinstance(value, dict) and value.keys() == parts.keys() and all(parts[n](value[n]) for n in parts))
+)
+"""A test for the result of :func:`flcog.run.experiment.describe`."""
+
+BROADCAST = _with({"params": TENSORS, "buffers": TENSORS, "server": STATE, "rates": NUMBERS, "optimisation": NUMBERS})
+TRAFFIC = _with({"flights": _list_of(_is_flight), "broadcasts": _by(_is_count, BROADCAST), "upload": _or_none(_is_upload)})
 
 
 def _is_traffic(value: Any) -> bool:
     """Whether a value is the state of :class:`flcog.server.traffic.Traffic`, whose flights started from its broadcasts."""
-    if not isinstance(value, dict) or value.keys() != {"flights", "broadcasts", "upload"}:
-        return False
-    broadcasts, upload = value["broadcasts"], value["upload"]
-    return (
-        _by(_is_count, _is_broadcast)(broadcasts)
-        and _list_of(_is_flight)(value["flights"])
-        and all(flight[1] in broadcasts for flight in value["flights"])
-        and (upload is None or (isinstance(upload, list) and list(map(type, upload)) == [int, dict]))
-    )
+    return TRAFFIC(value) and all(flight[1] in value["broadcasts"] for flight in value["flights"])
 
 
-def _is_broadcast(value: Any) -> bool:
-    tensors, numbers = _by(_is_text, _is_tensor), _list_of(lambda number: isinstance(number, int | float))
-    fits = {"params": tensors, "buffers": tensors, "server": _by(_is_text, _is_state), "rates": numbers, "optimisation": numbers}
-    return isinstance(value, dict) and value.keys() == fits.keys() and all(fits[name](value[name]) for name in fits)
-
-
-def _is_flight(value: Any) -> bool:
-    if not isinstance(value, list) or len(value) != 5:
-        return False
-    return all(map(_is_count, value[:3])) and all(type(time) is float and 0 <= time < math.inf for time in value[3:])
-
-
-Entries = dict[str, tuple[str, Callable[[Any], bool]]]
-
-
-def _is_choice(value: Any) -> bool:
-    """Whether this is None or an executor's choice as the session stores it: [name, clients at once, compiled or how]."""
-    if value is None:
-        return True
-    return (
-        isinstance(value, list)
-        and len(value) in (2, 3)
-        and _is_text(value[0])
-        and _is_count(value[1])
-        and (len(value) == 2 or isinstance(value[2], bool | str))
-    )
-
+Entries = dict[str, tuple[str, Fits]]
 
 RUN: Entries = {
     "round": ("a number of rounds done", _is_count),
-    "seconds": ("simulated seconds, at least 0", lambda value: type(value) is float and 0 <= value < math.inf),
+    "seconds": ("simulated seconds, at least 0", _is_time),
     "traffic": ("the clients in flight", _is_traffic),
     "seed": ("a whole number", _is_whole),
-    "params": ("tensors by name", _by(_is_text, _is_tensor)),
-    "buffers": ("tensors by name", _by(_is_text, _is_tensor)),
+    "params": ("tensors by name", TENSORS),
+    "buffers": ("tensors by name", TENSORS),
     "frozen": ("the name of a file, or empty", lambda value: value == "" or _is_file_name(value)),
     "methods": ("a list of names", _list_of(_is_text)),
-    "servers": ("each method's state", _by(_is_text, _is_state)),
+    "servers": ("each method's state", STATE),
     "reported": ("lists of clients by method", _by(_is_text, _list_of(_is_count))),
     "messages": ("first-contact messages by method and client", _by(_is_text, _by(_is_count, _is_state))),
-    "ledger": ("bytes up and down by content", _is_ledger),
+    "ledger": ("bytes up and down by content", _with({"up": COUNTS, "down": COUNTS})),
     "exchanged": ("digests by method", _by(_is_text, _is_text)),
-    "experiment": ("what the run was", _is_experiment),
-    "executor": ("an executor's name, its number of clients at once and whether it compiles, or None", _is_choice),
+    "experiment": ("what the run was", EXPERIMENT),
+    "executor": ("an executor's name, its number of clients at once and whether it compiles, or None", _or_none(_is_choice)),
     "chosen_for": ("the executor and the kind of device that it was chosen for", _list_of(_is_text)),
-    "observers": ("each observer's state", _by(_is_text, _by(_is_text, _is_state))),
-    "until": ("each method's work so far", _by(_is_text, _is_state)),
-    "branch": ("the run that it branched from, or None", lambda value: value is None or _by(_is_text, _is_state)(value)),
-    "tracker_run": ("a tracker's name of the run, or None", lambda value: value is None or _is_text(value)),
+    "observers": ("each observer's state", _by(_is_text, STATE)),
+    "until": ("each method's work so far", STATE),
+    "branch": ("the run that it branched from, or None", _or_none(STATE)),
+    "tracker_run": ("a tracker's name of the run, or None", _or_none(_is_text)),
     "run_id": ("the run's name", _is_text),
     "resumable": ("True or False", lambda value: isinstance(value, bool)),
 }
-LATER = {
-    "traffic",
-    "executor",
-    "chosen_for",
-    "seconds",
-    "messages",
-    "exchanged",
-    "experiment",
-    "frozen",
-    "until",
-    "branch",
-    "run_id",
-}
-"""Entries that the first checkpoints lacked."""
+LATER = {"traffic", "seconds", "messages", "run_id"}
+"""Entries that older checkpoints lack."""
 CLIENTS: Entries = {"clients": ("names of files in the folder clients, by client", _by(_is_count, _is_file_name))}
-STATES: Entries = {"clients": ("clients' states by method", _by(_is_count, _by(_is_text, _is_state)))}
+STATES: Entries = {"clients": ("clients' states by method", _by(_is_count, STATE))}

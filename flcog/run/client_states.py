@@ -22,10 +22,6 @@ CACHE_BYTES = 2**30
 """Bytes of states on disk that stay in memory too: the most recently used."""
 
 
-def _as_it_is(file: Path, client: int, states: States) -> States:
-    return states
-
-
 class SavedClientStates:
     """The states of the clients that this process owns.
 
@@ -38,11 +34,11 @@ class SavedClientStates:
     Args:
         directory: the folder of the files, or None.
         rank: this process's number.
-        receive: called with the file, the client and the state after reading. Returns the state to use.
+        check: called with the file, the client and the state after reading. Raises an error for a state that does not fit.
     """
 
-    def __init__(self, directory: Path | None, rank: int, receive: Callable[[Path, int, States], States] = _as_it_is) -> None:
-        self.directory, self.rank, self._receive = directory, rank, receive
+    def __init__(self, directory: Path | None, rank: int, check: Callable[[Path, int, States], None] | None = None) -> None:
+        self.directory, self.rank, self._check = directory, rank, check
         self.owner: dict[int, int] = {}
         """The process that owns each stateful client. The same on every process."""
         self.files: dict[int, str] = {}
@@ -171,7 +167,9 @@ class SavedClientStates:
             for client in wanted:
                 # Copies, so that the rest of the file can be freed.
                 own = pytree.tree_map(lambda value: value.clone() if isinstance(value, Tensor) else value, stored[client])
-                yield client, self._receive(path, client, own)
+                if self._check is not None:
+                    self._check(path, client, own)
+                yield client, own
 
     def _left_behind(self) -> list[int]:
         """Return this process's clients in files with less than half of their states current. They move to a new file."""

@@ -10,8 +10,9 @@ from torch import Tensor
 from flcog.client.model import ClientModel
 from flcog.core.arguments import by_name, constructor_arguments, digest, plain
 from flcog.core.masking import masked
+from flcog.core.text import clipped
 from flcog.core.trees import leaves
-from flcog.data import FederatedDataModule, Samples
+from flcog.data import FederatedDataModule
 from flcog.method import Method
 from flcog.settings import Settings
 
@@ -35,17 +36,16 @@ def describe(
 
     On the command line the arguments of model and data are in ``config``; in Python they are read from the objects' attributes.
     """
-    federation, (module, optimizer) = (
-        data.federation,
-        (client.function.module, client.optimizer),
-    )  # before methods exchange anything
+    federation = data.federation  # before methods exchange anything
+    module, optimizer = client.function.module, client.optimizer
     groups = [{name: value for name, value in group.items() if name != "params"} for group in optimizer.param_groups]
+    stored_inputs = [leaf for leaf in leaves(federation.train.inputs) if isinstance(leaf, Tensor)]
     rates = groups[0] if len(groups) == 1 else {str(number): group for number, group in enumerate(groups)}
     return {
         "clients": federation.num_clients,
         "partition": federation.split.hash,
         "trained_on": federation.partition.hash,
-        "targets": "-".join(map(digest, leaves(federation.train.targets) or _tensors(federation.train))),
+        "targets": "-".join(map(digest, leaves(federation.train.targets) or stored_inputs)),
         "layers": {name: type(layer).__qualname__ for name, layer in module.named_modules()},
         **describe_settings(settings, methods, config),
         "objects": by_name(
@@ -66,11 +66,6 @@ def describe_settings(settings: Settings, methods: Iterable[Method], config: Map
         "settings": by_name(by_owner | {method.name: constructor_arguments(method) for method in methods}),
         "config": None if config is None else by_name({name: config.get(name) for name in ("model", "data")}),
     }
-
-
-def _tensors(samples: Samples) -> list[Tensor]:
-    """The inputs of samples without targets, if they are in memory."""
-    return [leaf for leaf in leaves(samples.inputs) if isinstance(leaf, Tensor)]
 
 
 def check_same(path: Path, saved: Mapping[str, Any], present: Mapping[str, Any]) -> None:
@@ -107,10 +102,5 @@ def differences(saved: Mapping[str, Any], present: Mapping[str, Any]) -> list[st
         for name in {**before, **now}:
             was, value = before.get(name), now.get(name)
             if was != value and (was == was or value == value):
-                lines.append(f"{name} was {_shown(was)}, is {_shown(value)}")
+                lines.append(f"{name} was {clipped(str(was))}, is {clipped(str(value))}")
     return lines
-
-
-def _shown(value: Any) -> str:
-    text = str(value)
-    return text if len(text) <= 60 else f"{text[:57]}..."

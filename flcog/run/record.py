@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from flcog.core.text import clipped
 from flcog.core.yaml_files import load_yaml
 
 Schema = Mapping[str, tuple[str, Callable[[Any], bool]]]
@@ -75,8 +76,7 @@ def _check_class_path(path: Path, value: Any) -> None:
 
 
 def _shown(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 60 else f"{text[:57]}..."
+    return clipped(repr(value))
 
 
 def _is_text(value: Any) -> bool:

@@ -37,15 +37,10 @@ def check_resumable(
         raise ValueError(
             f"{path} was written by a run with seed {saved['seed']}; this one has {settings.seed}: use the same seed"
         )
-    notes = []
+    notes: list[Note] = []
     if saved["round"] >= settings.rounds:
         text = f"{saved['round']} rounds are done, and trainer.rounds is {settings.rounds}: there are no rounds left to train"
         notes.append(WarningNote(text))
-    if not saved.get("experiment"):
-        return [
-            *notes,
-            Note("this older checkpoint does not say what its run was: settings and partition are not compared"),
-        ]
     experiment.check_same(path, saved["experiment"], present)
     return notes + [ChangedSetting(change) for change in experiment.differences(saved["experiment"], present)]
 

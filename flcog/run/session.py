@@ -1,7 +1,7 @@
 """A run in progress: its interface for observers, its files and trackers, its checkpoints."""
 
 import secrets
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -52,22 +52,21 @@ class Session:
         self,
         engine: Engine,
         server: ServerState,
-        observers: Sequence[Callback] = (),
-        experiment: Mapping[str, Any] | None = None,
-        config: dict[str, Any] | None = None,
-        directory: Path | None = None,
-        clients: Path | None = None,
-        trackers: Trackers | None = None,
+        observers: Sequence[Callback],
+        experiment: dict[str, Any],
+        config: dict[str, Any] | None,
+        directory: Path | None,
+        clients: Path | None,
+        trackers: Trackers,
     ) -> None:
         self.engine, self.server, self.observers, self.config = engine, server, observers, config
         self.settings, self.methods, self.processes = engine.settings, engine.methods, engine.processes
         self.model, self.evaluator = engine.model, engine.evaluator
-        self.experiment = dict(experiment or {})
-        self.trackers = trackers or Trackers()
+        self.experiment, self.trackers = experiment, trackers
         self.should_stop = False
         self.branch: dict[str, Any] | None = None
         """The run that it branched from, and the last shared round."""
-        self.clients = engine.clients.store = SavedClientStates(clients, engine.processes.rank, self._receive)
+        self.clients = engine.clients.store = SavedClientStates(clients, engine.processes.rank, self._check_states)
         self.clients.run_id = engine.processes.agree(secrets.token_hex(8))
         self.table = MetricsTable(directory / "metrics.csv" if directory is not None and engine.processes.is_first else None)
         self.spending = Spending(directory / "spending.yaml" if directory is not None else None)
@@ -240,16 +239,16 @@ class Session:
             resume: whether the run is resumed.
         """
         server = self.server
-        if resume and "exchanged" in saved:  # older checkpoints have none
+        if resume:
             checkpoint.check_same_exchange(path, saved["exchanged"], self.engine.exchanges)
         server.params = {name: saved["params"][name].to(value) for name, value in server.params.items()}
         server.buffers = {name: saved["buffers"][name].to(value) for name, value in server.buffers.items()}
-        self._frozen.restore(path, saved.get("frozen", ""))
+        self._frozen.restore(path, saved["frozen"])
         names = [method.name for method in self.methods]
         if saved["methods"] == names:
             check_alike(path, "the server's state", saved["servers"], server.servers)
             server.servers = self.engine.to_device(saved["servers"])
-        server.round, server.seconds, self.branch = saved["round"], saved.get("seconds", 0.0), saved.get("branch")
+        server.round, server.seconds, self.branch = saved["round"], saved.get("seconds", 0.0), saved["branch"]
         if "on_load_checkpoint" in written_hooks(self.model.module):
             self.engine.hand_over(server)
             self.model.module.on_load_checkpoint(dict(saved))
@@ -265,7 +264,7 @@ class Session:
         """Restore everything but the model, which :meth:`restore` has restored."""
         server = self.server
         here = [self.settings.executor, self.processes.device.type]
-        if saved.get("executor") and saved.get("chosen_for", ["fastest", here[1]]) == here:
+        if saved["executor"] and saved["chosen_for"] == here:
             self.engine.clients.executor.settle(Choice(*saved["executor"]), "as the checkpoint says")
         server.reported = {name: set(clients) for name, clients in saved["reported"].items()}
         server.messages = {name: dict(sent) for name, sent in saved.get("messages", {}).items()}  # older checkpoints have none
@@ -286,7 +285,5 @@ class Session:
         self.clients.load(files, self.processes.count)
         send_states(self.engine.clients, self.clients)
 
-    def _receive(self, file: Path, client: int, states: dict[str, Any]) -> dict[str, Any]:
-        """Check a client's state after reading. It stays on the CPU until it is needed."""
+    def _check_states(self, file: Path, client: int, states: dict[str, Any]) -> None:
         check_client_states(file, client, states, self.engine, self.server)
-        return states

@@ -179,15 +179,6 @@ def test_every_argument_of_the_trainer_makes_an_experiment_or_is_listed_as_none_
     assert recorded | set(experiment.HOW_IT_RUNS) == arguments and not recorded & set(experiment.HOW_IT_RUNS)
 
 
-def test_a_checkpoint_without_the_record_goes_on_and_says_so(tmp_path: Path) -> None:
-    path = begin(tmp_path) / "checkpoints/last.ckpt"
-    saved = checkpoint.read(path)
-    del saved["experiment"]
-    checkpoint.write(path, saved)
-    trainer = fit(tmp_path, ckpt_path="last", rounds=3, local_steps=9)
-    assert trainer.run.round == 3 and any("does not say what its run was" in note for note in trainer.notes)
-
-
 def test_last_is_the_newest_run_with_these_methods(tmp_path: Path) -> None:
     mine, other = begin(tmp_path, FedProx(mu=0.1)), begin(tmp_path, SCAFFOLD())
     trainer = fit(tmp_path, FedProx(mu=0.1), ckpt_path="last", **(SETTINGS | {"rounds": 3}))
