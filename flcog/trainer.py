@@ -1,8 +1,8 @@
 """The federated trainer: rounds instead of epochs, on Lightning Fabric."""
 
 import copy
-import dataclasses
 import warnings
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +11,10 @@ from torch import nn
 from flcog.advice import Finding, advise
 from flcog.client.messages import Split
 from flcog.core.output import never_failing
-from flcog.run.branching import check_branch_arguments
 from flcog.run.export import Format, export
 from flcog.run.initial_weights import load_initial_weights
 from flcog.run.lifecycle import Lifecycle
-from flcog.run.plans import BranchPlan, ByHandPlan, FitPlan, Plan
+from flcog.run.plans import ByHandPlan, FitPlan, plan_of_fit
 from flcog.run.predictions import Predictions, predict
 from flcog.run_holder import Data, RunHolder, in_precision, takes_loaders
 from flcog.server import round as rounds
@@ -166,10 +165,7 @@ class FederatedTrainer(RunHolder):
             load_initial_weights(model, init_from)
         self._session = None
         with Lifecycle(self.fabric, self.profiler) as life:
-            plan: Plan = FitPlan(ckpt_path, self.resume_changed, self.given_logger, life.lock)
-            if branch is not None or round is not None:
-                run, last = check_branch_arguments(branch, round, ckpt_path)
-                plan = BranchPlan(None, Path(run).resolve(), last, self.given_logger, life.lock)
+            plan = plan_of_fit(FitPlan(ckpt_path, self.resume_changed, self.given_logger, life.lock), branch, round)
             self._session, self._trained = self._open(model, datamodule, plan), (model, datamodule)
             life.train(self._session, self.evaluate, self.num_sanity_val_steps)
 
@@ -199,9 +195,7 @@ class FederatedTrainer(RunHolder):
         """
         if self._clients is not None:
             raise ValueError("check calls clients' hooks in this process: use a trainer that is not connected to other processes")
-        brief = dataclasses.replace(
-            self.settings, local_steps=1, local_epochs=None, executor="loop", chunk_size=None, compile=False
-        )
+        brief = replace(self.settings, local_steps=1, local_epochs=None, executor="loop", chunk_size=None, compile=False)
         run = self._open(copy.deepcopy(model), datamodule, ByHandPlan(None, keep_files=True), brief)
         return advise(run.engine, run.server)
 

@@ -20,19 +20,6 @@ Histories = Mapping[str, Mapping[str, Any]]
 """For each method: whether it ``waits``, so that it has changed nothing so far, and its effective ``settings``."""
 
 
-def check_branch_arguments(branch: str | None, round: int | None, ckpt_path: str | None) -> tuple[str, int]:
-    """Return the run and the round to branch from. Both are needed, and a checkpoint to resume from is refused."""
-    if branch is None or round is None:
-        raise ValueError(
-            f"branch and round belong together: the run to branch from, and its last round; got branch={branch}, round={round}"
-        )
-    if ckpt_path is not None:
-        raise ValueError(
-            f"a run either branches from another run or resumes from a checkpoint: give branch={branch} or ckpt_path={ckpt_path}"
-        )
-    return branch, round
-
-
 def check_branch(
     path: Path, saved: dict[str, Any], settings: Settings, methods: Sequence[Method], present: Mapping[str, Any]
 ) -> None:
@@ -44,7 +31,7 @@ def check_branch(
         settings, methods: this run's.
         present: this run's description by :func:`flcog.run.experiment.describe`.
     """
-    if "until" not in saved or not saved["resumable"] or not saved["experiment"]:
+    if not saved["resumable"]:
         raise ValueError(
             f"{path} lacks the information for a branch: use a run's last.ckpt, or a checkpoint kept with keep_rounds"
         )
@@ -122,10 +109,10 @@ def check_best(best: Path, saved: dict[str, Any]) -> None:
         return
     content = checkpoint.read(best)
     checkpoint.check_same_model(best, content["params"] | content["buffers"], saved["params"] | saved["buffers"])
-    branch = saved.get("branch")
+    branch = saved["branch"]
     # A best checkpoint of the rounds before the branch was copied from the run that wrote it.
     copied = branch is not None and content["round"] <= branch["round"]
-    if any(content.get(part) != saved.get(part) for part in ("seed", *(() if copied else ("methods", "experiment", "branch")))):
+    if any(content[part] != saved[part] for part in ("seed", *(() if copied else ("methods", "experiment", "branch")))):
         raise ValueError(
             f"{best} was written by another run than the checkpoints beside it: remove it, or branch from another run"
         )

@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Sequence
+from operator import attrgetter
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -40,6 +41,10 @@ class Strategy:
     def remove_checkpoint(self, path: str | Path) -> None:
         if self._processes.is_first:
             Path(path).unlink(missing_ok=True)
+
+
+def _of_run(attribute: str) -> Any:
+    return property(attrgetter(f"_run.{attribute}"))
 
 
 class LightningTrainer(TrainerView):
@@ -83,25 +88,13 @@ class LightningTrainer(TrainerView):
 
     # Progress ---------------------------------------------------------------------------------------------------------------------
 
-    @property
-    def global_step(self) -> int:
-        return self._run.round
-
-    @property
-    def max_epochs(self) -> int:
-        return self._run.settings.rounds
+    global_step = _of_run("round")
+    max_epochs = estimated_stepping_batches = _of_run("settings.rounds")
+    accumulate_grad_batches = _of_run("settings.accumulate_grad_batches")
 
     @property
     def check_val_every_n_epoch(self) -> int:
         return max(1, self._run.settings.eval_every)
-
-    @property
-    def estimated_stepping_batches(self) -> int:
-        return self._run.settings.rounds
-
-    @property
-    def accumulate_grad_batches(self) -> int:
-        return self._run.settings.accumulate_grad_batches
 
     @property
     def should_stop(self) -> bool:
@@ -151,35 +144,18 @@ class LightningTrainer(TrainerView):
         """The run's directory. A run that writes nothing has none, and its files belong into ``default_root_dir``."""
         return str(self._run.directory) if self._run.has_directory else self.default_root_dir
 
-    @property
-    def is_global_zero(self) -> bool:
-        return self._run.processes.is_first
-
-    @property
-    def world_size(self) -> int:
-        return self._run.processes.count
-
-    num_devices = world_size
-
-    @property
-    def global_rank(self) -> int:
-        return self._run.processes.rank
+    is_global_zero = _of_run("processes.is_first")
+    world_size = num_devices = _of_run("processes.count")
+    global_rank = _of_run("processes.rank")
+    precision = _of_run("settings.precision")
 
     @property
     def local_rank(self) -> int:
         return int(os.environ.get("LOCAL_RANK", 0))
 
-    @property
-    def precision(self) -> str:
-        return self._run.settings.precision
-
     # Parts ------------------------------------------------------------------------------------------------------------------------
 
-    @property
-    def lightning_module(self) -> L.LightningModule:
-        return self._run.model.module
-
-    model = lightning_module
+    lightning_module = model = _of_run("model.module")
 
     @property
     def optimizers(self) -> list[torch.optim.Optimizer]:

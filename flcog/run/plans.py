@@ -185,7 +185,8 @@ class FitPlan(Plan):
             found = super().find(request, processes)
         if found is not None and found.is_file():
             check_run_directory(run_of(found))
-            _claim(self.lock, run_of(found), processes)  # before anything is read, or another writer might change it meanwhile
+            # Before anything is read, or another writer might change it meanwhile.
+            _agreed(lambda: _take(self.lock, run_of(found)), processes)
         return found
 
     def _find_same_run(self, request: Request) -> Path | None:
@@ -204,7 +205,11 @@ class FitPlan(Plan):
         return notes
 
     def directory(self, request: Request, saved: CheckpointFile | None, processes: Processes) -> Path | None:
-        return _make_directory(request.root, self.lock, processes) if saved is None else run_of(saved.path)
+        if saved is not None:
+            return run_of(saved.path)
+        directory = Path(processes.agree(str(new_run_directory(request.root)) if processes.is_first else ""))
+        _agreed(lambda: _take(self.lock, directory), processes)
+        return directory
 
     def trackers(self, saved: CheckpointFile | None, directory: Path | None) -> Trackers:
         assert directory is not None
@@ -221,38 +226,32 @@ class FitPlan(Plan):
 
 
 @dataclass
-class BranchPlan(Plan):
-    """Train a new run in its own directory that starts with the rounds of another run.
+class BranchPlan(FitPlan):
+    """Train a new run in its own directory that starts with the rounds of another run. The round decides the checkpoint.
 
     Args:
-        ckpt_path: None, since the checkpoint is chosen by the round.
         trunk: the other run's directory.
         round: the last round that both share.
-        logger: the trackers, as the trainer received them.
-        lock: the right to write into the directory.
     """
 
     trunk: Path
     round: int
-    logger: Logger | list[Logger] | bool | None
-    lock: WriterLock
 
     def find(self, request: Request, processes: Processes) -> Path | None:
         check_environment(self.logger)
         return cast(Path, processes.agree(find_round(self.trunk, self.round, checkpoint.round_of)))
 
     def check(self, request: Request, saved: CheckpointFile, client: ClientModel, described: Mapping[str, Any]) -> list[Note]:
-        notes = super().check(request, saved, client, described)
+        notes = Plan.check(self, request, saved, client, described)
         check_branch(*saved, request.settings, request.methods, described)
         check_rows(self.trunk, self.round, request.settings)
         return notes
 
     def directory(self, request: Request, saved: CheckpointFile | None, processes: Processes) -> Path | None:
-        return _make_directory(request.root, self.lock, processes)
+        return super().directory(request, None, processes)
 
     def trackers(self, saved: CheckpointFile | None, directory: Path | None) -> Trackers:
-        assert directory is not None
-        return Trackers(self.logger, directory)
+        return super().trackers(None, directory)
 
     def restore(self, request: Request, run: Session, saved: CheckpointFile | None) -> None:
         assert saved is not None
@@ -265,16 +264,19 @@ class BranchPlan(Plan):
         _trained.add(request.model)
 
 
-def _make_directory(root: str, lock: WriterLock, processes: Processes) -> Path:
-    """A new run's directory under ``root``, with the lock taken."""
-    directory = Path(processes.agree(str(new_run_directory(root)) if processes.is_first else ""))
-    _claim(lock, directory, processes)
-    return directory
-
-
-def _claim(lock: WriterLock, directory: Path, processes: Processes) -> None:
-    """Take the lock of a run's directory, in the first process for all processes of the run."""
-    _agreed(lambda: _take(lock, directory), processes)
+def plan_of_fit(fit: FitPlan, branch: str | None, round: int | None) -> Plan:
+    """The plan of the trainer's ``fit``: as given, or to branch from a run after a round."""
+    if branch is None and round is None:
+        return fit
+    if branch is None or round is None:
+        raise ValueError(
+            f"branch and round belong together: the run to branch from, and its last round; got branch={branch}, round={round}"
+        )
+    if fit.ckpt_path is not None:
+        raise ValueError(
+            f"a run either branches from another run or resumes from a checkpoint: give branch={branch} or ckpt_path={fit.ckpt_path}"
+        )
+    return BranchPlan(None, fit.resume_changed, fit.logger, fit.lock, Path(branch).resolve(), round)
 
 
 def _take(lock: WriterLock, directory: Path) -> None:
