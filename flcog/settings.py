@@ -1,6 +1,5 @@
 """The settings of a training, with checks: rounds, clients per round, local steps, executor, precision, seed."""
 
-import math
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
@@ -56,11 +55,9 @@ class Settings:
             value = getattr(self, name)
             if value is not None and (not isinstance(value, Integral) or isinstance(value, bool)):
                 raise ValueError(f"{name} must be a whole number; got {value!r}")
-            if value is not None and value < least:
-                raise ValueError(f"{name} must be at least {least}; got {value}")
-        if self.local_epochs is not None and not 0 < self.local_epochs < math.inf:
-            raise ValueError(f"local_epochs must be positive and finite; got {self.local_epochs}")
-        require_one_of("executor", self.executor, "auto", "loop", "vmap", "vmap-patches", "fastest")
+            checks.at_least(None, least, **{name: getattr(self, name)})
+        checks.positive_and_finite(None, local_epochs=self.local_epochs)
+        checks.one_of(None, ("auto", "loop", "vmap", "vmap-patches", "fastest"), executor=self.executor)
         if self.compile not in (False, True, "graphs"):
             raise ValueError(f"compile must be false, true or graphs; got {self.compile!r}")
         if self.compile and not can_compile():
@@ -68,8 +65,8 @@ class Settings:
                 f"compile={self.compile} needs torch {'.'.join(map(str, COMPILES_SINCE))} or newer; this is torch {torch.__version__}: set "
                 "trainer.compile to false, or install a newer torch"
             )
-        require_one_of("on_bad_update", self.on_bad_update, "raise", "drop")
-        require_one_of("precision", self.precision, *DTYPES)
+        checks.one_of(None, ("raise", "drop"), on_bad_update=self.on_bad_update)
+        checks.one_of(None, DTYPES, precision=self.precision)
         if not (self.tf32 is None or isinstance(self.tf32, bool)):  # torch refuses 1, which is equal to True
             raise ValueError(f"tf32 must be true, false or null; got {self.tf32!r}")
         clients = self.clients_per_round
@@ -121,9 +118,3 @@ class Settings:
     def evaluates(self, done: int) -> bool:
         """Whether the global model is evaluated after this number of rounds."""
         return self.eval_every > 0 and (done % self.eval_every == 0 or done == self.rounds)
-
-
-def require_one_of(name: str, value: str, *allowed: str) -> None:
-    """Refuse a word that is not in ``allowed``."""
-    if value not in allowed:
-        raise ValueError(f"{name} must be one of {', '.join(allowed)}; got {value!r}")

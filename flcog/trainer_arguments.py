@@ -1,5 +1,6 @@
 """The arguments of the federated trainer, made into settings, methods, observers and Lightning's Fabric."""
 
+import dataclasses
 import os
 from collections.abc import Iterable
 from datetime import timedelta
@@ -10,15 +11,16 @@ from lightning.pytorch.callbacks.timer import Interval, Timer
 from lightning.pytorch.loggers import Logger
 from lightning.pytorch.profilers import Profiler
 
+from flcog.core import checks
 from flcog.core.fabric import as_torchrun_started, make_fabric
 from flcog.core.lightning_options import explains_lightning_options
-from flcog.core.lightning_packages import OtherCallback
+from flcog.core.lightning_packages import OtherCallback, lightning_base
 from flcog.method import Callback, Method, check_methods
 from flcog.method.gradient_clip import GradientClip
 from flcog.run.debugging import Debugging, make_profiler
-from flcog.run.lightning_callbacks import LightningCallbacks, is_lightning_callback
-from flcog.run.observers.defaults import ObserverSwitches, default_observers
-from flcog.settings import Settings, require_one_of
+from flcog.run.lightning_callbacks import LightningCallbacks
+from flcog.run.observers.defaults import default_observers
+from flcog.settings import Settings
 
 
 class TrainerArguments:
@@ -66,38 +68,21 @@ class TrainerArguments:
         enable_checkpointing: bool = True,
         enable_model_summary: bool = True,
     ) -> None:
+        given = dict(locals())
         if fast_dev_run:
-            rounds, local_steps, local_epochs, logger, enable_checkpointing = int(fast_dev_run), 1, None, False, False
-            limit_val_batches = limit_test_batches = limit_predict_batches = 1
-        self.settings = Settings(
-            rounds=rounds,
-            clients_per_round=clients_per_round,
-            local_steps=local_steps,
-            local_epochs=local_epochs,
-            executor=executor,
-            chunk_size=chunk_size,
-            compile=compile,
-            eval_every=eval_every,
-            precision=precision,
-            tf32=tf32,
-            seed=seed,
-            on_bad_update=on_bad_update,
-            limit_val_batches=limit_val_batches,
-            limit_test_batches=limit_test_batches,
-            limit_predict_batches=limit_predict_batches,
-            overfit_batches=overfit_batches,
-            accumulate_grad_batches=accumulate_grad_batches,
-            inference_mode=inference_mode,
-        )
-        require_one_of("strategy", strategy, "auto", "ddp", "single_device")
+            logger, enable_checkpointing = False, False
+            given |= {"rounds": int(fast_dev_run), "local_steps": 1, "local_epochs": None}
+            given |= dict.fromkeys(("limit_val_batches", "limit_test_batches", "limit_predict_batches"), 1)
+        self.settings = Settings(**{field.name: given[field.name] for field in dataclasses.fields(Settings)})
+        checks.one_of(None, ("auto", "ddp", "single_device"), strategy=strategy)
         self.methods, observers, lightning = _by_kind(callbacks or [])
         if gradient_clip_val is not None:
             self.methods.append(GradientClip(max_value=gradient_clip_val, algorithm=gradient_clip_algorithm))
         check_methods(self.methods)
         if max_time is not None:
             lightning.append(Timer(max_time, interval=Interval.epoch))
-        enabled = ObserverSwitches(enable_progress_bar, enable_checkpointing, enable_model_summary)
-        self.observers = default_observers(observers, LightningCallbacks(lightning, fast_dev_run), enabled)
+        switches = enable_progress_bar, enable_checkpointing, enable_model_summary
+        self.observers = default_observers(observers, LightningCallbacks(lightning, fast_dev_run), *switches)
         watching: list[Any] = [*self.methods, *self.observers]
         devices, num_nodes = as_torchrun_started(devices, num_nodes, processes_per_device)
         self.fabric = make_fabric(accelerator, strategy, devices, num_nodes, precision, watching, processes_per_device)
@@ -116,7 +101,7 @@ def _by_kind(callbacks: Iterable[Callback | L.Callback]) -> tuple[list[Method], 
             methods.append(callback)
         elif isinstance(callback, Callback):
             observers.append(callback)
-        elif is_lightning_callback(callback):
+        elif lightning_base(callback, "Callback"):
             lightning.append(callback)
         else:
             raise ValueError(f"callbacks are methods or observers of flcog, or Lightning's; got {type(callback).__name__}")

@@ -1,7 +1,7 @@
 """The observer that calls Lightning's callbacks, and the module's own hooks of whole epochs, at their places in a federated run."""
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from typing import Any, cast
 
 import lightning as L
@@ -39,11 +39,6 @@ REFUSED = {
 BEFORE_VALIDATION = (("on_validation_start",), ("on_validation_epoch_start",))
 AFTER_VALIDATION = (("on_validation_epoch_end",), ("on_validation_end",))
 """Hooks that are called once for all sets of a round."""
-
-
-def is_lightning_callback(callback: Any) -> bool:
-    """Whether it is a callback of ``lightning`` or of the separate package ``pytorch_lightning``."""
-    return lightning_base(callback, "Callback") is not None
 
 
 def check_callback(callback: Any) -> None:
@@ -258,16 +253,14 @@ class LightningCallbacks(Callback):
             metrics.setdefault(name, value)
         self.trainer.begin_row(metrics)
 
-    @contextmanager
-    def _logging(self, trainer: LightningTrainer) -> Iterator[None]:
+    def _logging(self, trainer: LightningTrainer) -> AbstractContextManager[None]:
         """Values that are logged become columns of the row in hand."""
 
         def log(name: str, value: Any, prog_bar: bool = False, **options: Any) -> None:
             trainer.shown |= {name} if prog_bar else set()
             trainer.metrics[name] = float(value.detach() if isinstance(value, Tensor) else value)
 
-        with logging_to(trainer.lightning_module, log):
-            yield
+        return logging_to(trainer.lightning_module, log)
 
 
 def _call_hook(callback: L.Callback, hook: str, trainer: LightningTrainer, *arguments: Any) -> None:

@@ -1,7 +1,5 @@
 """The observers that every run has: progress, checkpoints, a chart of the partition and a summary."""
 
-from typing import NamedTuple
-
 from flcog.method import Callback
 from flcog.run.lightning_callbacks import LightningCallbacks
 from flcog.run.observers.checkpoint import Checkpoint
@@ -10,15 +8,13 @@ from flcog.run.observers.progress import ProgressBar
 from flcog.run.observers.summary import Summary
 
 
-class ObserverSwitches(NamedTuple):
-    """Switches for flcog's own observers. An observer that the user lists replaces flcog's one, and its switch has no effect."""
-
-    progress_bar: bool = True
-    checkpointing: bool = True
-    summary: bool = True
-
-
-def default_observers(observers: list[Callback], lightning: LightningCallbacks, enabled: ObserverSwitches) -> list[Callback]:
+def default_observers(
+    observers: list[Callback],
+    lightning: LightningCallbacks,
+    progress_bar: bool = True,
+    checkpointing: bool = True,
+    summary: bool = True,
+) -> list[Callback]:
     """The user's observers and flcog's own, in the order in which they are called.
 
     The progress bar comes first, so that it has left the terminal before others print their last lines. The checkpoint comes after the
@@ -27,13 +23,13 @@ def default_observers(observers: list[Callback], lightning: LightningCallbacks, 
     Args:
         observers: the user's.
         lightning: calls the hooks of the user's Lightning callbacks. A progress bar among them replaces flcog's.
-        enabled: the switches of flcog's own observers.
+        progress_bar, checkpointing, summary: whether flcog's own observers do anything. One that the user lists replaces flcog's.
     """
     everywhere: tuple[Callback, ...] = (
-        ProgressBar(enabled=enabled.progress_bar and not lightning.draws_progress),
-        Checkpoint(enabled=enabled.checkpointing),
+        ProgressBar(enabled=progress_bar and not lightning.draws_progress),
+        Checkpoint(enabled=checkpointing),
         PartitionChart(),
-        Summary(enabled=enabled.summary),
+        Summary(enabled=summary),
     )
 
     def only(default: Callback) -> Callback:

@@ -16,7 +16,7 @@ from flcog.method import Callback
 from flcog.run import checkpoint
 from flcog.run.lightning_callbacks import LightningCallbacks
 from flcog.run.observers.checkpoint import Checkpoint
-from flcog.run.observers.defaults import ObserverSwitches, default_observers
+from flcog.run.observers.defaults import default_observers
 from flcog.run.observers.progress import ProgressBar
 
 STANDSTILL = partial(torch.optim.SGD, lr=0.0)
@@ -113,4 +113,4 @@ def test_bad_arguments_are_refused() -> None:
     with pytest.raises(ValueError, match="num_lines must be at least 1"):
         ProgressBar(num_lines=0)
     with pytest.raises(ValueError, match="Checkpoint is listed 2 times"):
-        default_observers([Checkpoint(), Checkpoint()], LightningCallbacks(), ObserverSwitches())
+        default_observers([Checkpoint(), Checkpoint()], LightningCallbacks())
