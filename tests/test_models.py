@@ -344,15 +344,20 @@ def test_resnet_refuses_other_files(torchvision_state, tmp_path) -> None:
     for settings in ({"stem": "3x3"}, {"norm": "group"}, {"in_channels": 1}):
         with pytest.raises(ValueError, match=r"^[^\n]*holds another network: set stem, norm and in_channels to its own[^\n]*$"):
             ResNet18(num_classes=7, weights=path, **settings)
-    with pytest.raises(ValueError, match=r"^weights='.*missing.pt' must be 'imagenet' or a file .*No such file"):
+    with pytest.raises(
+        ValueError,
+        match=r"^ResNet18: .*missing.pt' is no readable .*No such file.*: give 'imagenet', a .safetensors file,",
+    ):
         ResNet18(weights=tmp_path / "missing.pt")
     (tmp_path / "text.pt").write_text("not a state dict")
     torch.save(nn.Linear(1, 1), tmp_path / "module.pt")
     for name in ("text.pt", "module.pt"):
-        with pytest.raises(ValueError, match=r"^weights='[^\n]*' must be 'imagenet' or a file saved by[^\n]*$"):
+        with pytest.raises(
+            ValueError, match=r"^ResNet18: weights='[^\n]*' is no readable file of weights [^\n]*: give 'imagenet'[^\n]*$"
+        ):
             ResNet18(weights=tmp_path / name)
     torch.save({"state_dict": {}}, tmp_path / "checkpoint.pt")
-    with pytest.raises(ValueError, match="holds no state dict: save model"):
+    with pytest.raises(ValueError, match="holds no state_dict"):
         ResNet18(weights=tmp_path / "checkpoint.pt")
 
 

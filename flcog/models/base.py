@@ -28,8 +28,7 @@ class FeatureModel(nn.Module, ABC):
         """Return the input of the head, [B, num_features]."""
 
     def forward(self, inputs: Tree, /) -> Tensor:
-        outputs: Tensor = self.head(call(self.features, inputs))
-        return outputs
+        return self.head(call(self.features, inputs))
 
     def _check_input(self, x: Tensor, *shape: int, fix: str) -> None:
         # torch's own message would name two matrices that the user has never seen.

@@ -2,12 +2,13 @@
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor, nn
 
 from flcog.core import hub
+from flcog.core.checks import one_of
 from flcog.core.extras import require
 from flcog.models.base import with_own_dropout
 
@@ -34,8 +35,7 @@ class CausalLM(nn.Module):
     ) -> None:
         super().__init__()
         require("transformers", "CausalLM", "llm")
-        if weights not in ("run", "bfloat16", "8bit", "4bit"):
-            raise ValueError(f"CausalLM: weights must be run, bfloat16, 8bit or 4bit; got {weights!r}")
+        one_of(self, get_args(Weights), weights=weights)
         if weights in ("8bit", "4bit"):
             require("bitsandbytes", f"CausalLM(weights={weights!r})", "quantized")
             if isinstance(source, dict):
@@ -67,8 +67,7 @@ class CausalLM(nn.Module):
             place = torch.arange(input_ids.shape[1], device=input_ids.device)
             same = instruction[:, :, None] == instruction[:, None, :]
             mask = (same & (place[:, None] >= place))[:, None]
-        logits: Tensor = self.body(input_ids=input_ids, attention_mask=mask, position_ids=position_ids, use_cache=False).logits
-        return logits
+        return self.body(input_ids=input_ids, attention_mask=mask, position_ids=position_ids, use_cache=False).logits
 
     def _check(self) -> None:
         """Refuse a precision that does not fit the weights, and a pass that the backward pass could not repeat."""

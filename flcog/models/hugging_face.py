@@ -1,6 +1,6 @@
 """Classifiers of Hugging Face's transformers, each split into features and a head."""
 
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
@@ -54,8 +54,7 @@ class HuggingFace(FeatureModel):
         if "input_ids" in inputs and "attention_mask" not in inputs:
             inputs["attention_mask"] = (inputs["input_ids"] != (self.body.config.pad_token_id or 0)).long()
         # Without its head the classifier returns the input of the head.
-        outputs: Tensor = self.body(**inputs, return_dict=True).logits
-        return outputs
+        return self.body(**inputs, return_dict=True).logits
 
 
 def _make(source: str | Path | dict[str, Any], num_classes: int, pretrained: bool) -> nn.Module:
@@ -86,10 +85,8 @@ def _use_our_attention(model: Any) -> None:
 
     AttentionInterface.register(ATTENTION, _attention)
     AttentionMaskInterface.register(ATTENTION, mask)
-    try:
+    with suppress(ValueError, NotImplementedError):  # an architecture older than the interface
         model.set_attn_implementation(ATTENTION)
-    except (ValueError, NotImplementedError):  # an architecture older than the interface
-        return
 
 
 def _attention(module: nn.Module, query: Tensor, *arguments: Any, **options: Any) -> Any:

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from flcog.core.checks import all_at_least, at_least, one_of
 from flcog.models.base import Dropout, FeatureModel, fully_connected
+from flcog.models.loading import read_weights
 
 _log = logging.getLogger(__name__)
 
@@ -187,9 +188,9 @@ class ResNet18(FeatureModel):
         stem: "7x7" with stride 2 and max-pooling, for large images; "3x3" without either, for 32x32 ones.
         norm: "batch" (its statistics are averaged over clients) or "group".
         num_groups: groups of each GroupNorm; divides 64.
-        weights: a file saved by ``torch.save(model.state_dict(), path)`` of this model or of torchvision's, or "imagenet" for
-            torchvision's pretrained ones, from torch hub's cache or downloaded into it. A head of another number
-            of classes is not loaded.
+        weights: a file with the ``state_dict`` of this model or of torchvision's, ``.pth`` or ``.safetensors``, or "imagenet" for
+            torchvision's pretrained ones, from torch hub's cache or downloaded into it. A head of another number of classes is not
+            loaded.
         in_channels: 1 for grey images, 3 for colour.
     """
 
@@ -238,7 +239,7 @@ class ResNet18(FeatureModel):
         return self.body(x).mean((-2, -1))
 
     def _load(self, weights: str | Path) -> None:
-        state = _imagenet_state() if weights == "imagenet" else _read_state(weights)
+        state = _imagenet_state() if weights == "imagenet" else read_weights(Path(weights), "ResNet18", "'imagenet', ")
         loaded = {}
         for name, value in state.items():
             if name.startswith("fc."):
@@ -266,16 +267,3 @@ def _imagenet_state() -> dict[str, Tensor]:
         url = ResNet18_Weights.IMAGENET1K_V1.url
         folder = Path(torch.hub.get_dir()) / "checkpoints"
         raise ValueError(f"weights='imagenet' could not be downloaded ({error}): copy {url} into {folder}") from error
-
-
-def _read_state(path: str | Path) -> dict[str, Tensor]:
-    try:
-        state = torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as error:  # a damaged archive raises nearly every kind
-        reason = textwrap.shorten(str(error), 200)
-        raise ValueError(
-            f"weights={str(path)!r} must be 'imagenet' or a file saved by torch.save(model.state_dict(), path): {reason}"
-        ) from error
-    if not isinstance(state, dict) or not all(isinstance(value, Tensor) for value in state.values()):
-        raise ValueError(f"{path} holds no state dict: save model.state_dict(), not the model or a whole checkpoint")
-    return state

@@ -36,8 +36,7 @@ class InstructionTuning(L.LightningModule):
         self.mean_loss, self.perplexity, self.exact_match = MeanMetric(), Perplexity(), MeanMetric()
 
     def forward(self, batch: dict[str, Tensor]) -> Tensor:
-        outputs: Tensor = self.model(**{name: value for name, value in batch.items() if name != "labels"})
-        return outputs
+        return self.model(**{name: value for name, value in batch.items() if name != "labels"})
 
     def training_step(self, batch: dict[str, Tensor], batch_idx: int) -> Tensor:
         losses, counted = answer_losses(self(batch), batch["labels"])

@@ -12,7 +12,7 @@ WRAPPERS = ("state_dict_ema", "model_ema", "state_dict", "model")
 """The keys of the weights in the checkpoints of common training programs."""
 
 
-def read_weights(path: Path, what: str) -> dict[str, Tensor]:
+def read_weights(path: Path, what: str, instead: str = "") -> dict[str, Tensor]:
     """Read a ``state_dict`` from a ``.safetensors`` file or from a file that ``torch.save`` wrote.
 
     Pickled files may hold tensors and plain containers only (``weights_only``), so that no code in them runs.
@@ -20,6 +20,7 @@ def read_weights(path: Path, what: str) -> dict[str, Tensor]:
     Args:
         path: the file.
         what: the name of the model in error messages.
+        instead: what may be given in place of a file, for error messages.
     """
     try:
         if path.suffix == ".safetensors":
@@ -30,8 +31,8 @@ def read_weights(path: Path, what: str) -> dict[str, Tensor]:
         state = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # a damaged file raises nearly every kind of error
         raise ValueError(
-            f"{what}: weights={str(path)!r} is no readable file of weights ({reason(error)}): give a .safetensors file, or a file of "
-            "torch.save(model.state_dict())"
+            f"{what}: weights={str(path)!r} is no readable file of weights ({reason(error)}): give {instead}a .safetensors file, or a "
+            "file of torch.save(model.state_dict())"
         ) from error
     if isinstance(state, dict):
         state = next((state[name] for name in WRAPPERS if isinstance(state.get(name), dict)), state)

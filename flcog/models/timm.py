@@ -72,8 +72,7 @@ class Timm(FeatureModel):
                 layer.fused_attn = False
 
     def features(self, x: Tensor) -> Tensor:
-        features: Tensor = self.body(x)
-        return features
+        return self.body(x)
 
 
 def _random(timm: Any, name: str, num_classes: int, arguments: dict[str, Any]) -> Any:
