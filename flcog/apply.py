@@ -1,7 +1,7 @@
 """The client's model as hooks call it: in training mode, or frozen."""
 
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any
 
 from torch import Tensor
 
@@ -11,8 +11,6 @@ from flcog.core.types import Batch, Params
 from flcog.manual_steps import loss_without_steps
 from flcog.model_function import ModelFunction, forward
 from flcog.own_steps import call_step, loss_of
-
-Copied = TypeVar("Copied")
 
 
 def masked_mean(values: Tensor, mask: Tensor | None) -> Tensor:

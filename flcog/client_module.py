@@ -56,8 +56,7 @@ class ClientModule(L.LightningModule):
 
     def features(self, inputs: Tree, /) -> Tensor:
         """Penultimate activations."""
-        features: Tensor = call(self._feature_model.features, inputs)
-        return features
+        return call(self._feature_model.features, inputs)
 
     def head(self, features: Tensor) -> Tensor:
         """From penultimate activations to outputs."""
@@ -195,11 +194,9 @@ class Regressor(ClientModule):
         columns = targets[0].numel()
         if outputs[0].numel() == columns:
             return ""
-        return (
-            f"{columns} values per sample, so it takes {columns} outputs"
-            if columns > 1
-            else "one value per sample, so it takes one output"
-        )
+        if columns == 1:
+            return "one value per sample, so it takes one output"
+        return f"{columns} values per sample, so it takes {columns} outputs"
 
 
 def _values(outputs: Tensor, targets: Tensor) -> Tensor:

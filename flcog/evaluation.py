@@ -54,9 +54,8 @@ class Evaluator:
         self.model, self.reader, self.batch_size, self.processes = model, reader, batch_size, processes
         self.federation = reader.federation
         module = model.module
-        self._metrics = (
-            module.metrics(self.federation.num_classes).to(processes.device) if isinstance(module, ClientModule) else None
-        )
+        metrics = module.metrics(self.federation.num_classes) if isinstance(module, ClientModule) else None
+        self._metrics = metrics and metrics.to(processes.device)
 
     def _batches(self, samples: Samples, indices: np.ndarray) -> Iterator[tuple[Tree, Tree]]:
         starts = range(0, len(indices), self.batch_size)
@@ -151,7 +150,7 @@ class Evaluator:
         for index, (inputs, targets) in enumerate(self._batches(samples, rows)):
             if watched:
                 call(f"{hook}_start", given(inputs, targets), index)
-            outputs = self.model.frozen(params, buffers, forward, inputs).float()
+            outputs = self._outputs(params, buffers, inputs)
             losses: Tensor = self.model.module.per_example_loss(outputs, targets)  # type: ignore[operator,union-attr]
             total += to_float64_device(losses).sum(dtype=torch.float64)
             self._metrics.update(outputs, targets)
@@ -191,21 +190,15 @@ class Evaluator:
         # Torchmetrics' metrics communicate between processes themselves.
         sums = means.sums | {name: float(metric.compute()) * len(rows) for name, metric in means.metrics.items()}
         names = sorted(sums)
-        totals = self.processes.total(
-            torch.tensor(
-                [*(sums[n] for n in names), float(len(rows))], dtype=torch.float64, device=float64_device(self.processes.device)
-            )
-        )
+        mine = [*(sums[name] for name in names), float(len(rows))]
+        totals = self.processes.total(torch.tensor(mine, dtype=torch.float64, device=float64_device(self.processes.device)))
         return {name: float(total / totals[-1]) for name, total in zip(names, totals, strict=False)}
 
     @torch.no_grad()
     def outputs(self, params: Params, buffers: Params, samples: Samples) -> Tensor:
         """The model's outputs on the samples of a set, in order, on the CPU of every process."""
         count = self.number_predicted(samples)
-        mine = [
-            self.model.frozen(params, buffers, forward, inputs).float().cpu()
-            for inputs, _ in self._batches(samples, self._mine(count))
-        ]
+        mine = [self._outputs(params, buffers, inputs).cpu() for inputs, _ in self._batches(samples, self._mine(count))]
         parts = [part for part in self.processes.gather(torch.cat(mine) if mine else None) if part is not None]
         outputs = parts[0].new_empty(count, *parts[0].shape[1:])
         for rank, part in enumerate(parts):  # processes without a row come last
@@ -236,7 +229,7 @@ class Evaluator:
         """The sums of a measure over some rows of the training set, by owner."""
         sums, done = np.zeros(num_owners), 0
         for inputs, targets in self._batches(self.federation.train, rows):
-            outputs = self.model.frozen(params, buffers, forward, inputs).float()
+            outputs = self._outputs(params, buffers, inputs)
             values: Tensor = getattr(self.model.module, measure)(outputs, targets)
             sums += np.bincount(owners[done : done + len(values)], values.cpu().double().numpy(), num_owners)
             done += len(values)
@@ -297,9 +290,8 @@ class Evaluator:
             total += float(self.model.module.per_example_score(outputs, targets).sum())  # type: ignore[operator,union-attr]
         return total / len(rows)
 
-    def _outputs(self, params: Params, buffers: Params, inputs: Tree, own: OwnForward | None) -> Tensor:
+    def _outputs(self, params: Params, buffers: Params, inputs: Tree, own: OwnForward | None = None) -> Tensor:
         def apply(params: Params, inputs: Tree) -> Tensor:
-            outputs: Tensor = self.model.frozen(params, buffers, forward, inputs)
-            return outputs
+            return self.model.frozen(params, buffers, forward, inputs)
 
         return (apply(params, inputs) if own is None else own(apply, params, inputs)).float()

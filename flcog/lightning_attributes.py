@@ -7,19 +7,12 @@ from flcog.run.lightning_callbacks import LightningCallbacks
 from flcog.run.lightning_trainer import LightningTrainer
 
 NAMES = (
-    *(
-        "current_epoch",
-        "global_step",
-        "max_epochs",
-        "estimated_stepping_batches",
-        "num_training_batches",
-        "check_val_every_n_epoch",
-    ),
+    *("current_epoch", "global_step", "max_epochs", "estimated_stepping_batches", "num_training_batches"),
     *("callback_metrics", "logged_metrics", "progress_bar_metrics", "log_dir", "is_global_zero", "global_rank", "world_size"),
     *("num_devices", "state", "fitting", "interrupted", "training", "validating", "testing", "predicting", "sanity_checking"),
     *("train_dataloader", "val_dataloaders", "test_dataloaders", "datamodule", "lightning_module", "optimizers"),
     *("lr_scheduler_configs", "checkpoint_callback", "checkpoint_callbacks", "progress_bar_callback", "callbacks", "strategy"),
-    *("precision", "save_checkpoint", "should_stop"),
+    *("check_val_every_n_epoch", "precision", "save_checkpoint", "should_stop"),
 )
 """The attributes, which the page on Lightning explains."""
 

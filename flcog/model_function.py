@@ -123,5 +123,4 @@ def _constants(module: nn.Module) -> Params:
 
 def forward(module: Any, inputs: Tree) -> Tensor:
     """Call a module on its inputs, for :meth:`ModelFunction.frozen` and :meth:`ModelFunction.training`."""
-    outputs: Tensor = call(module, inputs)
-    return outputs
+    return call(module, inputs)

@@ -68,7 +68,7 @@ class StepLog:
         """The logged metrics of torchmetrics over the client's steps. Each process computes those of its own clients."""
         found = {}
         for name, metric in self.metrics.items():
-            before, metric.distributed_available_fn = metric.distributed_available_fn, _never
+            before, metric.distributed_available_fn = metric.distributed_available_fn, lambda: False
             try:
                 found[LOGGED + name] = metric.compute().detach().to(number_dtype())
             finally:
@@ -134,7 +134,3 @@ def means(totals: Params, num_steps: Tensor | int) -> Params:
     """The mean of each value over the steps in which it was logged, by name; NaN if it was never logged."""
     logged = {key: total / totals[STEPS + key.removeprefix(LOGGED)] for key, total in totals.items() if key.startswith(LOGGED)}
     return {"loss": totals["loss"] / num_steps} | logged
-
-
-def _never() -> bool:
-    return False

@@ -16,11 +16,8 @@ def outdated_exchanges(engine: Engine) -> Iterator[Finding]:
             continue
         if before is not None and exchange.federation is not before:
             for name in sent:
-                consequence, fix = (
-                    f"changes the data after {name} has exchanged statistics of them",
-                    f"list {name} after {method.name}",
-                )
-                yield Finding(method.name, "prepare_data", consequence, fix)
+                consequence = f"changes the data after {name} has exchanged statistics of them"
+                yield Finding(method.name, "prepare_data", consequence, f"list {name} after {method.name}")
         elif exchange.bytes_sent is not None:
             sent.append(method.name)
         before = exchange.federation

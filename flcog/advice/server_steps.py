@@ -17,10 +17,8 @@ from flcog.server.step import take_server_step
 
 def lost_server_steps(engine: Engine, server: ServerState) -> Iterator[Finding]:
     """Try the first round, and each round where another server step begins. Errors of such a round are raised."""
-    stepping = [method for method in engine.methods if method.overrides("server_step")]
-    meetings = {_first_round(stepping[: place + 1]) for place in range(len(stepping))}
-    starts = {method.start_round for method in stepping}
-    for number in sorted({0} | meetings | starts):
+    starts = {method.start_round for method in engine.methods if method.overrides("server_step")}
+    for number in sorted({0} | starts):
         if number < engine.settings.rounds:
             yield from _tried(engine, server.copy(number))
 
@@ -67,11 +65,6 @@ class WatchedSteps:
             consequence = f"does nothing, because clients send no change of the model beside {others}"
             self.findings.append(Finding(method.name, "server_step", consequence, f"list it after {others}, or remove it"))
         return dict(result[0]), *result[1:]
-
-
-def _first_round(methods: Sequence[Method]) -> int:
-    """The first round where all these methods act."""
-    return max(method.start_round for method in methods)
 
 
 def _some(names: Sequence[str]) -> str:

@@ -66,8 +66,7 @@ def plain(value: Any, depth: int = 0) -> Any:
 
 def by_name(value: Any) -> dict[str, Any]:
     """Nested settings by dotted names, without the places where data lie. Secrets are masked, because checkpoints are shared."""
-    found: dict[str, Any] = masked(flat(plain(value), leave_out=WHERE_DATA_LIE))
-    return found
+    return masked(flat(plain(value), leave_out=WHERE_DATA_LIE))
 
 
 def flat(value: Any, leave_out: Collection[str] = (), name: str = "") -> dict[str, Any]:

@@ -2,8 +2,8 @@
 
 import argparse
 import ast
-import importlib
 import inspect
+import pkgutil
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NoReturn
@@ -32,11 +32,7 @@ class Command:
 
     @property
     def run(self) -> Callable[..., Any]:
-        module, names = self.place.split(":")
-        found: Any = importlib.import_module(module)
-        for name in names.split("."):
-            found = getattr(found, name)
-        return found  # type: ignore[no-any-return]
+        return pkgutil.resolve_name(self.place)
 
     @property
     def summary(self) -> str:

@@ -139,10 +139,6 @@ class Ahead:
 def handed_over(trees: Sequence[Any], queue: CopyQueue | None) -> list[Callable[[], Any]]:
     """Return a function for each tree that returns it on the device. Without a second queue the trees are there already."""
     if queue is None:
-        return [functools.partial(_itself, tree) for tree in trees]
+        return [lambda tree=tree: tree for tree in trees]  # type: ignore[misc]
     ahead = Ahead(trees, queue)
     return [functools.partial(ahead.take, position) for position in range(len(trees))]
-
-
-def _itself(tree: Any) -> Any:
-    return tree

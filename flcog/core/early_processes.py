@@ -7,6 +7,7 @@ arguments, and the early process runs the command. It ends silently if it is not
 import importlib
 import json
 import os
+import pkgutil
 import re
 import signal
 import subprocess
@@ -90,5 +91,4 @@ def wait(pipe: int, imported: str, run: str) -> None:
     os.chdir(task["cwd"])
     sys.argv[:] = task["argv"]
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    module, name = run.split(":")
-    getattr(importlib.import_module(module), name)()
+    pkgutil.resolve_name(run)()

@@ -4,7 +4,7 @@ import ast
 import importlib
 import importlib.util
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from importlib.machinery import PathFinder
 from typing import Any
 
@@ -15,7 +15,8 @@ def lazily(package: str) -> tuple[Callable[[str], Any], Callable[[], list[str]]]
     Type checkers and editors read these imports, and so does this function. No second list of names is needed.
     """
     module = sys.modules[package]
-    places = {name: place for statement in _type_checking(source_of(package)) for name, place in _imported(statement)}
+    conditions = [statement for statement in ast.parse(source_of(package)).body if isinstance(statement, ast.If)]
+    places = imported_names(conditions[0].body)  # the first condition is TYPE_CHECKING
 
     def __getattr__(name: str) -> Any:
         if name not in places:
@@ -62,12 +63,7 @@ def definition(place: str) -> Any:
     return node
 
 
-def _type_checking(source: str) -> list[ast.stmt]:
-    blocks = [node for node in ast.parse(source).body if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"]
-    return [statement for block in blocks for statement in block.body]
-
-
-def _imported(statement: ast.stmt) -> list[tuple[str, tuple[str, str]]]:
-    """Return each name with its module and its name in that module."""
-    assert isinstance(statement, ast.ImportFrom) and statement.module is not None
-    return [(alias.asname or alias.name, (statement.module, alias.name)) for alias in statement.names]
+def imported_names(statements: Iterable[ast.stmt]) -> dict[str, tuple[str, str]]:
+    """The names that ``from ... import`` statements import, each with its module and its name in that module."""
+    imports = [statement for statement in statements if isinstance(statement, ast.ImportFrom)]
+    return {alias.asname or alias.name: (str(statement.module), alias.name) for statement in imports for alias in statement.names}

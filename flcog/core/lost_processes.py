@@ -124,9 +124,8 @@ def launch(fabric: Fabric, num_nodes: int, per_device: int = 1) -> None:
     num_processes = getattr(fabric.strategy, "num_processes", 1)
     check_number(fabric._connector.cluster_environment, num_processes, num_nodes, per_device)
     processes.end_with_parent()
-    if (
-        processes.starter is not None and os.environ.get("LOCAL_RANK", "0") != "0"
-    ):  # the first process's parent may be a comparison
+    # The first process's parent may be a comparison.
+    if processes.starter is not None and os.environ.get("LOCAL_RANK", "0") != "0":
         _relatives.parent = processes.starter
         _relatives.watch()
     # Lightning's own observer kills this process without a message.

@@ -66,8 +66,7 @@ class Processes:
             torch.distributed.all_gather_object(values, value)
             return values
         torch.distributed.all_gather_object(values, self._packed(value))
-        here: list[Any] = pytree.tree_map_only(_FromGPU, self._unpacked, values, is_leaf=lambda part: isinstance(part, _FromGPU))
-        return here
+        return pytree.tree_map_only(_FromGPU, self._unpacked, values, is_leaf=lambda part: isinstance(part, _FromGPU))
 
     def _packed(self, value: Any) -> Any:
         """The value as it is sent to other processes."""

@@ -14,6 +14,8 @@ from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
 from types import ModuleType
 from typing import Any
 
+from flcog.core.lazy import imported_names
+
 PACKAGES = ("torchmetrics", "torchmetrics.functional")
 
 
@@ -44,12 +46,7 @@ class _Loader(SourceFileLoader):
         except NameError:  # another version of torchmetrics may use an imported name at once
             super().exec_module(module)
             return
-        places = {
-            alias.asname or alias.name: (str(statement.module), alias.name)
-            for statement in waiting
-            if isinstance(statement, ast.ImportFrom)
-            for alias in statement.names
-        }
+        places = imported_names(waiting)
 
         def __getattr__(name: str) -> Any:
             if name.startswith("__"):

@@ -1,7 +1,7 @@
 """Options of Lightning's Trainer for finding faults and slow places: deterministic, detect_anomaly and profiler."""
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -42,10 +42,7 @@ class Debugging:
         if self.deterministic:
             torch.use_deterministic_algorithms(True, warn_only=self.deterministic == "warn")
         try:
-            if self.detect_anomaly:
-                with torch.autograd.set_detect_anomaly(True):
-                    yield
-            else:
+            with torch.autograd.set_detect_anomaly(True) if self.detect_anomaly else nullcontext():
                 yield
         finally:
             if self.deterministic:

@@ -60,8 +60,7 @@ def _safetensors(network: nn.Module, run: Session) -> bytes:
     package = require("safetensors.torch", "safetensors", "export")
     # Copies: tied weights are stored under each of their names.
     tensors: dict[str, Tensor] = {name: value.clone().contiguous() for name, value in network.state_dict().items()}
-    content: bytes = package.save(tensors, {"format": "pt"})
-    return content
+    return package.save(tensors, {"format": "pt"})
 
 
 def _onnx(network: nn.Module, run: Session) -> bytes:
@@ -84,5 +83,4 @@ def _onnx(network: nn.Module, run: Session) -> bytes:
         dynamo=True,
         verbose=False,
     )
-    content: bytes = program.model_proto.SerializeToString()
-    return content
+    return program.model_proto.SerializeToString()

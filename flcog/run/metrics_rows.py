@@ -1,6 +1,7 @@
 """Reads the rows of a ``metrics.csv`` up to the first damaged line."""
 
 import csv
+from contextlib import suppress
 from pathlib import Path
 
 Row = dict[str, float]
@@ -50,11 +51,7 @@ def _row(columns: list[str], cells: list[str]) -> Row:
 
 
 def _number(name: str, text: str) -> float:
-    try:
-        return int(text)
-    except ValueError:
-        pass
-    try:
-        return float(text)
-    except ValueError:
-        raise ValueError(f"{name} is {text[:20]!r}") from None
+    for kind in (int, float):
+        with suppress(ValueError):
+            return kind(text)
+    raise ValueError(f"{name} is {text[:20]!r}")

@@ -60,9 +60,8 @@ def _by_own_step(run: Session, samples: Samples) -> list[Any]:
     with among_rounds(module, run.round, "predicting"):
         for when in ("model_eval", "start", "epoch_start"):
             call(f"on_predict_{when}")
-        for index, batch in enumerate(
-            evaluator.each_batch(samples, evaluator.number_predicted(samples), "predicting", run.round)
-        ):
+        batches = evaluator.each_batch(samples, evaluator.number_predicted(samples), "predicting", run.round)
+        for index, batch in enumerate(batches):
             call("on_predict_batch_start", batch, index)
             result = evaluator.hooks.step(run.model, params, run.buffers, "predict_step", batch, index)
             call("on_predict_batch_end", result, batch, index)

@@ -49,18 +49,12 @@ class SavedRun:
     @property
     def description(self) -> Mapping[str, Any]:
         """The content of ``run.yaml``; empty if the file is missing or damaged."""
-        try:
-            return _parse_once(read_record, self.directory, _changed(self.directory / "run.yaml"))
-        except ValueError:
-            return {}
+        return self._parsed("run.yaml", read_record)
 
     @property
     def config(self) -> Mapping[str, Any]:
         """The content of ``config.yaml``; empty if the file is missing or damaged."""
-        try:
-            return _parse_once(read_config, self.directory, _changed(self.directory / "config.yaml"))
-        except ValueError:
-            return {}
+        return self._parsed("config.yaml", read_config)
 
     def keeps(self, round: int) -> bool:
         """Whether it keeps the checkpoint of a round, so that other runs can branch there."""
@@ -88,6 +82,13 @@ class SavedRun:
         """Whether it has a checkpoint to resume from."""
         return (self.directory / LAST).is_file()
 
+    def _parsed(self, name: str, read: Callable[[Path], Mapping[str, Any]]) -> Mapping[str, Any]:
+        path = self.directory / name
+        try:
+            return _parse_once(read, self.directory, path.stat().st_mtime_ns if path.is_file() else 0)
+        except ValueError:
+            return {}
+
     def _read(self) -> tuple[list[Row], str | None]:
         about = self.table.stat()
         return _read_once(self.table, about.st_mtime_ns, about.st_size)
@@ -96,11 +97,6 @@ class SavedRun:
 @functools.lru_cache(maxsize=4096)
 def _read_once(table: Path, changed: int, size: int) -> tuple[list[Row], str | None]:
     return read_rows(table)
-
-
-def _changed(path: Path) -> int:
-    """The time of the file's last change; 0 without the file."""
-    return path.stat().st_mtime_ns if path.is_file() else 0
 
 
 @functools.lru_cache(maxsize=4096)

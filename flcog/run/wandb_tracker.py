@@ -38,7 +38,7 @@ class WandbTracker(Tracker):
     @property
     def _arguments(self) -> dict[str, Any]:
         """The arguments of wandb.init."""
-        return self.logger._wandb_init  # type: ignore[no-any-return]
+        return self.logger._wandb_init
 
     @property
     def _has_run(self) -> bool:

@@ -58,13 +58,8 @@ class Summary(Callback):
 def results(run: Run) -> Rows:
     """The main metric: at the best round by validation, or by the test set itself, which the text mentions; its last and late
     values."""
-    rows = [
-        (
-            "rounds",
-            f"{run.round} of {max(run.round, run.settings.rounds)}"
-            + (", stopped early" if run.round < run.settings.rounds else ""),
-        )
-    ]
+    early = ", stopped early" if run.round < run.settings.rounds else ""
+    rows = [("rounds", f"{run.round} of {max(run.round, run.settings.rounds)}{early}")]
     evaluations = [row for row in run.history if main_metric(row) is not None]
     if not evaluations:
         return rows
