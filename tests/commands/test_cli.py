@@ -112,7 +112,7 @@ def test_a_run_is_predicted_with_exported_and_loaded(capsys: pytest.CaptureFixtu
         ("predict", folder, "--inputs", "none.npy"): "there is no file none.npy",
         ("predict", folder, "--output", "p.json"): "predictions are written as .csv or .npz; got p.json",
         ("predict", folder, "--checkpoint", "third"): "no checkpoint at third: give best, last, or a file under",
-        ("export", "nowhere"): "no checkpoint at nowhere/checkpoints/last.ckpt",
+        ("export", "nowhere"): "nowhere holds no checkpoints: give the directory of a run",
         ("export", folder, "--format", "h5"): "flcog export: argument --format: invalid choice: 'h5'",
     }.items():
         assert run(*words) == 2
