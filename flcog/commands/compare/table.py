@@ -2,12 +2,13 @@
 
 import math
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from operator import attrgetter
 from typing import Literal
 
 from flcog.commands.compare.paired import estimate
 from flcog.commands.compare.plan import Summary
-from flcog.commands.compare.published import Figure
+from flcog.commands.compare.published import Figure, Quantity
 from flcog.commands.compare.result_table import ResultTable
 from flcog.commands.compare.results import Result, number, standard_deviation
 from flcog.commands.compare.savings import saving
@@ -17,8 +18,8 @@ from flcog.core.text import human, seconds
 Spread = Literal["std", "sem", "interval"]
 """The meaning of ±: the standard deviation over seeds, the standard error of the mean, or half of the mean's interval."""
 
-Column = tuple[str, Callable[[str], str]]
-"""A column's header, and its text by row."""
+Column = tuple[str, list[str]]
+"""A column's header, and its text in each row."""
 
 Grid = tuple[list[str], list[list[str]]]
 """Header and rows."""
@@ -37,25 +38,19 @@ def in_setting(filled: ResultTable, column: str, spread: Spread = "std") -> Grid
 
 
 def _grid(filled: ResultTable, columns: Sequence[Column]) -> Grid:
-    rows = [[text(row) for _, text in columns] for row in filled.table.rows]
-    kept = [place for place, (name, _) in enumerate(columns) if name != IN_ALL or any(row[place] for row in rows)]
-    return ["", *(columns[place][0] for place in kept)], [
-        [name, *(row[place] for place in kept)] for name, row in zip(filled.table.rows, rows, strict=True)
-    ]
+    kept = [("", list(filled.table.rows)), *(column for column in columns if column[0] != IN_ALL or any(column[1]))]
+    return [name for name, _ in kept], [list(row) for row in zip(*(texts for _, texts in kept), strict=True)]
 
 
 def _overview(filled: ResultTable, spread: Spread) -> list[Column]:
     """The compared score in each setting, with the paper's in brackets."""
 
-    def text(column: str) -> Callable[[str], str]:
-        def written(row: str) -> str:
-            figure = filled.table.published.get(row, {}).get(column, {}).get("score")
-            paper = f"[{figure_text(figure, 'score')}]" if figure else ""
-            return f"{score_text(filled, row, column, filled.table.summary_of(column), spread)} {paper}".strip()
+    def text(row: str, column: str) -> str:
+        figure = filled.table.published.get(row, {}).get(column, {}).get("score")
+        paper = f"[{figure_text(figure, 'score')}]" if figure else ""
+        return f"{score_text(filled, row, column, filled.table.summary_of(column), spread)} {paper}".strip()
 
-        return written
-
-    return [(column, text(column)) for column in filled.columns]
+    return [(column, [text(row, column) for row in filled.table.rows]) for column in filled.columns]
 
 
 def _one_setting(filled: ResultTable, column: str, spread: Spread) -> list[Column]:
@@ -71,17 +66,12 @@ IN_ALL = "sent in all"
 
 
 def _cost_columns(filled: ResultTable, settings: str) -> list[Column]:
+    rows = filled.table.rows
     return [
-        (
-            f"total time{settings}",
-            lambda row: _time(filled, row, lambda run: run.facts.seconds, lambda run: run.facts.shared_rounds),
-        ),
-        (
-            "time of an acting round",
-            lambda row: _time(filled, row, lambda run: run.facts.acting_seconds, lambda run: run.facts.shared_acting_rounds),
-        ),
-        ("sent up", lambda row: _sent(_runs(filled, row), lambda result: result.facts.up_bytes)),
-        (IN_ALL, lambda row: _sent(_runs(filled, row), lambda result: result.facts.total_bytes)),
+        (f"total time{settings}", [_time(filled, row, "seconds", "shared_rounds") for row in rows]),
+        ("time of an acting round", [_time(filled, row, "acting_seconds", "shared_acting_rounds") for row in rows]),
+        ("sent up", [_sent(_runs(filled, row), "up_bytes") for row in rows]),
+        (IN_ALL, [_sent(_runs(filled, row), "total_bytes") for row in rows]),
     ]
 
 
@@ -92,11 +82,7 @@ def _score_columns(filled: ResultTable, column: str, spread: Spread) -> list[Col
     named: list[tuple[str, Summary]] = [("best on test" if chosen and on_test else "best", "best")]
     named += [("at best val", "val")] if chosen else []
     named += [("last", "last"), (f"mean of last {_counted(filled, results)}", "mean")]
-
-    def text(summary: Summary) -> Callable[[str], str]:
-        return lambda row: score_text(filled, row, column, summary, spread)
-
-    return [(name, text(summary)) for name, summary in named]
+    return [(name, [score_text(filled, row, column, summary, spread) for row in filled.table.rows]) for name, summary in named]
 
 
 def _counted(filled: ResultTable, results: Sequence[Result]) -> str:
@@ -135,11 +121,9 @@ def spread_of(filled: ResultTable, row: str, column: str, summary: Summary, spre
 
 
 def _target_columns(filled: ResultTable, column: str) -> list[Column]:
-    def text(target: str) -> Callable[[str], str]:
-        return lambda row: _rounds_to(target, filled.of(row, column))
-
     targets = sorted({target for result in filled.in_column(column) for target in result.targets})
-    return [(f"rounds to {target}", text(target)) for target in targets]
+    runs = [filled.of(row, column) for row in filled.table.rows]
+    return [(f"rounds to {target}", [_rounds_to(target, results) for results in runs]) for target in targets]
 
 
 def _rounds_to(target: str, results: Sequence[Result]) -> str:
@@ -166,21 +150,20 @@ def _rounds(mean: float) -> str:
 
 def _saving_columns(filled: ResultTable, column: str) -> list[Column]:
     """The savings of rows until they reach the target, compared with other rows. Empty if there are none."""
-    found = {row: one for row in filled.table.rows if (one := saving(filled, row, column)) is not None}
-    return [("rounds and bytes saved", lambda row: found[row].text if row in found else "")] if found else []
+    texts = [found.text if (found := saving(filled, row, column)) else "" for row in filled.table.rows]
+    return [("rounds and bytes saved", texts)] if any(texts) else []
 
 
 def _published_columns(filled: ResultTable, column: str) -> list[Column]:
-    figures = {row: cells.get(column, {}) for row, cells in filled.table.published.items()}
-    shown = [name for name in _PUBLISHED if any(name in quantities for quantities in figures.values())]
+    cells = [filled.table.published.get(row, {}).get(column, {}) for row in filled.table.rows]
+    return [
+        (header, [figure_text(cell[quantity], quantity) if quantity in cell else "" for cell in cells])
+        for quantity, header in _PUBLISHED.items()
+        if any(quantity in cell for cell in cells)
+    ]
 
-    def text(quantity: str) -> Callable[[str], str]:
-        return lambda row: _published(figures.get(row, {}).get(quantity), quantity)  # type: ignore[call-overload]
 
-    return [(_PUBLISHED[name], text(name)) for name in shown]
-
-
-_PUBLISHED = {
+_PUBLISHED: Mapping[Quantity, str] = {
     "score": "published",
     "gain": "published gain",
     "rounds": "published rounds",
@@ -190,13 +173,9 @@ _PUBLISHED = {
 }
 
 
-def _published(figure: Figure | None, quantity: str) -> str:
-    return "" if figure is None else figure_text(figure, quantity)
-
-
-def figure_text(figure: Figure, quantity: str) -> str:
+def figure_text(figure: Figure, quantity: Quantity) -> str:
     """Format a paper's figure: "73.07 ± 0.08", "> 100", "983 s ± 100 s", "1.2 GiB", "> 95.6 %", "+14.00 to +20.00"."""
-    writers: dict[str, Callable[[float], str]] = {
+    writers: Mapping[Quantity, Callable[[float], str]] = {
         "score": number,
         "gain": lambda value: f"{value:+.2f}",
         "rounds": _rounds,
@@ -222,18 +201,17 @@ DISTURBED = " †"
 """The mark of a time that is too long, because other programs used the same cores."""
 
 
-def _time(filled: ResultTable, row: str, of: Callable[[Result], float], shared: Callable[[Result], int]) -> str:
-    """The mean over runs, and its ratio to the first row's in common settings and seeds."""
-    runs, others = (
-        {(run.column, run.seed): run for run in _runs(filled, name) if of(run) > 0}
-        for name in (row, next(iter(filled.table.rows)))
-    )
+def _time(filled: ResultTable, row: str, name: str, shared: str) -> str:
+    """The mean of a fact over runs, and its ratio to the first row's in common settings and seeds."""
+    first = next(iter(filled.table.rows))
+    of, shared_of = attrgetter(f"facts.{name}"), attrgetter(f"facts.{shared}")
+    runs, others = ({(run.column, run.seed): run for run in _runs(filled, arm) if of(run) > 0} for arm in (row, first))
     if not runs:
         return ""
     common = [key for key in runs if key in others]
     equally_fast = common and all(have_comparable_times(runs[key], others[key]) for key in common)
     ratio = f"{sum(of(runs[key]) for key in common) / sum(of(others[key]) for key in common):.2f} " if equally_fast else ""
-    marks = SHARED * any(map(shared, runs.values())) + DISTURBED * any(run.disturbed for run in runs.values())
+    marks = SHARED * any(map(shared_of, runs.values())) + DISTURBED * any(run.disturbed for run in runs.values())
     return f"{ratio}({seconds(statistics.fmean(map(of, runs.values())))}){marks}"
 
 
@@ -245,6 +223,6 @@ def have_comparable_times(ours: Result, theirs: Result) -> bool:
     return same and not ours.disturbed and not theirs.disturbed
 
 
-def _sent(runs: Sequence[Result], of: Callable[[Result], float]) -> str:
-    found = [of(run) for run in runs if not math.isnan(of(run))]
+def _sent(runs: Sequence[Result], name: str) -> str:
+    found = [sent for run in runs if not math.isnan(sent := getattr(run.facts, name))]
     return human(round(statistics.fmean(found))) if found else ""
