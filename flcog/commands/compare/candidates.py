@@ -58,7 +58,7 @@ def candidates(table: Table, out: Path, extra: Sequence[str]) -> list[Candidate]
     """All configurations with their cells. An option that a row fixes in a column is not tuned there."""
     found: list[Candidate] = []
     for column, setting in table.columns.items():
-        place = column if setting.setting is None else setting.setting
+        place = table.settings[column]
         if any(candidate.setting == place for candidate in found):
             continue
         for row, part in table.rows.items():

@@ -9,7 +9,7 @@ from typing import Any
 
 from flcog.commands.compare.candidates import Candidate
 from flcog.commands.compare.filling import known_runs
-from flcog.commands.compare.plan import SPLIT_SEED, Cell, Table
+from flcog.commands.compare.plan import SPLIT_SEED, Cell, Table, joined
 from flcog.commands.compare.resolved import Config, Settings, settings_of
 from flcog.commands.compare.results import Result
 from flcog.commands.compare.trunks import share_rounds
@@ -50,19 +50,19 @@ def describe(runs: Sequence[Cell], results: Sequence[Result], root: Path, trunks
     varying = {name for arm in valid for name in arm.unlike(valid)}
     common = {name: value for arm in valid[:1] for name, value in arm.settings.items() if name not in varying}
     lines = ["Settings of all runs, without paths and devices:", *_listed(common, common)]
-    times, reused = [], 0
+    times: list[float] = []
     for (row, setting), arm in arms.items():
-        lines += ["", " · ".join(filter(None, (row, setting))) or "the run", *_settings(arm, arms, (row, setting), varying)]
+        lines += ["", joined(row, setting) or "the run", *_settings(arm, arms, (row, setting), varying)]
         for cell in arm.cells:
-            source = _source(cell, known)
-            reused += bool(source)
-            took, basis = (0.0, "") if source else _estimate(cell, results, configs)
-            times += [] if source else [took]
-            lines.append(f"  seed {cell.seed}: {source or _to_train(cell)}" + (f"; {basis}" if basis else ""))
+            line, took = _plan(cell, known, results, configs)
+            times += [] if took is None else [took]
+            lines.append(f"  seed {cell.seed}: {line}")
     sure = [took for took in times if took]
     left = f", about {clock(sum(sure))} one after another" if sure else ""
     rest = f" ({len(times) - len(sure)} of them with unknown times not counted)" if sure and len(sure) < len(times) else ""
-    return "\n".join([*lines, "", f"{len(runs)} runs: {reused} are reused, {len(times)} are to be trained{left}{rest}"])
+    return "\n".join(
+        [*lines, "", f"{len(runs)} runs: {len(runs) - len(times)} are reused, {len(times)} are to be trained{left}{rest}"]
+    )
 
 
 def describe_grid(table: Table, found: Sequence[Candidate], results: Sequence[Result], root: Path) -> str:
@@ -70,10 +70,7 @@ def describe_grid(table: Table, found: Sequence[Candidate], results: Sequence[Re
     runs = [cell for candidate in found for cell in candidate.runs]
     known, configs = known_runs(runs, root)
     lines = [f"{len(runs)} runs of --tune on seed {', '.join(map(str, table.tuning_seeds))}, before the others:"]
-    for cell in runs:
-        source = _source(cell, known)
-        basis = "" if source else _estimate(cell, results, configs)[1]
-        lines.append(f"  {cell.name}: {source or _to_train(cell)}" + (f"; {basis}" if basis else ""))
+    lines += [f"  {cell.name}: {_plan(cell, known, results, configs)[0]}" for cell in runs]
     early = ["  The worse half of each row is stopped early (halving)."] * table.halving
     return "\n".join([*lines, *early])
 
@@ -110,20 +107,21 @@ def _listed(settings: Settings, names: Any, margin: str = "  ") -> list[str]:
     return [f"{margin}{name}: {settings[name]}" for name in names]
 
 
-def _source(cell: Cell, known: Mapping[str, Path]) -> str:
-    """The finished run that it uses; empty if it is to be trained."""
+def _plan(
+    cell: Cell, known: Mapping[str, Path], results: Sequence[Result], configs: Mapping[str, Config]
+) -> tuple[str, float | None]:
+    """What will be done for a cell, and the estimated seconds, which are 0 if they are unknown; None if it reuses a finished run."""
     if cell.finished:
-        return f"reused, finished in {short(cell.files.source.path)}"
-    other = None if cell.begun else known.get(cell.identity)
-    return f"reused, the same run as {short(other)}" if other else ""
-
-
-def _to_train(cell: Cell) -> str:
+        return f"reused, finished in {short(cell.files.source.path)}", None
+    if not cell.begun and (other := known.get(cell.identity)):
+        return f"reused, the same run as {short(other)}", None
     if cell.begun:
-        return f"to be resumed after round {len(cell.history())}"
-    return (
-        f"to be trained, branching from {cell.trunk.cell.name} after round {cell.trunk.round}" if cell.trunk else "to be trained"
-    )
+        plan = f"to be resumed after round {len(cell.history())}"
+    else:
+        branch = f", branching from {cell.trunk.cell.name} after round {cell.trunk.round}" if cell.trunk else ""
+        plan = f"to be trained{branch}"
+    took, basis = _estimate(cell, results, configs)
+    return "; ".join(filter(None, (plan, basis))), took
 
 
 def _estimate(cell: Cell, results: Sequence[Result], configs: Mapping[str, Config]) -> tuple[float, str]:
@@ -135,7 +133,6 @@ def _estimate(cell: Cell, results: Sequence[Result], configs: Mapping[str, Confi
     if not (same or here):
         return 0.0, "time unknown, because no run of this column has begun"
     pace = statistics.fmean(run.facts.seconds / run.rounds for run in same or here)
-    before = len(cell.history()) if cell.begun else cell.trunk.round if cell.trunk else 0
-    took = pace * max(0, configs[cell.name]["trainer"]["rounds"] - before)
+    took = pace * max(0, configs[cell.name]["trainer"]["rounds"] - cell.rounds_before)
     basis = "this row" if same else ", ".join(dict.fromkeys(run.row for run in here))
     return took, f"about {clock(took)}, at {pace:.2g} s a round as in earlier runs of {basis}"

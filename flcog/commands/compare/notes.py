@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterator
 
 from flcog.commands.compare.findings import compared, paper_table, percent
-from flcog.commands.compare.plan import file_name
+from flcog.commands.compare.plan import file_name, joined
 from flcog.commands.compare.result_table import ResultTable
 from flcog.commands.compare.table import Spread
 
@@ -134,7 +134,7 @@ def _on_runs(filled: ResultTable) -> Iterator[str]:
     if diverged := [result.name for result in filled.results if result.diverged]:
         yield (f"Diverged, counted with the last score, not judged and in no gain: {'; '.join(diverged)}.")
     infinite = [
-        " · ".join(filter(None, (row, column, f"seed {seed}")))
+        joined(row, column, f"seed {seed}")
         for column in filled.table.columns
         for row in filled.table.rows
         for seed, score in filled.scores(row, column, filled.table.summary_of(column), finished=True).items()

@@ -111,6 +111,11 @@ class Table:
     all_settings: frozenset[str] = frozenset()
     """Its rows and settings before a selection."""
 
+    @property
+    def settings(self) -> dict[str, str]:
+        """The setting of each column. Columns with different metrics of one setting show the same runs."""
+        return {name: name if part.setting is None else part.setting for name, part in self.columns.items()}
+
     def summary_of(self, column: str) -> Summary:
         """The score of a run that is compared in this column."""
         return (self.columns[column].summary if column in self.columns else None) or self.summary
@@ -131,7 +136,7 @@ class Cell:
     metric: str | None = None
     """The compared column of ``metrics.csv``; None for the task's main metric."""
     setting: str = ""
-    """The setting of its column. Columns with different metrics of one setting show the same runs."""
+    """The setting of its column."""
     until: int | None = None
     """The last round that counts for its scores; None for all."""
     target: float | None = None
@@ -153,7 +158,7 @@ class Cell:
 
     @property
     def name(self) -> str:
-        return " · ".join(part for part in (self.row, self.column, f"seed {self.seed}") if part)
+        return joined(self.row, self.column, f"seed {self.seed}")
 
     @property
     def files(self) -> CellFolder:
@@ -179,6 +184,11 @@ class Cell:
         """Its run, or the run of another table that is the same and has finished."""
         return self.files.source.own_run
 
+    @property
+    def rounds_before(self) -> int:
+        """The number of rounds that a new start of its run need not train: they are done, or come from another run."""
+        return len(self.history()) if self.begun else self.trunk.round if self.trunk else 0
+
     def history(self) -> list[dict[str, float]]:
         """The rows of its run so far."""
         return self.run.rows if self.run else []
@@ -203,7 +213,7 @@ def cells(table: Table, out: Path, extra: Sequence[str]) -> list[Cell]:
     _check_split_seed(table, extra)
     result = []
     for (column, setting), (row, arm), seed in product(table.columns.items(), table.rows.items(), table.seeds):
-        place = column if setting.setting is None else setting.setting
+        place = table.settings[column]
         folder = out.joinpath(*(file_name(name) for name in (place, row) if name), f"seed{seed}")
         arguments = ["fit"]
         for part in (table.common, setting, arm):
@@ -254,6 +264,11 @@ def file_name(name: str) -> str:
 
 def _word(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value, default=str)
+
+
+def joined(*names: str) -> str:
+    """The name of a cell, a run or a place in the table, without its empty parts."""
+    return " · ".join(filter(None, names))
 
 
 def quoted(names: Iterable[str]) -> str:

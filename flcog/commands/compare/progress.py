@@ -35,7 +35,7 @@ class Progress:
         filled: Callable[[], Rows],
     ) -> None:
         self._runs, self._rounds, self._in_hand, self._filled = runs, rounds, in_hand, filled
-        self._before = {cell.name: _rounds_before(cell) for cell in todo}
+        self._before = {cell.name: cell.rounds_before for cell in todo}
         """Rounds that were done before, or come from another run."""
         self._ended: set[str] = set()
         self._began = time.monotonic()
@@ -56,11 +56,15 @@ class Progress:
     def tell(self, cell: Cell, outcome: str, took: float) -> None:
         """Print the outcome of a run, its time in seconds, and the remaining work."""
         self._ended.add(cell.name)
-        count = len(self._runs) - len(self._before) + len(self._ended)
         rest = "" if self._on_terminal or len(self._ended) == len(self._before) else f"; {self._remaining()}"
-        print(f"[{count}/{len(self._runs)}] {cell.name}: {outcome} ({seconds(took)}){rest}", flush=True)
+        print(f"[{self._count}/{len(self._runs)}] {cell.name}: {outcome} ({seconds(took)}){rest}", flush=True)
         if self._on_terminal:
             self._draw()
+
+    @property
+    def _count(self) -> int:
+        """The number of runs that have ended."""
+        return len(self._runs) - len(self._before) + len(self._ended)
 
     def _remaining(self) -> str:
         """Rounds done of those to be trained, and the time that the others will take at the pace so far."""
@@ -83,12 +87,4 @@ class Progress:
         self._table = table
 
     def _render(self) -> RenderableType:
-        count = len(self._runs) - len(self._before) + len(self._ended)
-        return Group("", self._table, f"\n{count} of {len(self._runs)} runs, {self._remaining()}")
-
-
-def _rounds_before(cell: Cell) -> int:
-    """The number of its rounds that are done, or come from another run."""
-    if cell.begun:
-        return len(cell.history())
-    return cell.trunk.round if cell.trunk else 0
+        return Group("", self._table, f"\n{self._count} of {len(self._runs)} runs, {self._remaining()}")

@@ -97,8 +97,7 @@ def _filling(path: Path, roots: Sequence[Path], saved: Path) -> Filling:
         print_damage([run.damage for run in runs])
         found = results_of(with_seeds, runs, kept)
         whole |= {result.name: result for result in found if result.finished and not result.facts.other}
-    settings = {part.setting if part.setting is not None else name for name, part in table.columns.items()}
-    total = len(table.rows) * len(settings) * len(table.seeds)
+    total = len(table.rows) * len({*table.settings.values()}) * len(table.seeds)
     return Filling(path, table, list(whole.values()), total, verdicts(ResultTable(table, list(whole.values()))))
 
 
@@ -142,8 +141,7 @@ def _line(name: str, paper: Mapping[str, Any], filling: Filling, numbers: Number
     table, runs = filling.table, filling.runs
     items = _items(name, paper, table)
     shows = "; ".join(dict.fromkeys(str(paper["items"][item]["shows"]) for item in items)) or table.title
-    settings = {column: column if part.setting is None else part.setting for column, part in table.columns.items()}
-    done = {(run.row, settings[run.column], run.seed) for run in runs if run.seed in table.planned}
+    done = {(run.row, table.settings[run.column], run.seed) for run in runs if run.seed in table.planned}
     seeds = ", ".join(map(str, sorted({run.seed for run in runs})))
     date = max((run.facts.date for run in runs), default="")
     shipped = filling.path.resolve().parent == (shipped_configs.folder() / "tables").resolve()

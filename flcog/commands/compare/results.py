@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from flcog.commands.compare.facts import Facts, History
-from flcog.commands.compare.plan import Cell, Summary
+from flcog.commands.compare.plan import Cell, Summary, joined
 from flcog.core.monitor import lower_is_better, main_metric
 from flcog.core.waiting import DISTURBED
 
@@ -57,7 +57,7 @@ class Result:
 
     @property
     def name(self) -> str:
-        return " · ".join(part for part in (self.row, self.column, f"seed {self.seed}") if part)
+        return joined(self.row, self.column, f"seed {self.seed}")
 
 
 def result_of(cell: Cell, history: History, facts: Facts, last: int, finished: bool) -> Result:

@@ -93,7 +93,7 @@ class _TableFile:
         named = [*columns, *(value[name] for name in ("average", "worst") if value[name])]
         seeds, margin = tuple(dict.fromkeys(value["seeds"])), value["margin"]
         lists: dict[str, Any] = {name: tuple(value[name]) for name in LISTS}
-        return Table(
+        made = Table(
             str(value["title"] or self.path.stem),
             self.path.stem,
             self._part({key: value[key] for key in ("configs", "arguments")}, "the table"),
@@ -108,10 +108,10 @@ class _TableFile:
             planned=seeds,
             tuning_seeds=tuple(value["tuning_seeds"]) or (max(seeds) + 1,),
             all_rows=frozenset([*rows, *flcog.callbacks.BOUNDS]),
-            all_settings=frozenset(name if part.setting is None else part.setting for name, part in columns.items()),
             **{name: value[name] for name in PLAIN},
             **lists,
         )
+        return replace(made, all_settings=frozenset(made.settings.values()))
 
     def _check_values(self, value: Mapping[str, Any], columns: Mapping[str, Part]) -> None:
         """Refuse keys that contradict each other, and keys without the ones that explain them."""
