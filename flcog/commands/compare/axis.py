@@ -1,7 +1,7 @@
 """The ``figure`` of a table: a number that its rows or columns vary, such as epsilon or the share of attackers."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -24,8 +24,8 @@ class Axis:
     """
 
     label: str
-    rows: Mapping[str, float] = field(default_factory=dict)
-    columns: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    rows: Mapping[str, float]
+    columns: Mapping[str, Mapping[str, float]]
 
 
 def read_axis(value: Any, rows: Mapping[str, Any], columns: Mapping[str, Any], path: Path) -> Axis | None:
@@ -43,7 +43,7 @@ def read_axis(value: Any, rows: Mapping[str, Any], columns: Mapping[str, Any], p
     if unknown := [str(name) for part in parts.values() for name in part if str(name) not in known]:
         raise ValueError(f"figure in {path} names {unknown[0]}; the {kind} of the table are {', '.join(known)}")
     numbers = {str(panel): {str(name): float(number) for name, number in part.items()} for panel, part in parts.items()}
-    return Axis(value["label"], **({"rows": numbers[""]} if kind == "rows" else {"columns": numbers}))
+    return Axis(value["label"], numbers[""], {}) if kind == "rows" else Axis(value["label"], {}, numbers)
 
 
 def _are_numbers(part: Any) -> bool:

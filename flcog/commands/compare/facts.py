@@ -6,7 +6,6 @@ import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from flcog import SavedRun
 from flcog.commands.compare.plan import Cell
@@ -66,17 +65,20 @@ def facts_of(cell: Cell, run: SavedRun) -> Facts:
     """The facts about a cell's run so far."""
     history, about = run.rows, run.description
     times = {row["round"]: row["time/round"] for row in history if "time/round" in row}
-    acting, (shared, trunk) = _acting_rounds(about), _branch(about)
+    first, last = about.get("acting_rounds") or (1, math.inf)
+    acting = {round: took for round, took in times.items() if first <= round <= last}
+    branch = about.get("branch") or {}
+    shared = branch.get("round", 0)
     sent = [row["comm/up_bytes"] for row in history if "comm/up_bytes" in row]
     day = re.match(r"(\d{4})(\d\d)(\d\d)-", run.directory.name)
     machine = about.get("machine") or {}
     return Facts(
         rounds=int(history[-1]["round"]),
         seconds=sum(times.values()),
-        acting_seconds=_acting_seconds(times, acting),
+        acting_seconds=statistics.fmean(acting.values()) if acting else math.nan,
         shared_rounds=shared,
-        shared_acting_rounds=sum(acting[0] <= round <= min(acting[1], shared) for round in times),
-        trunk=trunk,
+        shared_acting_rounds=sum(round <= shared for round in acting),
+        trunk=Path(branch.get("run", "")).parent.parent.name,
         up_bytes=history[-1].get("comm/up_bytes_total", sum(sent) if sent else math.nan),  # private runs withhold bytes
         total_bytes=history[-1].get("comm/total_bytes", math.nan),
         waiting=share_of_waiting(history),
@@ -90,23 +92,3 @@ def facts_of(cell: Cell, run: SavedRun) -> Facts:
         settings=digest(run_settings(cell)),
         other=other_settings(cell),
     )
-
-
-def _acting_rounds(about: Mapping[str, Any]) -> tuple[float, float]:
-    """The first and the last round in which all methods act. A run that does not name them counts with all rounds."""
-    acting = about.get("acting_rounds")
-    return (acting[0], acting[1]) if isinstance(acting, list) and len(acting) == 2 else (1, math.inf)
-
-
-def _acting_seconds(times: Mapping[float, float], acting: tuple[float, float]) -> float:
-    """The mean time of these rounds."""
-    chosen = [seconds for round, seconds in times.items() if acting[0] <= round <= acting[1]]
-    return statistics.fmean(chosen) if chosen else math.nan
-
-
-def _branch(about: Mapping[str, Any]) -> tuple[int, str]:
-    """The number of rounds from the run that it branched from, and the arm of that run; 0 and an empty text without one."""
-    branch = about.get("branch")
-    if not isinstance(branch, dict) or not isinstance(branch.get("round"), int):
-        return 0, ""
-    return branch["round"], Path(str(branch.get("run"))).parent.parent.name

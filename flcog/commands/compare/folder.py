@@ -115,22 +115,18 @@ class CellFolder:
 
     def claim(self) -> None:
         """Make the folder. A damaged run is moved aside, to be trained again."""
-        self._move_damaged()
+        run, damage = self.own_run, self.damage
         with clear_errors(self.path, OUT_REMEDY):
             make_folder(self.path)
-
-    def forget_same_run(self) -> None:
-        """Delete the note about the same run in another folder."""
-        (self.path / SAME_RUN).unlink(missing_ok=True)
-
-    def _move_damaged(self) -> None:
-        run = self.own_run
-        if self.damage and run is not None:
-            with clear_errors(self.path, OUT_REMEDY):
+            if damage and run is not None:
                 make_folder(self.path / DAMAGED)
                 run.directory.rename(self.path / DAMAGED / f"{time.time_ns()}-{run.directory.name}")
                 (self.path / FINISHED).unlink()
                 (self.path / DIVERGED).unlink(missing_ok=True)
+
+    def forget_same_run(self) -> None:
+        """Delete the note about the same run in another folder."""
+        (self.path / SAME_RUN).unlink(missing_ok=True)
 
     def _finished_lines(self) -> list[str] | None:
         try:

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from flcog.commands.compare.candidates import Candidate, Train, in_places
 from flcog.commands.compare.plan import Trunk, cells
-from flcog.commands.compare.resolved import Config, callbacks_of, resolved
+from flcog.commands.compare.resolved import callbacks_of, resolved, start_of
 
 SHARES = (0.25, 0.5)
 """The worse half is stopped after these shares of the rounds in which all methods act."""
@@ -50,16 +50,11 @@ def _round(rivals: Sequence[Candidate], share: float) -> int | None:
     if not configs:  # its runs report the error
         return None
     rounds, every = (max(config["trainer"][name] for config in configs) for name in ("rounds", "eval_every"))
-    start = max(map(_start, configs))
+    start = max((start_of(part) for config in configs for part in callbacks_of(config)), default=0)
     if not every or start >= rounds:
         return None
     round = math.ceil((start + share * (rounds - start)) / every) * every
     return round if round < rounds else None
-
-
-def _start(config: Config) -> int:
-    """The number of rounds before all methods act."""
-    return max(((part.get("init_args") or {}).get("start_round") or 0 for part in callbacks_of(config)), default=0)
 
 
 def _beginning(candidate: Candidate, round: int, out: Path, extra: Sequence[str]) -> Candidate:

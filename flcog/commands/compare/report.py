@@ -1,6 +1,6 @@
 """Prints and writes a comparison: the filled table as text, CSV and LaTeX, and its curves."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from flcog.commands.compare.curves import draw_curves
@@ -22,28 +22,23 @@ from flcog.core.text import markdown
 
 def text(filled: ResultTable, spread: Spread) -> str:
     """The title, the table, the differences, the paper's figures, the notes, and a table for each of several settings."""
-    found = {"Differences": difference_table(filled), "The paper": paper_table(filled)}
-    settings = {column: markdown(*in_setting(filled, column, spread)) for column in filled.columns if _several(filled, column)}
     table = filled.table
-    hypothesis = [f"Hypothesis, stated before the runs: {table.hypothesis}"] if table.hypothesis else []
+    begun = [column for column in filled.columns if filled.in_column(column)] if len(filled.columns) > 1 else []
     parts = [
         table.title,
-        *hypothesis,
+        f"Hypothesis, stated before the runs: {table.hypothesis}" if table.hypothesis else "",
         markdown(*summarise(filled, spread)),
-        *_titled(found),
+        _titled("Differences", difference_table(filled)),
+        _titled("The paper", paper_table(filled)),
         *notes(filled, spread),
-        *_titled({"The search for hyper-parameters": table.grid}),
+        _titled("The search for hyper-parameters", table.grid),
+        *(_titled(column, markdown(*in_setting(filled, column, spread))) for column in begun),
     ]
-    return "\n\n".join([*parts, *_titled(settings)])
+    return "\n\n".join(filter(None, parts))
 
 
-def _titled(tables: Mapping[str, str]) -> list[str]:
-    return [f"**{title}**\n\n{table}" for title, table in tables.items() if table]
-
-
-def _several(filled: ResultTable, column: str) -> bool:
-    """Whether the setting needs its own table: it has runs, and there are other settings."""
-    return len(filled.columns) > 1 and bool(filled.in_column(column))
+def _titled(title: str, table: str) -> str:
+    return f"**{title}**\n\n{table}" if table else ""
 
 
 def report(table: Table, results: Sequence[Result], out: Path, spread: Spread) -> None:

@@ -8,7 +8,7 @@ import io
 import json
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, cast
+from typing import Any
 
 import flcog
 from flcog.commands.command_cli import CommandCLI
@@ -49,12 +49,16 @@ def resolve(cells: Iterable[Cell]) -> dict[str, Config]:
 
 def resolved(cell: Cell, words: Sequence[str]) -> Config | None:
     """The configuration of a command line with the cell's seed; None for an invalid one."""
-    config = _read(tuple(words))
-    return None if config is None else _with_seed(config, cell)
+    config = copy.deepcopy(_read(tuple(words)))
+    if config is not None:
+        config["seed_everything"] = config["trainer"]["seed"] = cell.seed
+        if cell.varies_split:
+            config["data"]["init_args"][SPLIT_SEED.removeprefix("data.")] = cell.seed
+    return config
 
 
 @functools.lru_cache(maxsize=4096)
-def _read(words: tuple[str, ...]) -> Config | None:
+def _read(words: tuple[str, ...]) -> dict[str, Any] | None:
     """The configuration of ``flcog fit`` for a command line; None for an invalid one, without any output."""
     with (
         contextlib.redirect_stderr(io.StringIO()),
@@ -66,14 +70,6 @@ def _read(words: tuple[str, ...]) -> Config | None:
             return dict(_Reader(list(words)).config_dump)
         except (Exception, SystemExit):
             return None
-
-
-def _with_seed(config: Config, cell: Cell) -> Config:
-    config = cast(dict[str, Any], copy.deepcopy(config))
-    config["seed_everything"] = config["trainer"]["seed"] = cell.seed
-    if cell.varies_split:
-        config["data"]["init_args"][SPLIT_SEED.removeprefix("data.")] = cell.seed
-    return config
 
 
 def settings_of(config: Config) -> Settings:
@@ -111,6 +107,16 @@ def callbacks_of(config: Config) -> list[Any]:
 def class_of(part: Config) -> str:
     """The name of a class that a configuration gives."""
     return str(part["class_path"]).rpartition(".")[2]
+
+
+def arguments_of(part: Config) -> Mapping[str, Any]:
+    """The arguments that a configuration gives to a class."""
+    return part.get("init_args") or {}
+
+
+def start_of(part: Config) -> int:
+    """The number of rounds before a callback acts."""
+    return arguments_of(part).get("start_round") or 0
 
 
 def without_place(config: Config, callbacks: Sequence[Any]) -> str:

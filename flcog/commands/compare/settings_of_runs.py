@@ -11,11 +11,6 @@ def table_settings(cell: Cell) -> Settings:
     return _settings(cell, cell.common_arguments[: len(cell.common_arguments) - len(cell.extra)])
 
 
-def asked_settings(cell: Cell) -> Settings:
-    """The table's settings with the user's own arguments."""
-    return _settings(cell, cell.common_arguments)
-
-
 def run_settings(cell: Cell) -> Settings:
     """The settings of a cell's run, without the methods that it carries for other runs; empty without a ``config.yaml``."""
     folder = cell.files.source
@@ -29,29 +24,22 @@ def run_settings(cell: Cell) -> Settings:
     return settings_of({**config, "trainer": {**config["trainer"], "callbacks": callbacks}})
 
 
-def differences(ours: Settings, table: Settings) -> str:
-    """The settings that differ: "trainer.rounds 5 instead of 20"."""
-    names = [name for name in dict.fromkeys([*ours, *table]) if ours.get(name) != table.get(name)]
-    return ", ".join(f"{name} {_shown(ours.get(name))} instead of {_shown(table.get(name))}" for name in names)
-
-
 def other_settings(cell: Cell) -> str:
     """The settings of a cell's run that are not the table's; empty if it has exactly the table's settings."""
     ours, table = run_settings(cell), table_settings(cell)
-    return differences(ours, table) if ours and table else "" if not ours and not table else "unknown settings"
+    return _differences(ours, table) if bool(ours) == bool(table) else "unknown settings"
 
 
 def check_settings(cell: Cell) -> None:
     """Refuse a folder whose run has other settings than the command. A note about another folder's run is deleted in this case."""
-    ours, asked = run_settings(cell), asked_settings(cell)
+    ours, asked = run_settings(cell), _settings(cell, cell.common_arguments)
     if not ours or not asked or ours == asked:
         return
     if cell.files.source != cell.files:
         cell.files.forget_same_run()
         return
-    raise ValueError(
-        f"{cell.folder} holds this arm with other settings ({differences(ours, asked)}): choose another --out, or delete it"
-    )
+    found = _differences(ours, asked)
+    raise ValueError(f"{cell.folder} holds this arm with other settings ({found}): choose another --out, or delete it")
 
 
 def _settings(cell: Cell, words: Sequence[str]) -> Settings:
@@ -59,5 +47,7 @@ def _settings(cell: Cell, words: Sequence[str]) -> Settings:
     return settings_of(config) if config is not None else {}
 
 
-def _shown(value: object) -> str:
-    return "(none)" if value is None else str(value)
+def _differences(ours: Settings, table: Settings) -> str:
+    """The settings that differ: "trainer.rounds 5 instead of 20"."""
+    names = [name for name in dict.fromkeys([*ours, *table]) if ours.get(name) != table.get(name)]
+    return ", ".join(f"{name} {ours.get(name, '(none)')} instead of {table.get(name, '(none)')}" for name in names)

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple, get_args
 
 from flcog.commands.compare.plan import SPLIT_SEED, Summary
+from flcog.commands.compare.published import is_number
 
 SPLIT = SPLIT_SEED.rpartition(".")[2]
 SUMMARIES = get_args(Summary)
@@ -26,7 +27,7 @@ class Key(NamedTuple):
     def value(self, name: str, content: dict[Any, Any], path: Any) -> Any:
         """Read its value. Empty values count as missing."""
         value = content.get(name)
-        if value is None or value == "" or value == []:
+        if value in (None, "", []):
             return self.default
         if self.kind is not None and not self.kind.fits(value):
             raise ValueError(f"{name} in {path} must {self.kind.wanted}; got {value!r}")
@@ -45,14 +46,6 @@ def _are_seeds(value: Any) -> bool:
     return isinstance(value, list) and all(is_whole(seed) and seed >= 0 for seed in value)
 
 
-def _is_share(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < 1
-
-
-def _are_metrics(value: Any) -> bool:
-    return isinstance(value, dict) and all(map(_is_metric, value.values()))
-
-
 def _is_metric(value: Any) -> bool:
     """Whether it is a column of metrics.csv, or a mapping of a column with its own summary or last round."""
     if not isinstance(value, dict):
@@ -62,11 +55,10 @@ def _is_metric(value: Any) -> bool:
     return known and summary in SUMMARIES and is_whole(round) and round > 0
 
 
-def _wrong_margins(value: Any) -> bool:
+def _are_margins(value: Any) -> bool:
     margins = value if isinstance(value, dict) else {"score": value}
-    numbers = all(isinstance(number, int | float) and not isinstance(number, bool) for number in margins.values())
     known = not margins.keys() - {"score", "rounds", "saved"}
-    return not known or not numbers or any(not number > (name == "rounds") for name, number in margins.items())
+    return known and all(is_number(number) and number > (name == "rounds") for name, number in margins.items())
 
 
 FLAG = Kind(lambda value: isinstance(value, bool), "be true or false")
@@ -76,17 +68,17 @@ SEEDS = Kind(_are_seeds, "be a list of whole numbers, such as [0, 1, 2]")
 DRAWS = Kind(lambda value: value in (["seed"], ["seed", SPLIT]), f"be [seed] or [seed, {SPLIT}]")
 METRIC = Kind(lambda value: isinstance(value, str), "be a column of metrics.csv, such as test/accuracy")
 METRICS = Kind(
-    _are_metrics,
+    lambda value: isinstance(value, dict) and all(map(_is_metric, value.values())),
     "be columns of metrics.csv by name, {test: test/accuracy}, or with their own summary or last round, "
     "{test: {metric: test/accuracy, summary: last, round: 10}}",
 )
 SUMMARY = Kind(lambda value: value in SUMMARIES, f"be {' or '.join(SUMMARIES)}")
 COUNT = Kind(lambda value: is_whole(value) and value > 0, "be a whole number of evaluations, at least 1")
 MARGIN = Kind(
-    lambda value: not _wrong_margins(value),
+    _are_margins,
     "be points above 0, such as 1.5, or {score: 1.5, rounds: 1.3, saved: 5} with points above 0 and, for rounds, a ratio above 1",
 )
-SHARE = Kind(_is_share, "lie between 0 and 1, such as 0.95")
+SHARE = Kind(lambda value: is_number(value) and 0 < value < 1, "lie between 0 and 1, such as 0.95")
 
 KEYS = {
     "title": Key("the table's title"),

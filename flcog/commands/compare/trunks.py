@@ -14,7 +14,7 @@ from jsonargparse import ArgumentParser
 
 from flcog import SavedRun
 from flcog.commands.compare.plan import Cell, Trunk
-from flcog.commands.compare.resolved import Config, callbacks_of, class_of, without_place
+from flcog.commands.compare.resolved import Config, arguments_of, callbacks_of, class_of, start_of, without_place
 from flcog.method import Callback, Method, check_methods, methods_until
 
 
@@ -53,7 +53,7 @@ class Arm:
         """One of its methods, as another run carries it without ever using it."""
         method, part = next(listed for listed in (*self.methods, *self.carried) if listed.method.name == name)
         never = {"start_round": self.config["trainer"]["rounds"], "stop_round": None}
-        return MethodEntry(replace(method, **never), {**part, "init_args": {**(part.get("init_args") or {}), **never}})
+        return MethodEntry(replace(method, **never), {**part, "init_args": {**arguments_of(part), **never}})
 
 
 def share_rounds(cells: Sequence[Cell], configs: Mapping[str, Config]) -> int:
@@ -63,8 +63,7 @@ def share_rounds(cells: Sequence[Cell], configs: Mapping[str, Config]) -> int:
         cells: of a table.
         configs: their configurations, by their names, as far as they are known.
     """
-    late = {part["class_path"] for config in configs.values() for part in callbacks_of(config) if _start(part)}
-    if not late:
+    if not any(start_of(part) for config in configs.values() for part in callbacks_of(config)):
         return 0
     arms = [arm for cell in cells if cell.name in configs and (arm := _arm(cell, configs[cell.name]))]
     for rest in dict.fromkeys(arm.rest for arm in arms):
@@ -79,11 +78,6 @@ def share_rounds(cells: Sequence[Cell], configs: Mapping[str, Config]) -> int:
         arm.cell.keep_options = _keep_options(arm, sorted({trunk.round for trunk in branching if trunk.cell is arm.cell}))
         arm.cell.carried = [listed.part for listed in arm.carried]
     return sum(trunk.round for trunk in branching)
-
-
-def _start(part: Config) -> int:
-    start = (part.get("init_args") or {}).get("start_round")
-    return start if isinstance(start, int) else 0
 
 
 def _arm(cell: Cell, config: Config) -> Arm | None:
@@ -183,6 +177,6 @@ def _keep_options(arm: Arm, rounds: Sequence[int]) -> list[str]:
     if not rounds:
         return []
     listed = [part for part in arm.config["trainer"].get("callbacks") or () if class_of(part) == "Checkpoint"]
-    more = [round for part in listed for round in (part.get("init_args") or {}).get("keep_rounds") or ()]
+    more = [round for part in listed for round in arguments_of(part).get("keep_rounds") or ()]
     add = [] if listed else ["--trainer.callbacks+=Checkpoint"]
     return [*add, "--trainer.callbacks.Checkpoint.keep_rounds", json.dumps(sorted({*more, *rounds}))]

@@ -12,8 +12,8 @@ from typing import Any
 
 from flcog.commands.compare.candidates import Candidate, Values, candidates, diverged_at_once, in_places, sign, with_values
 from flcog.commands.compare.halving import stop_worse_halves
-from flcog.commands.compare.plan import Cell, Table, apart, cells
-from flcog.commands.compare.resolved import resolved, settings_of
+from flcog.commands.compare.plan import Cell, Table, apart, cells, joined
+from flcog.commands.compare.resolved import arguments_of, resolved, settings_of
 from flcog.core.files import write_yaml
 from flcog.core.text import clock, figure, human, markdown
 from flcog.core.yaml_files import load_yaml
@@ -76,7 +76,7 @@ def _check_configurations(table: Table, found: Sequence[Candidate], own: Sequenc
             raise ValueError(
                 f"{cell.name}: no configuration can be read; flcog compare {table.name} --dry-run prints the command"
             )
-        if not (config["data"].get("init_args") or {}).get("client_val"):
+        if not arguments_of(config["data"]).get("client_val"):
             raise ValueError(
                 f"--tune chooses by the clients' validation data, and {cell.name} has none: set data.client_val, such as 0.1"
             )
@@ -145,7 +145,7 @@ def with_choice(table: Table, *files: Path) -> Table:
 def _told(content: Mapping[str, Any]) -> str:
     edges, cost = {tuple(edge) for edge in content["edges"]}, content["cost"]
     chosen = "; ".join(
-        f"{' · '.join(filter(None, (row, setting)))}: "
+        f"{joined(row, setting)}: "
         + ", ".join(
             f"{name} {value}" + " (at the edge of the grid)" * ((row, setting, name) in edges) for name, value in values.items()
         )

@@ -27,6 +27,8 @@ from flcog.commands.compare.savings import saving
 
 REPRODUCED, CONTRADICTED, UNDECIDED = "reproduced", "contradicted", "undecided"
 NOT_RUN, NOT_JUDGED, NO_MARGIN, DIVERGED, OTHER = "not run", "not judged", "no margin", "diverged", "other settings"
+OF_TWO_ROWS = ("gain", "saved")
+"""Quantities that compare a row with another one."""
 BYTES_AGREE = 0.01
 Interval = tuple[float, float]
 
@@ -106,9 +108,8 @@ def verdicts(filled: ResultTable) -> list[Verdict]:
     found = [
         _verdict(filled, row, column, quantity, figure)
         for column in filled.columns
-        for row, cells in filled.table.published.items()
+        for row in filled.table.published
         for quantity, figure in _with_gain(filled, row, column).items()
-        if quantity != "gain" or cells.get(column)
     ]
     return sorted(found, key=lambda verdict: verdict.quantity != "gain")
 
@@ -128,7 +129,7 @@ def _with_gain(filled: ResultTable, row: str, column: str) -> dict[Quantity, Fig
 
 def _verdict(filled: ResultTable, row: str, column: str, quantity: Quantity, figure: Figure) -> Verdict:
     table, runs = filled.table, [result for result in filled.of(row, column) if result.finished]
-    concerned = runs + ([*filled.of(table.against[row], column)] if quantity in ("gain", "saved") else [])
+    concerned = runs + (filled.of(table.against[row], column) if quantity in OF_TWO_ROWS else [])
     ours, text, judged = _compared(filled, row, column, quantity, figure)
     mark = _reason(filled, row, column, quantity, concerned)
     if not mark and quantity == "bytes" and ours is not None:
@@ -151,9 +152,8 @@ def _verdict(filled: ResultTable, row: str, column: str, quantity: Quantity, fig
 
 def _reason(filled: ResultTable, row: str, column: str, quantity: Quantity, runs: Sequence[Result]) -> str:
     """The reason against a verdict; empty if there is none."""
-    planned, arms = set(filled.table.planned), [row]
-    if quantity in ("gain", "saved"):
-        arms.append(filled.table.against[row])
+    planned = set(filled.table.planned)
+    arms = [row, filled.table.against[row]] if quantity in OF_TWO_ROWS else [row]
     done = [{run.seed for run in filled.of(arm, column) if run.finished} & planned for arm in arms]
     if not filled.of(row, column) or not done[0]:
         return NOT_RUN
@@ -164,11 +164,9 @@ def _reason(filled: ResultTable, row: str, column: str, quantity: Quantity, runs
     if any(run.diverged for run in runs):
         return DIVERGED
     least = min(map(len, done))
-    if quantity == "bytes":
+    if quantity == "bytes" or least == len(planned) > 1:
         return ""
-    if least < len(planned) or len(planned) < 2:
-        return f"{least} of {len(planned)} seeds" if least < len(planned) else "one seed"
-    return ""
+    return f"{least} of {len(planned)} seeds" if least < len(planned) else "one seed"
 
 
 def _margin(filled: ResultTable, quantity: Quantity, figure: Figure) -> float | None:
