@@ -28,16 +28,20 @@ MANY = 100
 
 
 def _seed(text: str) -> int:
-    value = int(text)
-    if value < 0:
-        raise argparse.ArgumentTypeError(f"must be at least 0; got {value}")
-    return value
+    return _whole(text, 0)
 
 
 def _number(text: str) -> int:
-    value = int(text)
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"must be at least 1; got {value}")
+    return _whole(text, 1)
+
+
+def _whole(text: str, least: int) -> int:
+    try:
+        value = int(text)
+    except ValueError:
+        value = least - 1
+    if value < least:
+        raise argparse.ArgumentTypeError(f"must be a whole number of at least {least}; got {text}")
     return value
 
 
@@ -46,7 +50,10 @@ def _table(text: str) -> Path:
 
 
 def _share(text: str) -> float:
-    value = float(text)
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
     if not 0 < value < 1:
         raise argparse.ArgumentTypeError(f"must lie between 0 and 1, such as 0.95; got {text}")
     return value
