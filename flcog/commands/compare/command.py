@@ -5,13 +5,14 @@ import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import flcog.callbacks
 from flcog.commands import shipped_configs
 from flcog.commands.compare.filling import Known, Launcher, fill
 from flcog.commands.compare.folder import print_damage
 from flcog.commands.compare.plan import Cell, Table, apart, cells, quoted, select
-from flcog.commands.compare.results import Result, check_metric
+from flcog.commands.compare.results import check_metric
 from flcog.commands.compare.runner import Runner
 from flcog.commands.compare.saved_results import results_of, seeds_run, write_results
 from flcog.commands.compare.table_file import read_table, with_bounds
@@ -70,47 +71,45 @@ def compare(arguments: list[str]) -> None:
     own, extra = arguments[:end], arguments[end + 1 :]
     options = _parser().parse_args(own)
     if options.reproduced:
-        _reproduced(options, extra)
+        from flcog.commands.compare.reproduced import write_page
+
+        if extra:
+            raise ValueError("--reproduced trains nothing: remove the arguments after --")
+        write_page(options.table, options.out or [Path("runs")], options.results, Path("REPRODUCED.md"))
         return
     if len(options.table) != 1 or len(options.out) > 1:
         raise ValueError("flcog compare takes one table and one --out, or several with --reproduced; flcog compare --help")
-    (path,), out = options.table, options.out[0] if options.out else Path("runs") / options.table[0].stem
-    table, launcher = _chosen(options, path, out), _launcher(options)
-    given = table
+    (path,) = options.table
+    options.out = options.out[0] if options.out else Path("runs") / path.stem
+    options.saved = options.results / f"{path.stem}.csv"
+    given, launcher = _chosen(options, path), _launcher(options)
     if options.tune:
-        tune(table, out, extra, lambda grid, runs: _fill(grid, runs, out, options, launcher))
-    table = with_choice(table, out / TUNED, _saved_file(options, path).with_suffix(".tuned.yaml"))
-    runs = cells(table, out, extra)
+        tune(given, options.out, extra, lambda grid, runs: _fill(grid, runs, options, launcher))
+    table = with_choice(given, options.out / TUNED, options.saved.with_suffix(".tuned.yaml"))
+    runs = cells(table, options.out, extra)
     print_damage(
         [cell.damage for cell in runs],
         "" if options.show or options.dry_run else ", and is trained again; the old run is kept in the folder damaged",
     )
     if options.dry_run:
-        _describe(table, runs, out, path, options)
-        if any(part.tune for part in given.rows.values()):
-            _describe_grid(given, out, extra, results_of(table, runs, _saved_file(options, path)))
+        _describe(given, extra, table, runs, options)
         return
-    failed = [] if options.show else _fill(table, runs, out, options, launcher)
-    _report(table, runs, out, path, options)
+    failed = [] if options.show else _fill(table, runs, options, launcher)
+    _report(table, runs, options)
     _end(failed, len(apart(runs)))
 
 
-def _describe(table: Table, runs: Sequence[Cell], out: Path, path: Path, options: argparse.Namespace) -> None:
-    from flcog.commands.compare.dry_run import describe
+def _describe(given: Table, extra: Sequence[str], table: Table, runs: Sequence[Cell], options: argparse.Namespace) -> None:
+    """Print the runs, and those of ``--tune``, for which the ``given`` table lacks the values that an earlier search chose."""
+    from flcog.commands.compare.dry_run import describe, describe_grid
 
-    results = results_of(table, runs, _saved_file(options, path))
-    print(describe(apart(runs), results, out.resolve().parent, table.trunks and not options.no_trunks))
-
-
-def _describe_grid(table: Table, out: Path, extra: Sequence[str], results: Sequence[Result]) -> None:
-    from flcog.commands.compare.dry_run import describe_grid
-
-    print(f"\n{describe_grid(table, checked_candidates(table, out, extra), results, out.resolve().parent)}")
+    results, root = results_of(table, runs, options.saved), options.out.resolve().parent
+    print(describe(apart(runs), results, root, table.trunks and not options.no_trunks))
+    if any(part.tune for part in given.rows.values()):
+        print(f"\n{describe_grid(given, checked_candidates(given, options.out, extra), results, root)}")
 
 
-def _fill(
-    table: Table, runs: Sequence[Cell], out: Path, options: argparse.Namespace, launcher: Callable[[Known], Launcher]
-) -> list[Cell]:
+def _fill(table: Table, runs: Sequence[Cell], options: argparse.Namespace, launcher: Callable[[Known], Launcher]) -> list[Cell]:
     """Train the unfinished runs. Returns the failed cells."""
     from flcog.commands.compare.result_table import ResultTable
     from flcog.commands.compare.table import summarise
@@ -118,7 +117,7 @@ def _fill(
     def filled() -> tuple[list[str], list[list[str]]]:
         return summarise(ResultTable(table, results_of(table, runs, None)), options.spread)
 
-    return fill(apart(runs), launcher, out.resolve().parent, table.trunks and not options.no_trunks, filled)
+    return fill(apart(runs), launcher, options.out.resolve().parent, table.trunks and not options.no_trunks, filled)
 
 
 def _launcher(options: argparse.Namespace) -> Callable[[Known], Launcher]:
@@ -198,15 +197,12 @@ def _add_options_of_slurm(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--gpus", type=_number, help="the number of GPUs for each of Slurm's jobs; none by default")
 
 
-def _chosen(options: argparse.Namespace, path: Path, out: Path) -> Table:
+def _chosen(options: argparse.Namespace, path: Path) -> Table:
     """The table of the file, changed by the options."""
     table = with_bounds(read_table(path)) if options.bounds else read_table(path)
-    if options.seeds:
-        table = replace(table, seeds=tuple(dict.fromkeys(options.seeds)))
-    if options.last:
-        table = replace(table, last=options.last)
-    if options.confidence:
-        table = replace(table, confidence=options.confidence)
+    seeds = tuple(dict.fromkeys(options.seeds or ()))
+    given: dict[str, Any] = {"seeds": seeds, "last": options.last, "confidence": options.confidence}
+    table = replace(table, **{name: value for name, value in given.items() if value})
     if options.only:
         table = select(table, options.only)
     if options.against is not None:
@@ -214,37 +210,23 @@ def _chosen(options: argparse.Namespace, path: Path, out: Path) -> Table:
             raise ValueError(f"--against {options.against}: the table has the rows {quoted(table.rows)}")
         table = replace(table, against=dict.fromkeys(table.rows, options.against))
     if options.show and not options.seeds:
-        saved = _saved_file(options, path)
-        table = replace(table, seeds=seeds_run(table, out, saved) or table.seeds)
+        table = replace(table, seeds=seeds_run(table, options.out, options.saved) or table.seeds)
     return table
 
 
-def _report(table: Table, runs: Sequence[Cell], out: Path, path: Path, options: argparse.Namespace) -> None:
+def _report(table: Table, runs: Sequence[Cell], options: argparse.Namespace) -> None:
     """Print the filled table, write it and its curves beside the runs, and save the results with ``--save-results``."""
     from flcog.commands.compare.report import report
 
-    saved = _saved_file(options, path)
-    results = results_of(table, runs, saved if options.show else None)
-    report(table, results, out, options.spread)
+    results = results_of(table, runs, options.saved if options.show else None)
+    report(table, results, options.out, options.spread)
     if options.save_results:
-        count = write_results(saved, table, runs)
-        if (out / TUNED).is_file():
-            shutil.copy(out / TUNED, saved.with_suffix(".tuned.yaml"))
-        none = f"no run with the table's settings has finished: nothing is saved in {saved}"
-        print(f"{count} finished runs saved in {saved}" if count else none)
+        count = write_results(options.saved, table, runs)
+        if (options.out / TUNED).is_file():
+            shutil.copy(options.out / TUNED, options.saved.with_suffix(".tuned.yaml"))
+        none = f"no run with the table's settings has finished: nothing is saved in {options.saved}"
+        print(f"{count} finished runs saved in {options.saved}" if count else none)
     check_metric(results, runs)
-
-
-def _saved_file(options: argparse.Namespace, path: Path) -> Path:
-    return options.results / f"{path.stem}.csv"
-
-
-def _reproduced(options: argparse.Namespace, extra: Sequence[str]) -> None:
-    from flcog.commands.compare.reproduced import write_page
-
-    if extra:
-        raise ValueError("--reproduced trains nothing: remove the arguments after --")
-    write_page(options.table, options.out or [Path("runs")], options.results, Path("REPRODUCED.md"))
 
 
 def _end(failed: Sequence[Cell], count: int) -> None:
