@@ -556,6 +556,8 @@ def test_curves_are_means_with_their_intervals(tmp_path: Path) -> None:
     assert first.get_ylim()[0] > 0 and first.get_ylim()[1] < 100  # the wide bands are cut off
     for count, words in ((1, "One seed."), (2, "Means over 2 seeds.")):
         assert curves_figure({"": {"A": series[:count]}}, {"": ""}, 0.95).get_supxlabel() == words
+    for arms, are_grey in (("AB", False), ("ABC", True)):
+        assert ("grey" in curves_figure({"": dict.fromkeys(arms, series)}, {"": ""}, 0.95).get_supxlabel()) == are_grey
 
 
 def test_panels_whose_axes_differ_say_so() -> None:

@@ -89,7 +89,8 @@ def curves_figure(settings: Mapping[str, Mapping[str, Series]], metrics: Mapping
         _draw(axes, panel, confidence, limits)
         if place % columns == 0 or not shared:
             axes.set_ylabel(panel.ylabel)
-    figure.supxlabel(_caption(settings, confidence, shared or len(panels) == 1), fontsize=8, color="#555555")
+    caption = _caption(settings, confidence, any(panel.grey for panel in panels), shared or len(panels) == 1)
+    figure.supxlabel(caption, fontsize=8, color="#555555")
     return figure
 
 
@@ -164,7 +165,7 @@ def _label_ends(axes: Axes, ends: Sequence[tuple[float, float, str, str]]) -> No
         )
 
 
-def _caption(settings: Mapping[str, Mapping[str, Series]], confidence: float, shared: bool) -> str:
+def _caption(settings: Mapping[str, Mapping[str, Series]], confidence: float, grey: bool, shared: bool) -> str:
     """The meaning of lines and bands, and whether the vertical axes differ."""
     counts = sorted({len(series) for arms in settings.values() for series in arms.values() if series})
     if not counts:
@@ -174,8 +175,7 @@ def _caption(settings: Mapping[str, Mapping[str, Series]], confidence: float, sh
     if counts[-1] > 2:
         fewer = "" if counts[0] > 2 else ", from three seeds on"
         text += f"; bands: {percent(confidence)} intervals of the mean (Student's t{fewer})"
-    if len(settings) == 1 and counts[-1] > 2:
-        text += "; grey: the other arms"
+    text += "; grey: the other arms" * grey
     name = next(iter(settings)) if len(settings) == 1 else ""
     return f"{name}. {text}.".removeprefix(". ") + ("" if shared else " The panels' vertical axes differ.")
 
