@@ -16,7 +16,7 @@ from flcog.commands.compare.findings import percent
 from flcog.commands.compare.folder import OUT_REMEDY
 from flcog.commands.compare.paired import Estimate, estimate
 from flcog.commands.compare.plan import Table
-from flcog.commands.compare.results import Result
+from flcog.commands.compare.results import Result, span
 from flcog.core.files import write_figure
 from flcog.core.monitor import lower_is_better
 
@@ -170,8 +170,7 @@ def _caption(settings: Mapping[str, Mapping[str, Series]], confidence: float, gr
     counts = sorted({len(series) for arms in settings.values() for series in arms.values() if series})
     if not counts:
         return ""
-    seeds = f"{counts[0]}" if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
-    text = "One seed" if counts[-1] == 1 else f"Means over {seeds} seeds"
+    text = "One seed" if counts[-1] == 1 else f"Means over {span(counts)} seeds"
     if counts[-1] > 2:
         fewer = "" if counts[0] > 2 else ", from three seeds on"
         text += f"; bands: {percent(confidence)} intervals of the mean (Student's t{fewer})"
@@ -182,11 +181,8 @@ def _caption(settings: Mapping[str, Mapping[str, Series]], confidence: float, gr
 
 def bars_caption(counts: Sequence[int], confidence: float, mean: str) -> str:
     """The meaning of points and bars, for the numbers of seeds in the means."""
-    low, high = min(counts), max(counts)
-    if high == 1:
-        return "One seed."
-    text = f"Means over {low if low == high else f'{low} to {high}'} seeds"
-    return text + (f"; bars: {percent(confidence)} intervals of the {mean} (Student's t)." if high > 2 else ".")
+    text = "One seed" if max(counts) == 1 else f"Means over {span(counts)} seeds"
+    return text + (f"; bars: {percent(confidence)} intervals of the {mean} (Student's t)." if max(counts) > 2 else ".")
 
 
 def over_seeds(seeds: Series, confidence: float) -> Curve:

@@ -9,7 +9,7 @@ import flcog.callbacks
 from flcog.commands.compare.findings import compared, percent
 from flcog.commands.compare.plan import Table
 from flcog.commands.compare.result_table import ResultTable
-from flcog.commands.compare.results import number
+from flcog.commands.compare.results import number, span
 from flcog.commands.compare.table import Spread, diverged_text, spread_of
 
 ESCAPES = (
@@ -114,8 +114,7 @@ def _explained(filled: ResultTable, spread: Spread) -> str:
     words = {"std": "standard deviation", "sem": "standard error", "interval": f"{percent(filled.table.confidence)} interval"}
     cells = [filled.of(row, column) for row in filled.table.rows for column in filled.columns]
     seeds = sorted({sum(result.finished for result in cell) for cell in cells} - {0})
-    many = f"{seeds[0]}" if len(seeds) == 1 else f"{seeds[0]} to {seeds[-1]}" if seeds else "no"
-    over = f"mean over {many} seed{'s' * (seeds != [1])}"
+    over = f"mean over {span(seeds) if seeds else 'no'} seed{'s' * (seeds != [1])}"
     after = "standard deviation over the last evaluations" if over_rounds else words[spread]
     shown = over_rounds or (bool(seeds) and seeds[-1] > 1)
     what = compared(filled.table)

@@ -2,7 +2,7 @@
 
 import math
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -11,8 +11,6 @@ from flcog.commands.compare.facts import Facts, History
 from flcog.commands.compare.plan import Cell, Summary, joined
 from flcog.core.monitor import lower_is_better, main_metric
 from flcog.core.waiting import DISTURBED
-
-WAYS = ("up", "down")
 
 
 @dataclass(frozen=True)
@@ -86,8 +84,9 @@ def result_of(cell: Cell, history: History, facts: Facts, last: int, finished: b
         facts=facts,
         averaged=len(tail),
         deviation=standard_deviation(tail),
-        targets={**_targets(history), **_crossing(cell, compared, history)},
-        simulated=_simulated(history),
+        targets={name: (rounds, _bytes_to(name, row)) for name, rounds, row in _logged(history, "rounds")}
+        | _crossing(cell, compared, history),
+        simulated={name: seconds for name, seconds, _ in _logged(history, "simulated")},
         diverged=diverged,
         history=history,
     )
@@ -109,12 +108,12 @@ def compared_metric(metric: str | None, history: History) -> str | None:
 def _scores(metric: str, values: Sequence[float], tail: Sequence[float], history: History) -> Mapping[Summary, float]:
     scores: dict[Summary, float] = {"best": _best(metric, values), "last": values[-1], "mean": statistics.fmean(tail)}
     chooser = _chooser(metric, history)
-    chosen = {
-        row[chooser]: row[metric]
-        for row in reversed(history)
-        if chooser and row.get(chooser, math.nan) == row.get(chooser) and metric in row
-    }
-    return scores | ({"val": chosen[_best(chooser, list(chosen))]} if chooser and chosen else {})
+    if chooser is not None:
+        rows = [row for row in reversed(history) if metric in row and not math.isnan(row.get(chooser, math.nan))]
+        chosen = {row[chooser]: row[metric] for row in rows}
+        if chosen:
+            scores["val"] = chosen[_best(chooser, list(chosen))]
+    return scores
 
 
 def _chooser(metric: str, history: History) -> str | None:
@@ -132,29 +131,19 @@ def _best(metric: str, values: Sequence[float]) -> float:
     return math.nan if not numbers else min(numbers) if lower_is_better(metric) else max(numbers)
 
 
-def _simulated(history: History) -> Mapping[str, float]:
-    columns = ((name, value) for row in history for name, value in row.items())
-    return {
-        name.removeprefix("to_").removesuffix("/simulated"): value
-        for name, value in columns
-        if name.startswith("to_") and name.endswith("/simulated")
-    }
+def _logged(history: History, what: str) -> Iterator[tuple[str, float, Mapping[str, float]]]:
+    """What ``RoundsToTarget`` logged in columns such as ``to_accuracy_0.8/rounds``: the target, the value, and its row."""
+    for row in history:
+        for name, value in row.items():
+            if name.startswith("to_") and name.endswith(f"/{what}"):
+                yield name.removeprefix("to_").removesuffix(f"/{what}"), value, row
 
 
-def _targets(history: History) -> Mapping[str, tuple[float, float]]:
-    """The targets that ``RoundsToTarget`` logged in columns such as ``to_accuracy_0.8/rounds``."""
-    return {
-        name.removeprefix("to_").removesuffix("/rounds"): (
-            value,
-            sum(row[name.replace("/rounds", f"/{way}_bytes")] for way in WAYS),
-        )
-        for row in history
-        for name, value in row.items()
-        if name.startswith("to_") and name.endswith("/rounds")
-    }
+def _bytes_to(target: str, row: Mapping[str, float]) -> float:
+    return row[f"to_{target}/up_bytes"] + row[f"to_{target}/down_bytes"]
 
 
-def _crossing(cell: Cell, metric: str | None, history: History) -> Mapping[str, tuple[float, float]]:
+def _crossing(cell: Cell, metric: str | None, history: History) -> dict[str, tuple[float, float]]:
     """The rounds and bytes at which the curve crosses the column's target, as McMahan et al. (2017) read them.
 
     The curve is made monotone (each point is the best so far) and interpolated between evaluations.
@@ -195,6 +184,11 @@ def number(value: float) -> str:
     return f"{value:.2f}" if abs(value) < 1e4 else f"{value:.4g}"
 
 
+def span(counts: Collection[int]) -> str:
+    """Format counts: "5", or "2 to 5"."""
+    return f"{min(counts)}" if len(set(counts)) == 1 else f"{min(counts)} to {max(counts)}"
+
+
 def check_metric(results: Sequence[Result], cells: Sequence[Cell]) -> None:
     """Refuse a metric that no finished run of its columns has logged."""
     for metric in dict.fromkeys(cell.metric for cell in cells if cell.metric):
@@ -204,5 +198,5 @@ def check_metric(results: Sequence[Result], cells: Sequence[Cell]) -> None:
             logged = sorted({name for result in found if result.finished for row in result.history for name in row})
             raise ValueError(
                 f"no run logged the table's metric {metric}, but {', '.join(logged)}: correct `metric` and give the same command again; "
-                f"nothing is run twice"
+                "nothing is run twice"
             )

@@ -10,7 +10,7 @@ from flcog.commands.compare.paired import estimate
 from flcog.commands.compare.plan import Summary
 from flcog.commands.compare.published import Figure, Quantity
 from flcog.commands.compare.result_table import ResultTable
-from flcog.commands.compare.results import Result, number, standard_deviation
+from flcog.commands.compare.results import Result, number, span, standard_deviation
 from flcog.commands.compare.savings import saving
 from flcog.core.speed import comparable
 from flcog.core.text import human, seconds
@@ -81,14 +81,9 @@ def _score_columns(filled: ResultTable, column: str, spread: Spread) -> list[Col
     on_test = any((result.metric or "").startswith("test/") for result in results)
     named: list[tuple[str, Summary]] = [("best on test" if chosen and on_test else "best", "best")]
     named += [("at best val", "val")] if chosen else []
-    named += [("last", "last"), (f"mean of last {_counted(filled, results)}", "mean")]
+    averaged = [result.averaged for result in results if result.averaged] or [filled.table.last]
+    named += [("last", "last"), (f"mean of last {span(averaged)}", "mean")]
     return [(name, [score_text(filled, row, column, summary, spread) for row in filled.table.rows]) for name, summary in named]
-
-
-def _counted(filled: ResultTable, results: Sequence[Result]) -> str:
-    """The number of evaluations in the mean of the last ones: "5", or "2 to 5"."""
-    counts = sorted({result.averaged for result in results if result.averaged}) or [filled.table.last]
-    return f"{counts[0]}" if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
 
 
 def score_text(filled: ResultTable, row: str, column: str, summary: Summary, spread: Spread) -> str:

@@ -30,43 +30,28 @@ def draw_targets(filled: ResultTable, out: Path) -> list[Path]:
         made = Figure(figsize=size, layout="constrained")
         places = made.subplots(len(found), 1 + timed, squeeze=False, sharey="row")
         for line, ((column, target), rows) in zip(places, found.items(), strict=True):
-            _draw(
-                line[0],
-                rows,
-                {row: [run.targets[target][0] for run in runs if target in run.targets] for row, runs in rows.items()},
-            )
-            line[0].set_xlabel(f"Rounds to {target}")
             line[0].set_title(column)
+            rounds = {row: [run.targets[target][0] for run in runs if target in run.targets] for row, runs in rows.items()}
+            _draw(line[0], rows, rounds, f"Rounds to {target}")
             if timed:
-                _draw(
-                    line[1],
-                    rows,
-                    {row: [run.simulated[target] for run in runs if target in run.simulated] for row, runs in rows.items()},
-                )
-                line[1].set_xlabel(f"Simulated seconds to {target}")
+                seconds = {row: [run.simulated[target] for run in runs if target in run.simulated] for row, runs in rows.items()}
+                _draw(line[1], rows, seconds, f"Simulated seconds to {target}")
         made.supxlabel("Points: seeds; lines: means, where all seeds reached the target.", fontsize=8, color="#555555")
         return made
 
     return write_both(figure, out, "targets")
 
 
-def _draw(axes: Axes, rows: Mapping[str, Sequence[Result]], values: Mapping[str, Sequence[float]]) -> None:
+def _draw(axes: Axes, rows: Mapping[str, Sequence[Result]], values: Mapping[str, Sequence[float]], label: str) -> None:
     for place, (row, runs) in enumerate(rows.items()):
         found, colour = values[row], COLOURS[place % len(COLOURS)]
         axes.plot(found, [place] * len(found), "o", color=colour, markersize=4, alpha=0.7)
-        missed = len(runs) - len(found)
-        if missed:
-            axes.annotate(
-                f"{missed} missed",
-                (1.0, place),
-                xycoords=("axes fraction", "data"),
-                fontsize=7.5,
-                color=colour,
-                ha="right",
-                va="center",
-            )
+        if missed := len(runs) - len(found):
+            text, units = f"{missed} missed", ("axes fraction", "data")
+            axes.annotate(text, (1.0, place), xycoords=units, fontsize=7.5, color=colour, ha="right", va="center")
         else:
             axes.plot([fmean(found)] * 2, [place - 0.32, place + 0.32], color=colour, linewidth=1.6)
+    axes.set_xlabel(label)
     axes.set_yticks(range(len(rows)), list(rows), fontsize=8)
     axes.set_ylim(len(rows) - 0.5, -0.5)
     axes.set_xlim(left=0)
