@@ -92,15 +92,17 @@ def _settings(arm: Arm, arms: Mapping[Place, Arm], place: Place, varying: set[st
         return [f"  no configuration can be read; this command prints the error: {command}"]
     row = arm.unlike([other for (name, _), other in arms.items() if name == place[0] and other.settings])
     column = arm.unlike([other for (_, name), other in arms.items() if name == place[1] and other.settings])
-    groups = {
-        "unlike other cells of its row and of its column": [name for name in row if name in column],
-        "unlike other cells of its row": [name for name in row if name not in column],
-        "unlike other cells of its column": [name for name in column if name not in row],
-        "unlike cells in other rows and columns": [
-            name for name in arm.settings if name in varying and name not in row and name not in column
-        ],
+    titles = {
+        (True, True): "unlike other cells of its row and of its column",
+        (True, False): "unlike other cells of its row",
+        (False, True): "unlike other cells of its column",
+        (False, False): "unlike cells in other rows and columns",
     }
-    return [line for title, names in groups.items() if names for line in (f"  {title}:", *_listed(arm.settings, names, "    "))]
+    lines: list[str] = []
+    for places, title in titles.items():
+        names = [name for name in arm.settings if name in varying and (name in row, name in column) == places]
+        lines += [f"  {title}:", *_listed(arm.settings, names, "    ")] if names else []
+    return lines
 
 
 def _listed(settings: Settings, names: Any, margin: str = "  ") -> list[str]:

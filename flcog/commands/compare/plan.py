@@ -223,11 +223,9 @@ def cells(table: Table, out: Path, extra: Sequence[str]) -> list[Cell]:
         common = [*arguments[1:], *extra]
         drawn = ["--seed_everything", str(seed), *([f"--{SPLIT_SEED}", str(seed)] if table.varies_split else [])]
         arguments += [*extra, *drawn, "--trainer.default_root_dir", str(folder)]
-        metric = setting.metric or table.metric
-        cell = Cell(
-            row, column, seed, folder, arguments, metric=metric, setting=place, until=setting.round, target=setting.target
-        )
-        cell.extra, cell.common_arguments, cell.varies_split = extra, common, table.varies_split
+        cell = Cell(row, column, seed, folder, arguments, extra=extra, common_arguments=common, varies_split=table.varies_split)
+        cell.metric, cell.setting = setting.metric or table.metric, place
+        cell.until, cell.target = setting.round, setting.target
         result.append(cell)
     _check_apart(result)
     return result

@@ -100,14 +100,9 @@ def _figure(value: Any, quantity: Quantity, where: str, cell: str) -> Figure:
         return Figure((low + high) / 2, within=(high - low) / 2)
     numbers = value if isinstance(value, list) else [value]
     if len(numbers) not in (1, 2) or not all(map(is_number, numbers)):
-        beyond = (
-            f', or for {quantity} "> 100"'
-            if quantity in MAY_BE_BEYOND
-            else ', or a range "14 to 20"'
-            if quantity == "gain"
-            else ""
-        )
-        raise ValueError(f"{where} must be figures, 73.07 or [73.07, 0.08] with its ±{beyond}; {cell.rstrip(', ')} is {value!r}")
+        more = {"gain": ', or a range "14 to 20"'} | {name: f', or for {name} "> 100"' for name in MAY_BE_BEYOND}
+        also = more.get(quantity, "")
+        raise ValueError(f"{where} must be figures, 73.07 or [73.07, 0.08] with its ±{also}; {cell.rstrip(', ')} is {value!r}")
     value, *spread = map(float, numbers)
     return Figure(value, spread[0] if spread else None)
 

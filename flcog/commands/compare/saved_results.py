@@ -126,24 +126,17 @@ def seeds_run(table: Table, out: Path, saved: Path) -> tuple[int, ...]:
 
 
 def _line(table: str, cell: Cell, record: Record, metrics: set[str]) -> dict[str, Any]:
-    history = [row for row in record.history if any(name in row for name in _main(cell, record.history, metrics))]
-    kept = [name for name in dict.fromkeys(name for row in history for name in row) if _is_kept(name, cell, history, metrics)]
+    compared = [name for name in (*metrics, compared_metric(cell.metric, record.history)) if name]
+    history = [row for row in record.history if any(name in row for name in compared)]
+    always = (*compared, *(f"val/{name.removeprefix('test/')}" for name in compared), *ALWAYS)
+    names = dict.fromkeys(name for row in history for name in row)
+    kept = [name for name in names if name in always or name.startswith(ALWAYS_LIKE)]
     line = {"table": table, "format": FORMAT, "row": cell.row, "setting": cell.setting, "seed": cell.seed}
     line |= {name: value for name, value in asdict(record.facts).items() if name in FACTS}
     # A value that is not finite tells of a run that has diverged, and of nothing else.
     shown = [{name: value for name, value in row.items() if record.facts.diverged or math.isfinite(value)} for row in history]
     line |= {name: " ".join(_text(row.get(name)) for row in shown) for name in (ROUND, *kept)}
     return {name: "" if value != value or value is False else value for name, value in line.items()}
-
-
-def _main(cell: Cell, history: History, metrics: set[str]) -> list[str]:
-    """The metrics whose evaluations are kept."""
-    return [name for name in (*metrics, compared_metric(cell.metric, history)) if name]
-
-
-def _is_kept(name: str, cell: Cell, history: History, metrics: set[str]) -> bool:
-    twins = [f"val/{metric.removeprefix('test/')}" for metric in _main(cell, history, metrics)]
-    return name in (*_main(cell, history, metrics), *twins, *ALWAYS) or name.startswith(ALWAYS_LIKE)
 
 
 def _text(value: float | None) -> str:

@@ -205,13 +205,8 @@ class _TableFile:
 
 def _with_metrics(columns: Mapping[str, Part], metrics: Mapping[str, Any]) -> Mapping[str, Part]:
     """The columns; if there are metrics, a column for each pair of a column and a metric."""
-    given = {name: metric if isinstance(metric, dict) else {"metric": metric} for name, metric in metrics.items()}
-    return (
-        columns
-        if not given
-        else {
-            f"{column} {name}".strip(): replace(part, setting=column, **metric)
-            for column, part in columns.items()
-            for name, metric in given.items()
-        }
-    )
+    return {
+        f"{column} {name}".strip(): replace(part, setting=column, **(metric if isinstance(metric, dict) else {"metric": metric}))
+        for column, part in columns.items()
+        for name, metric in metrics.items()
+    } or columns
