@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from flcog.commands.compare.paired import Estimate
 from flcog.commands.compare.plan import Summary, Table
 from flcog.commands.compare.published import Figure, Quantity
-from flcog.commands.compare.result_table import Comparison, ResultTable
+from flcog.commands.compare.result_table import ResultTable
 from flcog.commands.compare.results import number
 from flcog.commands.compare.table import figure_text
 from flcog.commands.compare.verdicts import Verdict, verdicts
@@ -17,7 +17,6 @@ SUMMARIES: Mapping[Summary, str] = {
     "mean": "mean of the last evaluations",
     "val": "score at the best validation",
 }
-
 
 FIGURES: Mapping[Quantity, str] = {
     "score": "score",
@@ -43,7 +42,7 @@ def percent(confidence: float) -> str:
     return f"{100 * confidence:g} %"
 
 
-def interval_text(found: Estimate) -> str:
+def _interval_text(found: Estimate) -> str:
     """The interval, such as "72.10 to 74.04", or the reason for its absence."""
     if found.count == 1:
         return "one seed: no interval"
@@ -52,7 +51,7 @@ def interval_text(found: Estimate) -> str:
     return f"{number(found.low)} to {number(found.high)}"
 
 
-def p_text(p: float) -> str:
+def _p_text(p: float) -> str:
     return "" if p != p else f"{p:.3f}" if p >= 0.001 else "< 0.001"
 
 
@@ -60,14 +59,13 @@ def difference_table(filled: ResultTable) -> str:
     """A table of the differences between rows. Empty if nothing can be compared yet."""
     confidence = percent(filled.table.confidence)
     header = ["", "setting", "against", "seeds", "difference", f"{confidence} interval", "p", "p (Holm)"]
-    found = [(column, row, found) for column in filled.columns for row, found in filled.comparisons(column).items()]
-    return _table(header, [[row, column, *_difference_row(comparison)] for column, row, comparison in found])
-
-
-def _difference_row(comparison: Comparison) -> list[str | int]:
-    found = comparison.difference
-    shown = [_signed(found.mean), interval_text(found), p_text(found.p), p_text(comparison.p_holm)]
-    return [comparison.against, found.count, *shown]
+    rows: list[list[str | int]] = []
+    for column in filled.columns:
+        for row, comparison in filled.comparisons(column).items():
+            found = comparison.difference
+            texts = [_signed(found.mean), _interval_text(found), _p_text(found.p), _p_text(comparison.p_holm)]
+            rows.append([row, column, comparison.against, found.count, *texts])
+    return _table(header, rows)
 
 
 def paper_table(filled: ResultTable) -> str:

@@ -95,7 +95,8 @@ class ResultTable:
 
     def estimate(self, row: str, column: str) -> Estimate:
         """The compared score over finished seeds."""
-        return estimate(_finite(self.scores(row, column, self.table.summary_of(column), finished=True)), self.table.confidence)
+        scores = self.scores(row, column, self.table.summary_of(column), finished=True).values()
+        return estimate([score for score in scores if math.isfinite(score)], self.table.confidence)
 
     def comparisons(self, column: str) -> dict[str, Comparison]:
         """Comparisons by row in one setting, for rows with a finished run whose seed the other row has finished, too."""
@@ -117,10 +118,6 @@ class ResultTable:
             ours = {}
         seeds = [seed for seed in ours if seed in theirs and math.isfinite(ours[seed]) and math.isfinite(theirs[seed])]
         return paired_difference([ours[seed] for seed in seeds], [theirs[seed] for seed in seeds], self.table.confidence)
-
-
-def _finite(values: dict[int, float]) -> list[float]:
-    return [value for value in values.values() if math.isfinite(value)]
 
 
 def _over_settings(table: Table, results: Sequence[Result], name: str, worst: bool = False) -> list[Result]:

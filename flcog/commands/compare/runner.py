@@ -1,6 +1,5 @@
 """Trains the runs of a table as processes of this machine, several at a time."""
 
-import os
 import signal
 import subprocess
 import threading
@@ -14,6 +13,7 @@ from flcog.commands.compare.folder import OUTPUT
 from flcog.commands.compare.plan import Cell
 from flcog.commands.compare.training import can_begin, conclude, start
 from flcog.core import signals
+from flcog.core.fabric import num_cores
 from flcog.core.writer_lock import WriterLock, without_advice
 
 LOOK_EVERY = 1.0
@@ -89,7 +89,7 @@ class Runner:
         return time.monotonic() - started
 
     def _train(self, cell: Cell) -> None:
-        threads = max(1, len(os.sched_getaffinity(0)) // self.jobs if hasattr(os, "sched_getaffinity") else 1)
+        threads = max(1, num_cores() // self.jobs)
         with (cell.folder / OUTPUT).open("ab") as output:
             with self._lock:
                 if self._stopped:

@@ -5,7 +5,6 @@ from dataclasses import dataclass
 
 from flcog.commands.compare.paired import Estimate, estimate
 from flcog.commands.compare.result_table import ResultTable
-from flcog.commands.compare.results import Result
 
 
 @dataclass(frozen=True)
@@ -41,7 +40,8 @@ def saving(filled: ResultTable, row: str, column: str) -> Saving | None:
     (target,) = targets
     if any(target not in run.targets for run in ours.values()):
         return None
-    needed = [(run.targets[target], _needed(other, target)) for run, other in pairs]
+    # A run that missed the target counts with all its rounds and bytes.
+    needed = [(run.targets[target], other.targets.get(target, (other.rounds, other.facts.total_bytes))) for run, other in pairs]
     confidence = filled.table.confidence
     percent = [100 * (1 - sent / theirs) for (_, sent), (_, theirs) in needed]
     return Saving(
@@ -49,8 +49,3 @@ def saving(filled: ResultTable, row: str, column: str) -> Saving | None:
         estimate([value for value in percent if not math.isnan(value)], confidence),
         any(target not in other.targets for _, other in pairs),
     )
-
-
-def _needed(run: Result, target: str) -> tuple[float, float]:
-    """Rounds and bytes until the target, or until the end of a run that missed it."""
-    return run.targets.get(target, (run.rounds, run.facts.total_bytes))

@@ -5,7 +5,7 @@ choice, the whole grid and the cost.
 """
 
 import math
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -160,12 +160,17 @@ def _told(content: Mapping[str, Any]) -> str:
 def _grid(content: Mapping[str, Any]) -> str:
     """The whole grid as a table, with chosen values at its edge marked."""
     lines, edges = content["grid"], {tuple(edge) for edge in content["edges"]}
+
+    def value(line: Mapping[str, Any], option: str) -> str:
+        at_the_edge = line["chosen"] and (line["row"], line["setting"], option) in edges
+        return f"{line.get(option, '')}" + " (edge of the grid)" * at_the_edge
+
     facts = ("row", "setting", "validation", "rounds_to_target", "diverged", "chosen", "stopped")
     options = [name for name in dict.fromkeys(name for line in lines for name in line) if name not in facts]
     shown = {
         "Row": [line["row"] for line in lines],
         "Setting": [line["setting"] for line in lines],
-        **{name: [_value(line, name, edges) for line in lines] for name in options},
+        **{name: [value(line, name) for line in lines] for name in options},
         "Validation": ["diverged" if line["diverged"] else figure(line["validation"]) for line in lines],
         "Rounds to the target": [f"{line['rounds_to_target']:.4g}" if "rounds_to_target" in line else "" for line in lines],
         "Stopped after round": [line.get("stopped", "") for line in lines],
@@ -173,8 +178,3 @@ def _grid(content: Mapping[str, Any]) -> str:
     }
     filled = {name: values for name, values in shown.items() if any(value != "" for value in values)}
     return markdown(list(filled), zip(*filled.values(), strict=True))
-
-
-def _value(line: Mapping[str, Any], option: str, edges: Collection[tuple[str, ...]]) -> str:
-    at_the_edge = line["chosen"] and (line["row"], line["setting"], option) in edges
-    return f"{line.get(option, '')}" + " (edge of the grid)" * at_the_edge

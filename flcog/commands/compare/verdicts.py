@@ -188,7 +188,6 @@ def _compared(
     """Our figure, its text if it is no number, and its difference from the published one."""
     table = filled.table
     runs = [run for run in filled.of(row, column) if run.finished and run.seed in table.planned]
-    trials, splits = math.sqrt(table.trials), table.varies_split
     if quantity == "rounds":
         return _rounds(runs, figure, table.confidence)
     if quantity == "saved":
@@ -210,7 +209,8 @@ def _compared(
         return estimate([value for value in values if not math.isnan(value)], table.confidence), "", None
     if ours.count < 2:
         return ours, "", None
-    return ours, "", judge(ours, table.confidence, figure.value, (figure.spread or 0) / trials, splits)
+    error = (figure.spread or 0) / math.sqrt(table.trials)
+    return ours, "", judge(ours, table.confidence, figure.value, error, table.varies_split)
 
 
 def _rounds(runs: Sequence[Result], figure: Figure, confidence: float) -> tuple[Estimate | None, str, Gap | None]:
