@@ -211,9 +211,9 @@ class Trunk(NamedTuple):
 def cells(table: Table, out: Path, extra: Sequence[str]) -> list[Cell]:
     """Every run of the table, with its command line. Columns come before rows, the user's own arguments last."""
     _check_split_seed(table, extra)
-    result = []
+    result, places = [], table.settings
     for (column, setting), (row, arm), seed in product(table.columns.items(), table.rows.items(), table.seeds):
-        place = table.settings[column]
+        place = places[column]
         folder = out.joinpath(*(file_name(name) for name in (place, row) if name), f"seed{seed}")
         arguments = ["fit"]
         for part in (table.common, setting, arm):
