@@ -134,10 +134,12 @@ class RemoteClients:
             raise NoAnswer("no host has answered the request to evaluate the model")
         counts = {k: self._calls[k].val if split == "val" else self._calls[k].test for k in parts}
         sizes = {k: 0 if count is None else int(count.sum()) for k, count in counts.items()}
-        names = next(iter(parts.values())).figures
-        totals = {name: sum(sizes[k] * part.figures[name] for k, part in parts.items()) for name in names}
+        together: dict[str, float] = {}
+        for name in dict.fromkeys(name for part in parts.values() for name in part.figures):
+            measured = [k for k, part in parts.items() if name in part.figures]  # a host without held-out samples has none
+            together[name] = sum(sizes[k] * parts[k].figures[name] for k in measured) / sum(sizes[k] for k in measured)
         scores = torch.stack([part.clients for part in parts.values()]).nanmean(0)
-        return Scores(scores, {name: total / sum(sizes.values()) for name, total in totals.items()})
+        return Scores(scores, together)
 
     def losses(self, received: Download, clients: Sequence[int]) -> list[float]:
         return self._numbers("losses", clients, lambda mine: (received, mine))

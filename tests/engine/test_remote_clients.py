@@ -1,0 +1,40 @@
+"""The server's side of clients in several processes, which puts the hosts' answers together."""
+
+from typing import Any
+
+import pytest
+import torch
+
+from flcog.client.messages import RollCall, Scores
+from flcog.client.remote import RemoteClients
+
+
+class Host:
+    """A host of one of two clients, whose evaluations have given figures."""
+
+    def __init__(self, client: int, held_out: int, figures: dict[str, float]) -> None:
+        self._mine, self._held_out, self._figures = torch.arange(2) == client, held_out, figures
+
+    def send(self, name: str, *arguments: Any) -> None:
+        self._asked = name
+
+    def answer(self) -> Any:
+        if self._asked == "begin":
+            return RollCall(10 * self._mine, self._held_out * self._mine, None, 2, "classification", 3)
+        return Scores(torch.full((2,), torch.nan, dtype=torch.float64), self._figures)
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "figures"),
+    [
+        ((1, {"loss": 1.0}), (3, {"loss": 2.0}), {"loss": 1.75}),
+        ((0, {}), (3, {"loss": 2.0}), {"loss": 2.0}),
+        ((3, {"loss": 2.0}), (0, {}), {"loss": 2.0}),
+        ((1, {"loss": 1.0}), (3, {"loss": 2.0, "logged": 5.0}), {"loss": 1.75, "logged": 5.0}),
+        ((0, {}), (0, {}), {}),
+    ],
+)
+def test_hosts_without_a_figure_have_no_part_in_it(first: Any, second: Any, figures: dict[str, float]) -> None:
+    clients = RemoteClients([Host(0, *first), Host(1, *second)])
+    clients.begin()
+    assert clients.evaluate({}, {}, "val", figures=True).figures == figures
