@@ -9,7 +9,7 @@ from flcog.client.executor import Assignment, Choice, Result
 from flcog.core.processes import Processes
 from flcog.execute.job import Job
 from flcog.execute.pace import Pace
-from flcog.execute.placements import MadePlacement, make_placement
+from flcog.execute.placements import AnyPlacement, make_placement
 from flcog.execute.plan import Plan, compilable, loop_plan, plan_for
 from flcog.execute.threads import Threads
 from flcog.execute.trials import Trials
@@ -51,14 +51,14 @@ class ChosenExecutor:
 
     def __init__(self, job: Job, plan: Plan, notes: Notes, agree: Callable[[tuple[Choice, str]], tuple[Choice, str]]) -> None:
         self._job, self._plan, self._notes, self._agree = job, plan, notes, agree
-        self.placement: MadePlacement | None = None
+        self.placement: AnyPlacement | None = None
         """The placement, once it has been chosen."""
         self._trials = Trials(job, plan, notes) if plan.timed else None
         notes.add(ExecutorNote(plan.note))
         if not plan.timed:
             self._place(make_placement(job, plan.choices[0], notes), plan)
 
-    def _place(self, placement: MadePlacement, plan: Plan) -> None:
+    def _place(self, placement: AnyPlacement, plan: Plan) -> None:
         self.placement, self._pace = placement, Pace(placement.clients_at_once) if plan.tries_one else None
         self._may_fail = placement.name != "loop" and not plan.timed
 
@@ -109,7 +109,7 @@ class ChosenExecutor:
         else:
             yield from self.placement.run(assignment)
 
-    def _run_or_fall_back(self, placement: MadePlacement, assignment: Assignment) -> Generator[Result, None, None]:
+    def _run_or_fall_back(self, placement: AnyPlacement, assignment: Assignment) -> Generator[Result, None, None]:
         """The results of a batched program that has not run yet, or of the loop."""
         results, first, reason = placement.run(assignment), None, ""
         try:

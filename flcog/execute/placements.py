@@ -20,11 +20,11 @@ from flcog.execute.threads import Threads
 from flcog.execute.trainer import ClientTrainer, Learner
 from flcog.method import Notes
 
-MadePlacement = Sequential | Threads | Batched | Streams
+AnyPlacement = Sequential | Threads | Batched | Streams
 """A placement with its ``trainer``, whose steps may be compiled."""
 
 
-def make_placement(job: Job, choice: Choice, notes: Notes) -> MadePlacement:
+def make_placement(job: Job, choice: Choice, notes: Notes) -> AnyPlacement:
     """The placement and the steps that a choice names.
 
     Args:

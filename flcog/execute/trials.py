@@ -7,7 +7,7 @@ from contextlib import suppress
 from flcog.client.executor import Assignment, Choice, Placement, longest_first
 from flcog.core.text import seconds
 from flcog.execute.job import Job
-from flcog.execute.placements import MadePlacement, make_placement
+from flcog.execute.placements import AnyPlacement, make_placement
 from flcog.execute.plan import Plan, Times, compiled_choices
 from flcog.method import Notes
 
@@ -32,7 +32,7 @@ class Trials:
 
     def __init__(self, job: Job, plan: Plan, notes: Notes) -> None:
         self._job, self._choices, self._notes = job, plan.choices, notes
-        self.made: dict[Choice, MadePlacement] = {}
+        self.made: dict[Choice, AnyPlacement] = {}
         """The placements with compiled steps, which are kept because compiling takes long."""
 
     def fastest(self, assignment: Assignment) -> tuple[Choice, str]:
