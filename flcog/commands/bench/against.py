@@ -165,26 +165,14 @@ class Contender:
 
 @contextmanager
 def started(name: str, python: str, folder: Path, job: ContenderJob) -> Iterator[Contender]:
-    """Start a framework's program, which reads its job.
-
-    Args:
-        name: the framework's name.
-        python: its interpreter.
-        folder: the job's folder.
-        job: the job.
-    """
+    """Start a framework's program in its Python interpreter. It reads the job from the folder."""
     peer = PEERS[name]
-    launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={job.processes}"]
+    torchrun = ["-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={job.processes}"]
+    launcher = torchrun if peer.many_processes and job.processes > 1 else []
     log = folder / f"{name}.log"
     with log.open("w") as errors:
         process = subprocess.Popen(
-            [
-                python,
-                *(launcher if peer.many_processes and job.processes > 1 else []),
-                str(CONTENDERS / "contend.py"),
-                peer.contender,
-                str(folder),
-            ],
+            [python, *launcher, str(CONTENDERS / "contend.py"), peer.contender, str(folder)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=errors,

@@ -37,8 +37,8 @@ def bench(
     """Time the config's rounds against a bare PyTorch loop of the same SGD steps, and against other frameworks.
 
     Only training is compared, without evaluation, trackers and checkpoints. The bare loop is written by hand: a deep copy of the
-    model and a new optimiser for each client, its batches gathered once and sliced, contiguous tensors, a sum
-    of state dicts. It runs on every core of the machine, in one process. Both sides keep freed memory for reuse.
+    model and a new optimiser for each client, its batches gathered once and sliced, contiguous tensors, a sum of state dicts. It
+    runs on every core of the machine, in one process. Both sides keep freed memory for reuse.
 
     All run in turn until the median of each ratio is known to 5 %, or until the time is up. Times are printed on the error stream
     as they arrive, and Ctrl-C ends with the ratios measured so far.
@@ -96,12 +96,7 @@ def bench(
 
 @contextmanager
 def _rivals(trainer: Any, wanted: Mapping[str, str]) -> Iterator[list[BareLoop | Contender]]:
-    """Start and warm up the bare loop and the other frameworks, in the first process only.
-
-    Args:
-        trainer: a prepared trainer.
-        wanted: frameworks with their Python interpreters.
-    """
+    """Start and warm up the bare loop and the wanted frameworks, each with its Python interpreter, in the first process only."""
     with ExitStack() as stack:
         rivals: list[BareLoop | Contender] = []
         if trainer.run.processes.is_first:
@@ -134,13 +129,7 @@ def _parameters(bare: BareLoop) -> dict[str, torch.Tensor]:
 
 
 def _compared(kept: Path, bare: BareLoop, before: dict[str, torch.Tensor]) -> str:
-    """Whether a contender's first round ended at the bare loop's model.
-
-    Args:
-        kept: the file of the contender's model.
-        bare: the bare loop after the same round.
-        before: the parameters before the round.
-    """
+    """Say whether the model that a contender kept is the bare loop's after the same round. ``before`` it, both had these parameters."""
     state = {name.removeprefix("module."): value for name, value in torch.load(kept, map_location="cpu").items()}
     distance = apart(state, _parameters(bare), before)
     if distance <= SAME_MODEL:
@@ -155,14 +144,7 @@ SAME_MODEL = 0.01
 def _rounds_in_turn(
     contestants: Sequence[Contestant], rivals: Sequence[BareLoop | Contender], repeats: int, seconds: float
 ) -> Iterator[list[float]]:
-    """Time rounds until the ratios are known well enough or the time is up, and report the times now and then.
-
-    Args:
-        contestants: our trainers.
-        rivals: the bare loop and other frameworks.
-        repeats: the minimum number of rounds.
-        seconds: the maximum time.
-    """
+    """Time rounds until the ratios are known well enough or the time is up, and report the times now and then."""
     processes, rounds, going_on = contestants[0].trainer.run.processes, list[list[float]](), True
     began, reported = time.perf_counter(), -math.inf
     while going_on:

@@ -28,13 +28,7 @@ def uncertainty(values: Sequence[float]) -> float:
 
 
 def _ratios(rounds: Sequence[Sequence[float]], ours: int = 0, count: int = 1) -> list[list[float]]:
-    """Return the ratios of a time of ours to each rival's in every round, by rival.
-
-    Args:
-        rounds: the times of each round, ours before the rivals'.
-        ours: the position of our time.
-        count: the number of our times.
-    """
+    """Return the ratios of one of our times to each rival's in every round, by rival. The first ``count`` times of a round are ours."""
     times = list(zip(*rounds, strict=True))
     return [[own / other for own, other in zip(times[ours], theirs, strict=True)] for theirs in times[count:]]
 

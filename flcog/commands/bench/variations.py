@@ -20,8 +20,14 @@ from flcog.method import Method, check_methods
 CALLBACKS = "callbacks"
 """The name of the variation of single methods. Each one joins the config's own methods in a run of its own."""
 
-MAY_VARY = ("executor", "chunk_size", "compile", "precision", "tf32")
-"""Arguments of the trainer that change how a round is computed, but not its result."""
+MAY_VARY = {
+    "executor": "loop, vmap, vmap-patches",
+    "chunk_size": "1, 10, 50",
+    "compile": "false, true",
+    "precision": "32-true, bf16-mixed",
+    "tf32": "false, true",
+}
+"""Arguments of the trainer that change how a round is computed, but not its result, each with an example."""
 
 
 class Contestant:
@@ -44,14 +50,14 @@ class Contestant:
 
     def round(self) -> float:
         """Train a round and return its seconds."""
-        on_gpu = self.trainer.run.processes.device.type == "cuda"
-        held = _forget_peak(self.trainer.run.processes.device) if on_gpu else 0
+        device = self.trainer.run.processes.device
+        held = _forget_peak(device) if device.type == "cuda" else 0
         began = time.perf_counter()
         self.trainer.train_round()
         synchronise(self.trainer)
         took = time.perf_counter() - began
-        if on_gpu:
-            self.memory = max(self.memory, torch.cuda.max_memory_allocated(self.trainer.run.processes.device) - held)
+        if device.type == "cuda":
+            self.memory = max(self.memory, torch.cuda.max_memory_allocated(device) - held)
         return took
 
     @property
@@ -81,24 +87,15 @@ def variations(trainer: Any, vary: Mapping[str, Any]) -> list[Contestant]:
     """
     if not vary:
         raise ValueError(f"vary has nothing to vary; give a list of values of {', '.join(MAY_VARY)}")
+    examples = {**MAY_VARY, CALLBACKS: "none, NAME"}
     for name, values in vary.items():
-        if name not in (*MAY_VARY, CALLBACKS):
+        if name not in examples:
             raise ValueError(
                 f"vary: {name} cannot be varied; give only options that do not change a round's result: {', '.join(MAY_VARY)}; or callbacks"
             )
         if not isinstance(values, list) or not values:
-            raise ValueError(f"vary.{name} is a list of values, as in --vary.{name} '[{EXAMPLES[name]}]'; got {values!r}")
+            raise ValueError(f"vary.{name} is a list of values, as in --vary.{name} '[{examples[name]}]'; got {values!r}")
     return [_varied(trainer, dict(zip(vary, values, strict=True))) for values in itertools.product(*vary.values())]
-
-
-EXAMPLES = {
-    "executor": "loop, vmap, vmap-patches",
-    "chunk_size": "1, 10, 50",
-    "compile": "false, true",
-    "precision": "32-true, bf16-mixed",
-    "tf32": "false, true",
-    CALLBACKS: "none, NAME",
-}
 
 
 def _varied(trainer: Any, values: Mapping[str, Any]) -> Contestant:

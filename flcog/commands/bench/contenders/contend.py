@@ -1,9 +1,8 @@
 """Trains rounds when asked to: ``python contend.py NAME FOLDER`` runs the contender in NAME.py on the job in FOLDER.
 
 A request is a line of JSON on the standard input: the round's number, its clients, and where to keep the model, if anywhere. An answer
-is a line on the standard output: ``ready`` once, with the training program's name; then ``seconds`` for each round; or
-``missing`` or ``error``, with the
-reason. The end of the input ends the program.
+is a line on the standard output: ``ready`` once, with the training program's name; then ``seconds`` for each round; or ``missing`` or
+``error``, with the reason. The end of the input ends the program.
 """
 
 import importlib
