@@ -9,7 +9,6 @@ import re
 import sys
 from collections.abc import Iterator
 from functools import cache
-from importlib import resources
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -48,7 +47,7 @@ class Entry(NamedTuple):
 @cache
 def entries() -> dict[str, Entry]:
     """Return the entries of ``references.bib`` by their keys."""
-    text = resources.files("flcog.commands").joinpath("references.bib").read_text(encoding="utf-8")
+    text = Path(__file__).with_name("references.bib").read_text(encoding="utf-8")
     found = re.findall(r"^(@\w+{(\w+),.*?^})", text, flags=re.MULTILINE | re.DOTALL)
     return {key: Entry(key, entry) for entry, key in found}
 

@@ -7,8 +7,6 @@ import yaml
 
 from flcog.core.yaml_files import load_yaml
 
-SECTIONS = ("trainer", "model", "data")
-
 
 def check_config(path: Path) -> None:
     """Refuse a file without a mapping of options, and an option that appears twice, because YAML would use the last value."""
@@ -16,7 +14,7 @@ def check_config(path: Path) -> None:
     node = yaml.compose(path.read_text(encoding="utf-8"), Loader=yaml.SafeLoader)
     if not isinstance(node, yaml.MappingNode):
         what = {yaml.SequenceNode: "a list", yaml.ScalarNode: "a single value"}.get(type(node), "nothing")
-        raise ValueError(f"{path} holds {what}: a config is a mapping with {', '.join(SECTIONS)}, as configs/quickstart.yaml is")
+        raise ValueError(f"{path} holds {what}: a config is a mapping with trainer, model, data, as configs/quickstart.yaml is")
     _refuse_doubles(path, node, set())
     for key, value in node.value:
         if key.value == "trainer" and isinstance(value, yaml.ScalarNode):

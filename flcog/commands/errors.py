@@ -156,9 +156,12 @@ def _no_option(parser: Any, text: str, name: str) -> str:
 
 def _no_key(parser: Any, text: str, command: str, name: str) -> str:
     """Explain an unknown option in a config file."""
-    if (refusal := refusal_of(name.removeprefix("trainer."))) and name.startswith("trainer."):
-        return refusal
-    return _of_a_script(name) or f"there is no option {name!r}.{_near(_command(parser, command), name)}"
+    return _of_lightning(name) or _of_a_script(name) or f"there is no option {name!r}.{_near(_command(parser, command), name)}"
+
+
+def _of_lightning(name: str) -> str | None:
+    """Explain an option that only Lightning's trainer has."""
+    return refusal_of(name.removeprefix("trainer.")) if name.startswith("trainer.") else None
 
 
 def _of_a_script(name: str) -> str:
@@ -169,7 +172,7 @@ def _of_a_script(name: str) -> str:
 def _unrecognized(parser: Any, text: str, words: str) -> str:
     word = words.split()[0]
     name = word.lstrip("-").split("=")[0]
-    if (refusal := refusal_of(name.removeprefix("trainer."))) and name.startswith("trainer."):
+    if refusal := _of_lightning(name):
         return refusal
     if word.startswith("--"):
         return f"there is no option --{name}." + (
@@ -279,8 +282,7 @@ def _path() -> list[str]:
 RULES: tuple[tuple[str, Callable[..., str]], ...] = (
     (r"module '([\w.]+)' has no attribute '(\w+)'", _no_attribute),
     (r"Problem with given class_path '([^']*)': No module named '([^']*)'", _no_module),
-    (r"Import path (\S+) does not correspond to a subclass of (\w+)", _wrong_class),
-    (r"Import path() does not correspond to a subclass of (\w+)", _wrong_class),
+    (r"Import path ?(\S*) does not correspond to a subclass of (\w+)", _wrong_class),
     (r"Expected '(\S+)' to be a subclass of <class '(\w+)'>", _wrong_class),
     (r"Expected a dot import path string: ?(\S*)", _no_class),
     (r"Subcommand '(\w+)' does not accept option '([^']+)'", _no_key),

@@ -123,14 +123,15 @@ def method_rows(methods: Iterable[Method]) -> list[MethodRow]:
                 down=_relative(traffic.down, traffic.once_down, plain.down),
                 stateful=traffic.stateful,
                 secure_aggregation=_runs_sealed(method),
-                labels=", ".join(
-                    {"classification": "single", "multilabel": "multi", "regression": "real", "unlabelled": "none"}[t]
-                    for t in method.tasks
-                ),
+                labels=", ".join(LABELS[task] for task in method.tasks),
                 papers=", ".join(paper for paper, names in flcog.callbacks.PAPERS.items() if method.name in names),
             )
         )
     return rows
+
+
+LABELS = {"classification": "single", "multilabel": "multi", "regression": "real", "unlabelled": "none"}
+"""The labels of each task, as the table calls them."""
 
 
 def _runs_sealed(method: Method) -> bool:
@@ -160,11 +161,8 @@ def _relative(bytes_: int, once: int, plain: int) -> str:
 
 def example(cls: type[Method]) -> Method:
     """A method with its default options, and with random images if it needs its own data."""
-    required = [
-        field.name
-        for field in dataclasses.fields(cls)
-        if field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
-    ]
+    missing = dataclasses.MISSING
+    required = [field.name for field in dataclasses.fields(cls) if field.default is field.default_factory is missing]
     arguments: dict[str, Any] = {name: Probe() for name in required}
     return cls(**arguments)
 

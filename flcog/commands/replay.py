@@ -70,9 +70,7 @@ def _check_selected(trainer: FederatedTrainer, round: int, client: int) -> None:
 def _way_there(start: int, round: int, path: Path | None) -> str:
     """Describe the replay's first checkpoint, and the rounds that it trains before the requested round."""
     origin = (
-        "the initial model, because there is no earlier checkpoint"
-        if path is None
-        else f"the model after round {start}, {short(path)}"
+        f"the model after round {start}, {short(path)}" if path else "the initial model, because there is no earlier checkpoint"
     )
     between = {0: "", 1: f"; round {round} is run again first"}
     return f"from {origin}" + between.get(round - start, f"; rounds {start + 1} to {round} are run again first")

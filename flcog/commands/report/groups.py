@@ -6,6 +6,7 @@ import json
 import re
 import statistics
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -137,11 +138,8 @@ def _defaults(name: str) -> dict[str | None, str]:
     """The default settings of a method of flcog, as code; classes from other packages are not imported."""
     if name not in flcog.callbacks.__all__:
         return {}
-    parameters = inspect.signature(getattr(flcog.callbacks, name)).parameters.values()
     found: dict[str | None, str] = {}
-    for parameter in parameters:
-        try:
+    for parameter in inspect.signature(getattr(flcog.callbacks, name)).parameters.values():
+        with suppress(SyntaxError):
             found[parameter.name] = ast.unparse(ast.parse(repr(parameter.default), mode="eval"))
-        except SyntaxError:
-            continue
     return found
