@@ -126,14 +126,12 @@ class Contender:
             clients: the round's clients.
             keep: a file for the program's state after the round.
         """
-        return float(self._ask(round=number, clients=clients, keep=None if keep is None else str(keep))["seconds"])
-
-    def _ask(self, **request: Any) -> dict[str, Any]:
         assert self._process.stdin is not None
+        request = {"round": number, "clients": clients, "keep": None if keep is None else str(keep)}
         with suppress(BrokenPipeError):  # it has ended, and has printed the reason
             self._process.stdin.write(json.dumps(request) + "\n")
             self._process.stdin.flush()
-        return self.heard()
+        return float(self.heard()["seconds"])
 
     def heard(self) -> dict[str, Any]:
         """Return its next answer."""

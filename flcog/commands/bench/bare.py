@@ -14,7 +14,7 @@ from flcog.client_module import trains_itself
 from flcog.commands.bench.contenders.job import Batches
 from flcog.commands.bench.waiting import wait_for_device
 from flcog.core.fabric import num_cores
-from flcog.core.trees import Tree, map_leaves
+from flcog.core.trees import map_leaves
 
 
 def batches_of(trainer: Any) -> tuple[Batches, Any]:
@@ -74,17 +74,13 @@ class BareLoop:
     def _steps(self, model: Any, batches: Iterable[list[Tensor]]) -> None:
         optimizer = model.configure_optimizers()
         for leaves in batches:
-            inputs, targets = self._batch(leaves)
+            # A loop for two tensors does not spend microseconds on flattening trees.
+            inputs, targets = leaves if len(leaves) == 2 else pytree.tree_unflatten(leaves, self.structure)
             optimizer.zero_grad()
             with self._settings.autocast(self.device):
                 loss = masked_mean(model.per_example_loss(model(inputs), targets), None)
             loss.backward()
             optimizer.step()
-
-    def _batch(self, leaves: list[Tensor]) -> tuple[Tree, Tree]:
-        # A loop for two tensors does not spend microseconds on flattening trees.
-        inputs, targets = leaves if len(leaves) == 2 else pytree.tree_unflatten(leaves, self.structure)
-        return inputs, targets
 
 
 class OneModel(BareLoop):

@@ -92,12 +92,12 @@ def line_chart(title: str, x: Axis, y: Axis, series: Sequence[Series], note: str
     if not shown:
         return ""
     frame = Frame(x, y, shown)
-    named = legend(shown) if keys else ""
+    noted, named = f"<p>{html.escape(note)}</p>" if note else "", legend(shown) if keys else ""
     lines = "".join(_band(one, frame) + _line(one, frame) for one in shown)
     values = {"x": x.label, "series": [_for_script(one, frame) for one in shown], "left": LEFT, "right": WIDTH - RIGHT}
     data = json.dumps(values).replace("<", "\\u003c")
     return (
-        f'<figure class="chart"><figcaption><h3>{html.escape(title + y.note)}</h3>{_note(note)}{named}</figcaption>'
+        f'<figure class="chart"><figcaption><h3>{html.escape(title + y.note)}</h3>{noted}{named}</figcaption>'
         f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{html.escape(_spoken(title, y, shown))}">'
         f'{frame.axes()}{lines}<g class="cursor"></g></svg>'
         f'<p class="reading" aria-hidden="true">&nbsp;</p><script type="application/json">{data}</script>{_numbers(x, y, shown)}</figure>'
@@ -212,10 +212,6 @@ def _for_script(one: Series, frame: Frame) -> dict[str, object]:
         "css": one.css,
         "points": [[round(v, 1) for v in frame.at(*p)] + [frame.x.text(p[0]), frame.y.text(p[1])] for p in one.drawn],
     }
-
-
-def _note(note: str) -> str:
-    return f"<p>{html.escape(note)}</p>" if note else ""
 
 
 def _text(px: float, py: float, text: str, anchor: str, css: str = "") -> str:
