@@ -66,7 +66,8 @@ class FedDC(Method):
         return {"g": server["g"]}
 
     def loss(self, apply: Apply, params: Params, batch: Batch, task_loss: Tensor, ctx: Context) -> Tensor:
-        return self.alpha * proximal_term(params, _anchor(ctx))
+        anchor = {name: value - ctx.state["h"][name] for name, value in ctx.received.params.items()}
+        return self.alpha * proximal_term(params, anchor)
 
     def correct_gradient(self, gradient: Params, params: Params, ctx: Context) -> Params:
         return {name: value + ctx.server["g"][name] - ctx.state["g"][name] for name, value in gradient.items()}
@@ -126,11 +127,6 @@ class FedDCInFedDisco(FedDC):
 
     def finish_client(self, delta: Params, params: Params, ctx: Context) -> Upload:
         return Upload(delta, {"h": _drift(delta, ctx)}, sum={"h": delta})
-
-
-def _anchor(ctx: Context) -> Params:
-    """The point x - h_k that attracts the client's model."""
-    return {name: value - ctx.state["h"][name] for name, value in ctx.received.params.items()}
 
 
 def _drift(delta: Params, ctx: Context) -> Params:

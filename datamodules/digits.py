@@ -51,8 +51,8 @@ class Digits(FederatedDataModule):
         is_test = np.zeros(len(targets), bool)
         for label in range(self.num_classes):
             is_test[np.flatnonzero(labels == label)[4::5]] = True
-        train, test = np.flatnonzero(~is_test), np.flatnonzero(is_test)
-        return Splits(Samples(images[train], targets[train]), Samples(images[test], targets[test]))
+        samples = Samples(images, targets)
+        return Splits(samples.subset(np.flatnonzero(~is_test)), samples.subset(np.flatnonzero(is_test)))
 
     def preprocess(self) -> Callable[[Tensor], Tensor]:
         return Preprocess((0.3051,), (0.3248,))

@@ -88,11 +88,10 @@ class FEMNIST(FederatedDataModule):
         if "all_data" not in parts:
             return Splits(parts["train"], parts["test"])
         everyone = parts["all_data"]
-        assert everyone.users is not None
-        sizes = np.bincount(everyone.users)
+        sizes = arrays["all_data_sizes"]
         position = np.arange(len(everyone)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
-        is_test = torch.from_numpy(position >= np.repeat(sizes - np.floor(sizes * self.test_fraction), sizes))
-        return Splits(_subset(everyone, ~is_test), _subset(everyone, is_test))
+        is_test = position >= np.repeat(sizes - np.floor(sizes * self.test_fraction), sizes)
+        return Splits(everyone.subset(np.flatnonzero(~is_test)), everyone.subset(np.flatnonzero(is_test)))
 
     def preprocess(self) -> Callable[[Tensor], Tensor]:
         return Preprocess(None if self.mean is None else (self.mean,), None if self.std is None else (self.std,))
@@ -133,8 +132,3 @@ def _read_writers(path: Path) -> Iterator[tuple[str, np.ndarray, np.ndarray]]:
                 raise ValueError(f"user {user!r} has {len(images)} images in [0, 1] and {len(labels)} labels, or others")
             require_labels(labels, 62, f"y of user {user!r}")
             yield user, images.astype(np.uint8), labels.astype(np.int64)
-
-
-def _subset(samples: Samples, mask: Tensor) -> Samples:
-    assert isinstance(samples.inputs, Tensor) and samples.users is not None
-    return Samples(samples.inputs[mask], samples.targets[mask], samples.users[mask.numpy()])

@@ -124,7 +124,7 @@ class HuggingFace(ItemSets):
             transform = self.transform if part == "train" else self.eval_transform
             stored = None if transform or self.collate_fn or self.cache_dir else _stored(rows, self.input)
             parts[part] = ItemSet(
-                _Rows(rows, self.input, self.target, transform), _targets(rows, self.target), False, users, stored
+                _Rows(rows, self.input, self.target, transform), as_array(rows[self.target][:]), False, users, stored
             )
         return parts
 
@@ -166,10 +166,6 @@ def _columns_of(input: str | list[str] | dict[str, str]) -> Mapping[str, str]:
 def _value(value: Any) -> Any:
     """A cell; nested lists of numbers as an array."""
     return np.asarray(value) if isinstance(value, list) and value and not isinstance(value[0], str | dict) else value
-
-
-def _targets(rows: Any, target: str) -> np.ndarray:
-    return as_array(rows[target][:])
 
 
 def _stored(rows: Any, input: str | list[str] | dict[str, str]) -> Tree | None:

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from flcog.core import hub
-from flcog.core.checks import at_least
+from flcog.core.checks import at_least, one_of
 from flcog.core.extras import require
 from flcog.data import FederatedDataModule, Partitioner, Samples, Splits
 from flcog.data.instructions import Instructions
@@ -76,8 +76,7 @@ class InstructionData(FederatedDataModule):
             partitioner = Natural()
         super().__init__(partitioner=partitioner, **kwargs)
         at_least(self, 2, max_length=max_length)
-        if template not in TEMPLATES:
-            raise ValueError(f"InstructionData: template must be {' or '.join(TEMPLATES)}; got {template!r}")
+        one_of(self, TEMPLATES, template=template)
         self.files = {"train": Path(train)} | {
             part: Path(path) for part, path in (("test", test), ("val", val)) if path is not None
         }

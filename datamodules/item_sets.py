@@ -82,6 +82,7 @@ class ItemSets(WithTargets):
             )
         self._task, self._num_classes, self.collate_fn, self.num_workers = task, num_classes, collate_fn, num_workers
         self.cache_dir, self._target = cache_dir, target
+        self._files: dict[str, tuple[RowFile, bool]] = {}
 
     @abstractmethod
     def _parts(self) -> Mapping[str, ItemSet]:
@@ -260,10 +261,6 @@ class ItemSets(WithTargets):
             digest.update(rows.tobytes())
         return digest.hexdigest()
 
-    @cached_property
-    def _files(self) -> dict[str, tuple[RowFile, bool]]:
-        return {}
-
 
 def _of_each_class(targets: np.ndarray, most: int) -> np.ndarray:
     """Return the first item of each class and the last item of all; some classes only if there are more than ``most``."""
@@ -288,9 +285,6 @@ def _scaled(leaf: Tensor) -> Tensor:
         return leaf
     # Channels-last memory, as for all other images here: convolutions read it faster.
     rows = leaf.permute(0, 2, 3, 1)
-    copied = torch.empty(rows.shape, dtype=_float_of(leaf), device=leaf.device).copy_(rows)
+    dtype = torch.get_default_dtype() if leaf.dtype == torch.uint8 else leaf.dtype
+    copied = torch.empty(rows.shape, dtype=dtype, device=leaf.device).copy_(rows)
     return (copied.div_(255) if leaf.dtype == torch.uint8 else copied).permute(0, 3, 1, 2)
-
-
-def _float_of(leaf: Tensor) -> torch.dtype:
-    return torch.get_default_dtype() if leaf.dtype == torch.uint8 else leaf.dtype

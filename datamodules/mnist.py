@@ -69,8 +69,7 @@ class MNIST(FederatedDataModule):
         train, test = self._read(*paths[:2]), self._read(*paths[2:])
         if self.samples_per_class is not None:
             positions = [np.flatnonzero(train.targets == label)[: self.samples_per_class] for label in range(self.num_classes)]
-            kept = np.sort(np.concatenate(positions))
-            train = Samples(torch.as_tensor(train.inputs)[kept], train.targets[kept])
+            train = train.subset(np.sort(np.concatenate(positions)))
         return Splits(train, test)
 
     def preprocess(self) -> Callable[[Tensor], Tensor]:

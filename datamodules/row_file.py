@@ -145,13 +145,8 @@ class CheckedRows:
 
     def __init__(self, path: Path, rows: np.ndarray, sums: np.ndarray, field: str | None = None) -> None:
         self._path, self._rows, self._sums, self._field = path, rows, sums, field
-        self._shown = rows if field is None else rows[field]
-        self.shape, self.dtype, self.ndim, self.nbytes = (
-            self._shown.shape,
-            self._shown.dtype,
-            self._shown.ndim,
-            self._shown.nbytes,
-        )
+        shown = rows if field is None else rows[field]
+        self.shape, self.dtype, self.ndim, self.nbytes = shown.shape, shown.dtype, shown.ndim, shown.nbytes
 
     def field(self, name: str) -> "CheckedRows":
         """Return a view with only one field of each row."""

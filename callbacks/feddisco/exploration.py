@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import torch
 from matplotlib.figure import Figure
-from torch import Tensor
 
 from flcog.callbacks.feddisco.feddisco import discrepancy
 from flcog.core.checks import at_least
@@ -128,15 +127,11 @@ def _accuracy(run: Run, params: Params, buffers: Params) -> float:
 
 def _mix(run: Run, worse: LocalModel, better: LocalModel) -> Mixture:
     def mean(ours: Params, theirs: Params, r: float) -> Params:
-        return {name: _between(value, theirs[name], r) for name, value in ours.items()}
+        # Whole numbers, such as BatchNorm's count of batches, stay ``ours``.
+        return {name: torch.lerp(value, theirs[name], r) if value.is_floating_point() else value for name, value in ours.items()}
 
     accuracies = [_accuracy(run, mean(worse.params, better.params, r), mean(worse.buffers, better.buffers, r)) for r in SHARES]
     return Mixture(worse, better, tuple(accuracies))
-
-
-def _between(ours: Tensor, theirs: Tensor, r: float) -> Tensor:
-    """The mean with weight r for ``theirs``; ``ours`` for whole numbers, such as BatchNorm's count of batches."""
-    return torch.lerp(ours, theirs, r) if ours.is_floating_point() else ours
 
 
 def _write(models: Sequence[LocalModel], trials: Sequence[Mixture], out: Path) -> None:

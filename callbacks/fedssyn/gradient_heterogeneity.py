@@ -1,7 +1,7 @@
 """GradientHeterogeneity: an observer that measures the noise of clients' gradients and their differences between clients."""
 
 from collections.abc import Callable
-from typing import NamedTuple, TypeGuard
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -108,7 +108,8 @@ class GradientHeterogeneity(Callback):
 
 def measure(run: Run, max_samples: int | None = None, chunk_size: int = 32) -> dict[str, float]:
     """The values of :class:`GradientHeterogeneity` at the run's present model. Every process calls it."""
-    exchange = next(filter(_is_of_samples, (run.method_record(method.name).exchange for method in run.methods)), None)
+    exchanges = (run.method_record(method.name).exchange for method in run.methods)
+    exchange = next((exchange for exchange in exchanges if isinstance(exchange, SampleExchange)), None)
     means, scalars = _sums(run, exchange, max_samples, chunk_size)
 
     def dissimilarity(name: str) -> float:
@@ -218,7 +219,3 @@ def _gradient_moments(run: Run, chunk_size: int) -> Callable[[np.ndarray], Momen
         return Moments(mean, square, len(rows))
 
     return moments
-
-
-def _is_of_samples(exchange: object) -> TypeGuard[SampleExchange]:
-    return isinstance(exchange, SampleExchange)

@@ -6,7 +6,7 @@ import os
 import shutil
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,9 +17,11 @@ from filelock import FileLock
 from PIL import Image
 from torch import Tensor
 
-from flcog.callbacks.fedssyn.generators.base import DataGenerator, Form, synthesise
+from flcog.callbacks.fedssyn.generators.base import DataGenerator, Form, Log, finite, matching_labels, subset_of
 from flcog.core.files import arrays_in, replacing, replacing_folder, short, write_table, write_yaml
 from flcog.core.labels import require_labels
+from flcog.core.precision import default_dtype
+from flcog.core.randomness import fold, seeded
 from flcog.core.text import clock
 from flcog.data import Federation
 
@@ -61,6 +63,19 @@ class Synthesis:
             "partition": federation.partition.hash,
             "data": fingerprint(federation),
         }
+
+    def make(self, federation: Federation, client: int, log: Log) -> Set:
+        """Train a client's generator and draw its synthetic set, on the CPU. All random draws follow from the seed and the client."""
+        train, device = federation.train, federation.train.targets.device
+        rows = torch.from_numpy(subset_of(federation, client, self.rho, self.seed)).to(device)
+        form, labels = Form.of(train), train.targets[rows]
+        wanted = matching_labels(labels, self.count, federation.num_classes)
+        with seeded(fold(self.seed, client, "generator"), device), default_dtype(torch.float32):
+            sample = self.generator.train(form.encode(train.gather(rows).to(device)), labels, federation.num_classes, log)
+            with torch.no_grad():
+                parts = [form.decode(finite(sample(part.to(device)), client)) for part in wanted.split(500)]
+        inputs = torch.cat(parts) if parts else form.decode(form.encode(train.gather(rows[:1]).to(device)))[:0]
+        return inputs, wanted
 
 
 def fingerprint(federation: Federation) -> str:
@@ -106,12 +121,11 @@ def synthetic_sets(
     sets: dict[int, Set] = {}
     for client in clients[rank::world_size]:
         if folder is None:
-            sets[client] = _make(synthesis, federation, client, lambda epoch, figures: None)
+            sets[client] = synthesis.make(federation, client, lambda epoch, figures: None)
             continue
         with FileLock(folder / f".{_name(client)}.lock"):
             if not (folder / f"{_name(client)}.npz").is_file():
-                log = report.begin(client)
-                made = _make(synthesis, federation, client, log)
+                made = synthesis.make(federation, client, report.begin(client))
                 report.write_log(client)
                 _write(folder / f"{_name(client)}.npz", made)
                 report.done(client, len(made[1]))
@@ -162,10 +176,6 @@ def training_logs(folder: Path) -> list[dict[str, float]]:
         except (ValueError, TypeError, csv.Error) as error:
             raise ValueError(f"{path} cannot be read as the log of a generator's training: delete it ({error})") from error
     return rows
-
-
-def _make(synthesis: Synthesis, federation: Federation, client: int, log: Callable[[int, dict[str, float]], None]) -> Set:
-    return synthesise(synthesis.generator, federation, client, synthesis.rho, synthesis.count, synthesis.seed, log)
 
 
 def _keep_undeleted(made: Set, folder: Path, client: int) -> Set:
@@ -239,7 +249,7 @@ class _Reporter:
         self.began = self.shown = time.perf_counter()
         self.announced = rank != 0
 
-    def begin(self, client: int) -> Callable[[int, dict[str, float]], None]:
+    def begin(self, client: int) -> Log:
         assert self.folder is not None
         if not self.announced:
             found = sum((self.folder / f"{_name(k)}.npz").is_file() for k in range(self.num_clients))

@@ -4,6 +4,7 @@ import torch
 from torch import Tensor
 
 from flcog.client_module import ClientModule
+from flcog.core.monitor import Monitor
 from flcog.method import Callback, Run
 
 GROUPS = ("head", "middle", "tail")
@@ -58,10 +59,7 @@ class ClassAccuracy(Callback):
             raise ValueError(f"ClassAccuracy needs a flcog.Classifier and classes; got {given}: remove ClassAccuracy")
         if run.federation.test is None:
             raise ValueError("ClassAccuracy needs a test set, and the data have none: remove ClassAccuracy")
-        if run.settings.eval_every == 0:
-            raise ValueError(
-                "ClassAccuracy needs evaluations, but trainer.eval_every=0: set it to 1 or more, or remove ClassAccuracy"
-            )
+        Monitor.check(run.settings.eval_every, self)
 
     def on_evaluation_end(self, run: Run, round: int, metrics: dict[str, float]) -> None:
         federation = run.federation

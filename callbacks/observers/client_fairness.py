@@ -2,7 +2,7 @@
 
 import re
 
-from flcog.core.monitor import lower_is_better
+from flcog.core.monitor import Monitor, lower_is_better
 from flcog.method import Callback, Run
 
 
@@ -47,10 +47,7 @@ class ClientFairness(Callback):
             raise ValueError(
                 "ClientFairness needs the scores of a flcog.ClientModule's examples: use one, or remove ClientFairness"
             )
-        if run.settings.eval_every == 0:
-            raise ValueError(
-                "ClientFairness needs evaluations, but trainer.eval_every=0: set it to 1 or more, or remove ClientFairness"
-            )
+        Monitor.check(run.settings.eval_every, self)
 
     def on_evaluation_end(self, run: Run, round: int, metrics: dict[str, float]) -> None:
         for name in [name for name in metrics if re.fullmatch(r"(val|test)/(client|personal)_\w+_std", name)]:

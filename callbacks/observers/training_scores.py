@@ -5,7 +5,7 @@ from math import nan
 import numpy as np
 
 from flcog.core.checks import at_least
-from flcog.core.monitor import lower_is_better, main_metric
+from flcog.core.monitor import Monitor, lower_is_better, main_metric
 from flcog.method import Callback, Run
 
 
@@ -33,10 +33,7 @@ class TrainingScores(Callback):
         self.every = every
 
     def on_fit_start(self, run: Run) -> None:
-        if run.settings.eval_every == 0:
-            raise ValueError(
-                "TrainingScores needs evaluations, but trainer.eval_every=0: set it to 1 or more, or remove TrainingScores"
-            )
+        Monitor.check(run.settings.eval_every, self)
 
     def on_evaluation_end(self, run: Run, round: int, metrics: dict[str, float]) -> None:
         name = main_metric(metrics)

@@ -40,7 +40,6 @@ def distillation_loss(student: Tensor, teacher: Tensor, multilabel: bool = False
         student: outputs (logits) [B, C] of the model that learns.
         teacher: outputs [B, C] of the teacher, without a gradient.
         multilabel: whether a sample can have several labels.
-        temperature: T > 0; above 1 it softens both distributions.
         temperature: T > 0; more than 1 softens both.
 
     Example:

@@ -56,7 +56,8 @@ class Monitor:
             raise ValueError(f"mode must be max or min; got {mode!r}")
         self._name, self._mode, self._selecting, self._seen = name, mode, selecting, False
 
-    def check(self, eval_every: int, observer: object) -> None:
+    @staticmethod
+    def check(eval_every: int, observer: object) -> None:
         """Refuse a run that never evaluates."""
         if eval_every == 0:
             raise ValueError(

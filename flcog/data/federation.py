@@ -96,10 +96,7 @@ class Federation(TopicList):
         train = self.train
         if not isinstance(train.inputs, Source):
             rows = np.unique(np.concatenate([part.indices for part in parts if part is not None]))
-            index = torch.from_numpy(rows)
-            users = None if train.users is None else train.users[rows]
-            targets = map_leaves(lambda leaf: leaf[index.to(leaf.device)], train.targets)
-            train = replace(train, inputs=train.gather(index), targets=targets, users=users)
+            train = train.subset(rows)
             parts = [part and Partition(np.searchsorted(rows, part.indices), part.offsets) for part in parts]
         partition, client_val, client_test = parts
         assert partition is not None
@@ -200,9 +197,8 @@ class CentralSets(Federation):
 
 def _restricted(partition: Partition, clients: Collection[int]) -> Partition:
     """The partition in which all but these clients have no samples."""
-    sizes = [size if client in clients else 0 for client, size in enumerate(partition.sizes.tolist())]
-    indices = [partition.client(client) for client in sorted(clients)]
-    return Partition(np.concatenate(indices), np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64))
+    nothing = partition.indices[:0]
+    return Partition.from_clients([partition.client(k) if k in clients else nothing for k in range(partition.num_clients)])
 
 
 @dataclass(frozen=True)

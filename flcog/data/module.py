@@ -2,7 +2,6 @@
 
 import copy
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
 from typing import Literal
 
 import lightning as L
@@ -13,7 +12,7 @@ from torch import Tensor
 from flcog.core import checks
 from flcog.core.labels import require_targets
 from flcog.core.topic_list import TopicList
-from flcog.core.trees import Tree, rows
+from flcog.core.trees import Tree
 from flcog.data.federation import Federation
 from flcog.data.partition import IID, Partition, Partitioner, partition_by
 from flcog.data.preprocess import Preprocess
@@ -182,9 +181,7 @@ def _with_shares_of(samples: Samples, classes: Tensor, seed: int) -> Samples:
     sizes = np.maximum(wanted > 0, np.floor(wanted * scale + 1e-6)).astype(np.int64)
     order = np.random.default_rng([seed, 2]).permutation(len(samples))
     targets = samples.labels.numpy()[order]
-    kept = torch.from_numpy(np.sort(np.concatenate([order[targets == label][:size] for label, size in enumerate(sizes)])))
-    users = samples.users[kept.numpy()] if samples.users is not None else None
-    return replace(samples, inputs=samples.gather(kept), targets=rows(samples.targets, kept), users=users)
+    return samples.subset(np.sort(np.concatenate([order[targets == label][:size] for label, size in enumerate(sizes)])))
 
 
 def _hold_out(partition: Partition, fractions: tuple[float, float], seed: int) -> tuple[Partition, Partition, Partition]:

@@ -92,6 +92,12 @@ class Samples:
             return self.inputs.read(indices.cpu().numpy(), keys)
         return map_leaves(lambda leaf: _gathered(leaf, indices), self.inputs)
 
+    def subset(self, rows: np.ndarray) -> "Samples":
+        """The samples at some rows, in memory."""
+        index, users = torch.from_numpy(rows), None if self.users is None else self.users[rows]
+        targets = map_leaves(lambda leaf: leaf[index.to(leaf.device)], self.targets)
+        return replace(self, inputs=self.gather(index), targets=targets, users=users)
+
     def to(self, device: torch.device) -> "Samples":
         def moved(leaf: Any) -> Any:
             return leaf.to(device) if isinstance(leaf, Tensor) else leaf

@@ -1,8 +1,7 @@
-"""DataGenerator: the interface of class-conditional generators, and how a client generates its synthetic set."""
+"""DataGenerator: the interface of class-conditional generators, and the form, subset and labels of a client's samples."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -12,8 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from flcog.core import extras
-from flcog.core.precision import default_dtype
-from flcog.core.randomness import fold, seeded
+from flcog.core.randomness import fold
 from flcog.core.source import Source
 from flcog.data import Federation, Samples
 
@@ -111,13 +109,6 @@ class Form:
         return values.to("cpu", self.dtype).contiguous()
 
 
-@contextmanager
-def seeded_in_float32(key: int, device: torch.device) -> Iterator[None]:
-    """Start torch's global stream from ``key`` inside, restore it afterwards, and make new tensors float32 in every precision."""
-    with seeded(key, device), default_dtype(torch.float32):
-        yield
-
-
 def subset_of(federation: Federation, client: int, rho: float, seed: int) -> np.ndarray:
     """The samples on which a client trains its generator: round(rho n_k) of its own, drawn at random, at least one."""
     own = federation.partition.client(client)
@@ -139,27 +130,7 @@ def matching_labels(labels: Tensor, count: int, num_classes: int) -> Tensor:
     return torch.arange(num_classes).repeat_interleave(counts)
 
 
-def synthesise(
-    generator: DataGenerator, federation: Federation, client: int, rho: float, count: int, seed: int, log: Log
-) -> tuple[Tensor, Tensor]:
-    """Train a client's generator and draw its synthetic set: inputs as the data set stores them, and labels, on the CPU.
-
-    All random draws follow from ``seed`` and ``client``.
-    """
-    train, device = federation.train, federation.train.targets.device
-    rows = torch.from_numpy(subset_of(federation, client, rho, seed)).to(device)
-    form = Form.of(train)
-    labels = train.targets[rows]
-    wanted = matching_labels(labels, count, federation.num_classes)
-    with seeded_in_float32(fold(seed, client, "generator"), device):
-        sample = generator.train(form.encode(train.gather(rows).to(device)), labels, federation.num_classes, log)
-        with torch.no_grad():
-            parts = [form.decode(_finite(sample(part.to(device)), client)) for part in wanted.split(500)]
-    inputs = torch.cat(parts) if parts else form.decode(form.encode(train.gather(rows[:1]).to(device)))[:0]
-    return inputs, wanted
-
-
-def _finite(values: Tensor, client: int) -> Tensor:
+def finite(values: Tensor, client: int) -> Tensor:
     """A generator's output, or an error if its training diverged: stored as bytes, NaN would look like pixels."""
     if not torch.isfinite(values).all():
         raise ValueError(f"client {client}'s generator has diverged: it makes NaN or infinite values. Lower generator.lr")

@@ -115,7 +115,9 @@ class DDPM(DataGenerator):
             images = torch.randn(len(labels), *data.shape[1:]).to(device)
             for step in scheduler.timesteps:
                 predicted = network(images, step.to(device), class_labels=labels).sample
-                images = self._denoise(scheduler, predicted, int(step), images)
+                # On the CPU for every device, so that a seed gives the same start and noise everywhere.
+                rng = torch.Generator().manual_seed(int(torch.randint(2**62, ())))
+                images = scheduler.step(predicted, int(step), images, generator=rng).prev_sample
             return ((images + 1) / 2)[:, :, : shape[1], : shape[2]]
 
         return sample
@@ -168,9 +170,3 @@ class DDPM(DataGenerator):
         )
         scheduler.set_timesteps(self.sampling_steps)
         return scheduler
-
-    @staticmethod
-    def _denoise(scheduler: Any, predicted: Tensor, step: int, images: Tensor) -> Tensor:
-        # On the CPU for every device, so that a seed gives the same start and noise everywhere.
-        rng = torch.Generator().manual_seed(int(torch.randint(2**62, ())))
-        return scheduler.step(predicted, step, images, generator=rng).prev_sample

@@ -31,8 +31,7 @@ class PrivateTraining:
 
     - the number of samples of each class, because the synthetic labels follow it;
     - the run's seed, in config.yaml and at the trackers, unless ``secret``: the noise follows from it, so that everyone who knows
-      it
-      can remove the noise;
+      it can remove the noise;
     - the quality of torch's random numbers, which are not cryptographic;
     - the loss of each epoch in synthetic.csv, which has no noise: do not publish it;
     - the choice of images that people delete by hand, if they look at the samples to decide.
@@ -223,7 +222,9 @@ class Training:
         budget = Budget(privacy, self.extra_releases)
         rate = min(1.0, self.batch_size / len(self.inputs))
         steps = max(1, round(1 / rate))
-        with _opacus_without_its_warnings():
+        with warnings.catch_warnings():
+            # Opacus' hooks cause torch's warning about inputs without gradients in every pass, as a first layer needs none.
+            warnings.simplefilter("ignore")
             wrapped = require("opacus", "private training").GradSampleModule(self.network)
             handles = _inputs_in_order(self.network)
             private: Any = require("opacus.optimizers", "private training").DPOptimizer(
@@ -290,11 +291,3 @@ def hooks_off(network: Any) -> Iterator[nn.Module]:
         yield network._module
     finally:
         network.enable_hooks()
-
-
-@contextmanager
-def _opacus_without_its_warnings() -> Iterator[None]:
-    """Hide torch's warning about inputs without gradients: Opacus' hooks cause it in every pass, as a first layer needs none."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        yield
