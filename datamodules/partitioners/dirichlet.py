@@ -6,14 +6,7 @@ import numpy as np
 
 from flcog.core.checks import at_least, positive_and_finite
 from flcog.data import Partition, Partitioner, Samples
-from flcog.datamodules.partitioners.draws import (
-    deal,
-    default_min_size,
-    draw_class_cuts,
-    require_a_sample_each,
-    require_min_size,
-    seeded_rng,
-)
+from flcog.datamodules.partitioners.draws import checked_min_size, deal, draw_class_cuts, require_a_sample_each, seeded_rng
 from flcog.datamodules.partitioners.labels import class_labels
 
 
@@ -58,8 +51,7 @@ class Dirichlet(Partitioner):
     def __call__(self, samples: Samples, num_clients: int, seed: int) -> Partition:
         require_a_sample_each(len(samples), num_clients)
         labels, rng = class_labels(samples), seeded_rng(seed)
-        min_size = default_min_size(len(samples), num_clients) if self.min_size is None else self.min_size
-        require_min_size(len(samples), num_clients, min_size)
+        min_size = checked_min_size(self.min_size, len(samples), num_clients)
         class_sizes = np.bincount(labels)
         counts, short = draw_class_cuts(class_sizes, num_clients, self.beta, min_size, self.max_tries, rng, capped=self.capped)
         if short and not self.top_up:

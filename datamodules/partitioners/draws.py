@@ -65,17 +65,18 @@ def even_sizes(total: int, parts: int) -> np.ndarray:
     return total // parts + (np.arange(parts) < total % parts)
 
 
-def default_min_size(num_samples: int, num_clients: int) -> int:
-    """The papers' 10 samples; where clients average a few dozen, asking for 10 would change the law or never succeed."""
-    return 10 if num_samples >= 100 * num_clients else 1
+def checked_min_size(given: int | None, num_samples: int, num_clients: int) -> int:
+    """The size of the smallest client: given, or the papers' 10 samples; refuses more than the set has.
 
-
-def require_min_size(num_samples: int, num_clients: int, min_size: int) -> None:
+    Where clients average a few dozen samples, asking for 10 would change the law or never succeed: the default is then 1.
+    """
+    min_size = (10 if num_samples >= 100 * num_clients else 1) if given is None else given
     if min_size * num_clients > num_samples:
         raise ValueError(
             f"{num_clients} clients of at least {min_size} samples need {min_size * num_clients}, and the set has "
             f"{num_samples}: lower min_size or num_clients"
         )
+    return min_size
 
 
 def require_a_sample_each(num_samples: int, num_clients: int) -> None:

@@ -6,7 +6,7 @@ import numpy as np
 
 from flcog.core.checks import at_least, positive_and_finite
 from flcog.data import Partition, Partitioner, Samples
-from flcog.datamodules.partitioners.draws import cut_by_shares, require_a_sample_each, require_min_size
+from flcog.datamodules.partitioners.draws import checked_min_size, cut_by_shares, require_a_sample_each
 from flcog.datamodules.partitioners.labels import class_labels
 
 
@@ -53,7 +53,7 @@ class NIIDBench(Partitioner):
         if not 0 <= seed < 2**32:
             raise ValueError(f"NIIDBench's generator takes a partition_seed from 0 to {2**32 - 1}; got {seed}")
         total, stream = int(wanted.sum()), np.random.RandomState(seed)
-        require_min_size(total, num_clients, self.min_size)
+        checked_min_size(self.min_size, total, num_clients)
         for _ in range(self.max_tries):
             owner = self._draw(labels, wanted, num_clients, stream)
             sizes = np.bincount(owner[owner >= 0], minlength=num_clients)

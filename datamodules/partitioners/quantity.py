@@ -6,13 +6,7 @@ import numpy as np
 
 from flcog.core.checks import at_least, positive_and_finite
 from flcog.data import Partition, Partitioner, Samples
-from flcog.datamodules.partitioners.draws import (
-    cut_by_shares,
-    default_min_size,
-    require_a_sample_each,
-    require_min_size,
-    seeded_rng,
-)
+from flcog.datamodules.partitioners.draws import checked_min_size, cut_by_shares, require_a_sample_each, seeded_rng
 
 
 @dataclass(frozen=True)
@@ -37,8 +31,7 @@ class Quantity(Partitioner):
     def __call__(self, samples: Samples, num_clients: int, seed: int) -> Partition:
         require_a_sample_each(len(samples), num_clients)
         rng = seeded_rng(seed)
-        min_size = default_min_size(len(samples), num_clients) if self.min_size is None else self.min_size
-        require_min_size(len(samples), num_clients, min_size)
+        min_size = checked_min_size(self.min_size, len(samples), num_clients)
         spare = len(samples) - num_clients * min_size
         sizes = min_size + cut_by_shares(spare, rng.dirichlet(np.full(num_clients, self.beta)))
         return Partition.from_assignment(rng.permutation(np.repeat(np.arange(num_clients), sizes)), num_clients)
