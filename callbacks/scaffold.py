@@ -7,6 +7,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from flcog.core.checks import positive
 from flcog.core.types import Params, Slot
 from flcog.method import ClientView, Cohort, Context, Messages, Method, Upload
 
@@ -45,8 +46,7 @@ class SCAFFOLD(Method):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.server_lr <= 0:
-            raise ValueError(f"SCAFFOLD: server_lr must be positive; got {self.server_lr}")
+        positive(self, "server_lr")
 
     def init_server(self, params: Params) -> Slot:
         return {"c": {name: torch.zeros_like(value) for name, value in params.items()}}

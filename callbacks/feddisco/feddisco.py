@@ -1,5 +1,6 @@
 """FedDisco: aggregation weights from sample counts and from how skewed each client's labels are."""
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
@@ -91,8 +92,10 @@ class FedDisco(DataExchange):
         if isinstance(self.target, str):
             if self.target not in ("uniform", "global"):
                 raise ValueError(f"FedDisco: target must be uniform, global or a list of class shares; got {self.target!r}")
-        elif min(self.target, default=-1) < 0 or sum(self.target) <= 0 or (self.metric == "kl" and min(self.target) == 0):
-            raise ValueError(f"FedDisco: target's shares must be at least 0, and above 0 for metric=kl; got {self.target}")
+        elif not 0 < sum(self.target) < math.inf or min(self.target) < 0 or (self.metric == "kl" and min(self.target) == 0):
+            raise ValueError(
+                f"FedDisco: target's shares must be finite, at least 0, and above 0 for metric=kl; got {self.target}"
+            )
 
     @property
     def exchanges_data(self) -> bool:

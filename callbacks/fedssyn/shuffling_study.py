@@ -177,7 +177,7 @@ def _parser() -> ArgumentParser:
 
 
 def _check(given: Namespace) -> None:
-    if min(given.p) < 0 or max(given.p) > 1:
+    if not all(0 <= p <= 1 for p in given.p):
         raise ValueError(f"--p takes fractions from 0 to 1; got {given.p}")
     at_least(None, 2, hint="a single client has no other to exchange samples with", **{"--clients": given.clients})
     names = ("dimension", "samples", "zeta", "local_steps", "target", "noise_rounds", "noise_lr")

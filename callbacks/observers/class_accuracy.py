@@ -46,7 +46,7 @@ class ClassAccuracy(Callback):
     """
 
     def __init__(self, head: float = 0.4, tail: float = 0.3, each: bool = True) -> None:
-        if head < 0 or tail < 0 or head + tail > 1:
+        if not (head >= 0 and tail >= 0 and head + tail <= 1):
             raise ValueError(f"ClassAccuracy: head and tail must be shares that sum to at most 1; got {head} and {tail}")
         self.head, self.tail, self.each = head, tail, each
         self._last: Tensor | None = None

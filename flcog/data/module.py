@@ -64,7 +64,7 @@ class FederatedDataModule(TopicList, L.LightningDataModule):
         checks.at_least(self, 1, num_clients=num_clients, batch_size=batch_size, eval_batch_size=eval_batch_size)
         self.reweighted_test = client_test == "reweighted"
         held_out = client_test if not isinstance(client_test, str) else 0.0 if self.reweighted_test else -1.0
-        if held_out < 0 or client_val < 0 or held_out + client_val >= 1:
+        if not (held_out >= 0 and client_val >= 0 and held_out + client_val < 1):
             raise ValueError(
                 "client_test and client_val must be fractions of a sum below 1, or client_test must be reweighted; got "
                 f"{client_test} and {client_val}"

@@ -16,7 +16,7 @@ class Preprocess:
     def __init__(self, mean: tuple[float, ...] | None = None, std: tuple[float, ...] | None = None) -> None:
         if (mean is None) != (std is None) or (mean is not None and std is not None and len(mean) != len(std)):
             raise ValueError(f"mean and std come together, one value per channel; got mean={mean}, std={std}")
-        if std is not None and min(std) <= 0:
+        if std is not None and not all(value > 0 for value in std):
             raise ValueError(f"std must be positive; got {std}")
         self.mean, self.std = mean, std
         self._affine: dict[tuple[torch.device, bool], tuple[Tensor, Tensor]] = {}

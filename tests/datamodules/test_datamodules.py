@@ -2,6 +2,7 @@
 
 import inspect
 import itertools
+import math
 import re
 import textwrap
 from pathlib import Path
@@ -12,8 +13,8 @@ import torch
 
 import flcog.datamodules
 from datamodules.common import one_line, parse
-from flcog.data import FederatedDataModule
-from flcog.datamodules import CIFAR10, IID, ArrayData, Dirichlet, Natural
+from flcog.data import FederatedDataModule, Preprocess
+from flcog.datamodules import CIFAR10, IID, ArrayData, Dirichlet, Natural, RandomData
 from flcog.datamodules.files import standardisation
 
 EXPORTED = {name: getattr(flcog.datamodules, name) for name in flcog.datamodules.__all__}
@@ -58,6 +59,21 @@ def test_more_clients_than_samples() -> None:
     data = ArrayData(train_inputs=np.ones((3, 2)), train_targets=[0, 1, 1], num_clients=4)
     with one_line(ValueError, "4 clients cannot share 3 samples"):
         data.setup()
+
+
+HELD_OUT = [{"client_test": -0.1}, {"client_test": math.nan}, {"client_val": math.nan}, {"client_test": 0.5, "client_val": 0.5}]
+
+
+@pytest.mark.parametrize("shares", HELD_OUT, ids=str)
+def test_held_out_parts_are_fractions(shares: dict[str, float]) -> None:
+    with pytest.raises(ValueError, match="client_test and client_val must be fractions of a sum below 1"):
+        RandomData(**shares)
+
+
+@pytest.mark.parametrize("std", [(0.0,), (0.5, math.nan)], ids=str)
+def test_deviations_are_positive(std: tuple[float, ...]) -> None:
+    with pytest.raises(ValueError, match="std must be positive"):
+        Preprocess((0.5,) * len(std), std)
 
 
 def test_constant_columns_keep_their_scale() -> None:

@@ -108,6 +108,7 @@ def test_the_study_of_shuffling(capsys: pytest.CaptureFixture[str], tmp_path: Pa
     ("arguments", "message"),
     [
         (["--p", "1.5"], "--p takes fractions from 0 to 1; got [1.5]"),
+        (["--p", "nan"], "--p takes fractions from 0 to 1; got [nan]"),
         (["--clients", "1"], "--clients must be at least 2; got 1: a single client has no other to exchange samples with"),
         (["--zeta", "0"], "--zeta must be positive; got 0.0"),
         (["--dimension", "0"], "--dimension must be positive; got 0"),

@@ -1,6 +1,7 @@
 """Accuracy by class, and by groups of classes of like frequency: FedDisco's Figure 8."""
 
 import copy
+import math
 from pathlib import Path
 from typing import Any
 
@@ -52,7 +53,7 @@ def test_the_groups_alone(tmp_path: Path) -> None:
     assert row["test/class_accuracy_head"] == row["test/class_accuracy_mean"]
 
 
-@pytest.mark.parametrize("shares", [(-0.1, 0.3), (0.8, 0.3)])
+@pytest.mark.parametrize("shares", [(-0.1, 0.3), (0.8, 0.3), (math.nan, 0.3)])
 def test_bad_groups(shares: tuple[float, float]) -> None:
     with pytest.raises(ValueError, match="ClassAccuracy: head and tail must be shares that sum to at most 1"):
         ClassAccuracy(*shares)
