@@ -64,7 +64,9 @@ class Backdoor(Attack):
     def wrap_gradient(self, gradient: GradientFunction, ctx: Context) -> GradientFunction:
         def poisoned(params: Params, batch: Batch) -> Gradient:
             rows = torch.arange(len(batch.targets), device=batch.targets.device)
-            poison = ctx.draws["attacks"] & (rows < self.share * len(batch.targets))
+            # Padding, which follows the samples, does not count, or the attackers would poison more of a small batch.
+            real = torch.ones(len(rows), device=rows.device) if batch.mask is None else batch.mask
+            poison = ctx.draws["attacks"] & (rows < self.share * real.sum())
             inputs = torch.where(
                 poison.view(-1, *[1] * (batch.inputs.ndim - 1)), triggered(batch.inputs, self.size, self.value), batch.inputs
             )

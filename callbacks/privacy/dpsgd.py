@@ -19,6 +19,7 @@ from flcog.method import ClientView, Context, Gradient, GradientFunction, Run, W
 
 SECOND_GRADIENT = "it takes further gradients of a batch, which the accountant does not count"
 OTHER_READS = "it reads samples outside the gradient, without noise"
+NO_LOSSES = "it selects clients by the losses of their training, which they send as 0"
 OWN_STEPS = "its clients take more steps than the accountant counts"
 
 
@@ -61,7 +62,8 @@ class DPSGD(Withholding):
     maps_gradient: ClassVar[bool] = True
     excludes: ClassVar[dict[str, str]] = {
         **dict.fromkeys(("FedSAM", "FedReg", "FedDM"), SECOND_GRADIENT),
-        **dict.fromkeys(("FedDisco", "FedWalk", "Fedssyn", "FedCOG", "FedGen", "Oort", "PowerOfChoice"), OTHER_READS),
+        **dict.fromkeys(("FedDisco", "FedWalk", "Fedssyn", "FedCOG", "FedGen", "PowerOfChoice"), OTHER_READS),
+        "Oort": NO_LOSSES,
         "Stragglers": OWN_STEPS,
     }
 

@@ -119,6 +119,17 @@ def test_one_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert (run / "report.html").read_text() == text
 
 
+def test_simulated_time_stands_beside_rounds_and_bytes(tmp_path: Path) -> None:
+    """The mean over the seeds of a method; runs without a clock have none."""
+    for seed, end in ((0, 1500.0), (1, 2500.0)):
+        make_run(tmp_path, f"a{seed}", ["FedProx"], [0.25, 0.5], seed, **{"time/simulated": [700.0, end]})
+    make_run(tmp_path, "b", [], [0.5])
+    page = written(*(tmp_path / name for name in ("a0", "a1", "b")), "--output", tmp_path / "page.html")
+    place = page.tables[0][0].index("simulated time")
+    assert page.tables[0][0][3:place] == ["rounds", "sent up", "sent down", "a round took"]
+    assert page.row("FedProx")[place] == "2,000 s" and page.row("FedAvg")[place] == ""
+
+
 def test_it_loads_nothing_and_shows_no_secrets(tmp_path: Path) -> None:
     run = make_run(tmp_path, "a", ["<script>alert(1)</script>(mu='</script>')"], [0.25, 0.5])
     page = written(run, "--output", tmp_path / "page.html")

@@ -147,8 +147,9 @@ EXCLUSIVE |= {("FedBuff", "FedExP"): "its step size compares changes of one mode
 EXCLUSIVE |= {("FedBuff", "PoissonSampling"): "it does not select a given number of clients"}
 EXCLUSIVE |= {
     tuple(sorted(("DPSGD", name), key=str.lower)): "it reads samples outside the gradient, without noise"
-    for name in ("FedDisco", "FedWalk", "Fedssyn", "FedCOG", "FedGen", "Oort", "PowerOfChoice")
+    for name in ("FedDisco", "FedWalk", "Fedssyn", "FedCOG", "FedGen", "PowerOfChoice")
 }
+EXCLUSIVE |= {("DPSGD", "Oort"): "it selects clients by the losses of their training, which they send as 0"}
 EXCLUSIVE |= {("DPSGD", "Stragglers"): "its clients take more steps than the accountant counts"}
 EXCLUSIVE |= {
     tuple(sorted(("DPSGD", name), key=str.lower)): "it takes further gradients of a batch, which the accountant does not count"

@@ -8,7 +8,19 @@ import torch
 from harness import TinyData, classifier, make_trainer
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from flcog.callbacks import SCAFFOLD, Bucketing, ClipUpdate, FedProx, Krum, Mimic, SignFlip, TopK
+from flcog.callbacks import (
+    SCAFFOLD,
+    Bucketing,
+    ClipUpdate,
+    FedProx,
+    Krum,
+    Mimic,
+    OverSelect,
+    PoissonSampling,
+    SignFlip,
+    SystemModel,
+    TopK,
+)
 from flcog.client.program import ClientTensors, Program
 from flcog.method import GlobalModel, Method, Optimisation
 
@@ -41,6 +53,7 @@ def test_stages_that_do_not_act_cost_no_operator(executor: str, method: Method) 
     plain = operators_of_a_round(executor, method)
     later: list[Method] = [ClipUpdate(start_round=9), TopK(fraction=0.1, error_feedback=True, start_round=9)]
     later += [Krum(f=0, start_round=9), Bucketing(start_round=9), SignFlip(start_round=9), Mimic(start_round=9)]
+    later += [PoissonSampling(start_round=9), SystemModel(start_round=9), OverSelect(start_round=9)]
     assert operators_of_a_round(executor, method, *later) == plain
     assert operators_of_a_round(executor, method, ClipUpdate()).total() > plain.total()
 

@@ -120,6 +120,13 @@ def test_selections_resume_bit_for_bit(method: Selection, tmp_path: Path) -> Non
     assert [row["clients/participating"] for row in resumed.rows] == [row["clients/participating"] for row in whole.rows]
 
 
+def test_without_a_selection_the_clients_are_those_of_earlier_versions() -> None:
+    """A run with this seed had them before selections existed, and saved runs must resume with the same clients."""
+    trainer = train(local_steps=1)
+    drawn = [[client.id for client in round] for round in trainer.recorded]
+    assert drawn == [[0, 2, 3, 4, 6], [2, 3, 4, 5, 6], [0, 2, 3, 6, 7]]
+
+
 class Counting(TorchDispatchMode):
     def __init__(self) -> None:
         super().__init__()

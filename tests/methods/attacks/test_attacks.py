@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 from contracts.case import Case, Refusals
-from harness import SGD, BatchNormMLP, TinyData, assert_close, classifier, distance, fit, problem_of, train
+from harness import RAGGED, SGD, BatchNormMLP, TinyData, assert_close, classifier, distance, fit, problem_of, train
 from reference import robust
 from torch import Tensor
 
@@ -62,6 +62,9 @@ CASES: dict[str, Case] = {
         Backdoor(clients=EVIL, target=2, boost=3.0),
         partial(against, poison=trigger, send=lambda row: 3 * row),
         neutral=Backdoor(count=0),
+    ),
+    "Backdoor in batches of two": attack(
+        Backdoor(clients=(0, 2), target=2), partial(robust.run, attackers=(0, 2), poison=trigger), options=RAGGED
     ),
     "ALittleIsEnough": attack(
         ALittleIsEnough(clients=EVIL, z=1.5),

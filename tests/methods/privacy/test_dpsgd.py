@@ -161,7 +161,7 @@ def test_batch_normalisation_and_other_readers_of_samples_are_refused() -> None:
         (FedSAM(), "it takes further gradients"),
         (FedDisco(), outside),
         (FedGen(), outside),
-        (Oort(), outside),
+        (Oort(), "it selects clients by the losses of their training, which they send as 0. Remove one"),
         (PowerOfChoice(), outside),
         (Stragglers(), "its clients take more steps"),
     ):
