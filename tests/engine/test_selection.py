@@ -1,6 +1,5 @@
 """The protocol of selections: cohorts of any size under every executor, and weights that are unbiased."""
 
-import itertools
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -28,14 +27,20 @@ import flcog
 from flcog.callbacks import (
     SCAFFOLD,
     BandedNoise,
+    Bucketing,
+    CenteredClipping,
     DPFedAvg,
     EqualWeights,
     FedAdam,
     FedAvgM,
     FedDisco,
     FedDyn,
+    Mimic,
+    Oort,
     PoissonSampling,
+    PowerOfChoice,
     RoundRobin,
+    SystemModel,
 )
 from flcog.core.randomness import fold, sample_without_replacement
 from flcog.method import ClientPool, Method, Participants, SamplingLaw, Selection, Slot
@@ -209,12 +214,19 @@ def test_weights_count_as_they_are_returned() -> None:
         torch.testing.assert_close(plain[name] - value, 2 * (once[name] - value), rtol=1e-9, atol=1e-12)
 
 
+ON_PROCESSES: dict[str, Sequence[Method]] = {name: (Listed(), *methods) for name, methods in METHODS.items()} | {
+    "losses of candidates": (PowerOfChoice(candidates=7),),
+    "losses of trainings": (Oort(), SystemModel(spread="log-normal")),
+    "single uploads": (Mimic(clients=(1, 4)), Bucketing(), CenteredClipping(radius=0.2), SCAFFOLD()),
+}
+
+
 def on_processes(path: str, devices: int) -> None:
-    """The end of runs with cohorts of any size, written by the first process."""
+    """The end of runs with cohorts of any size, and of methods that exchange facts of single clients, written by the first process."""
     torch.set_num_threads(1)
     found: dict[str, Any] = {}
-    for name, methods in METHODS.items():
-        trainer: RecordingTrainer = make_trainer(None, Listed(), *methods, devices=devices, rounds=6)
+    for name, methods in ON_PROCESSES.items():
+        trainer: RecordingTrainer = make_trainer(None, *methods, devices=devices, rounds=6)
         trainer.prepare(classifier(), TinyData())
         rows = [trainer.train_round() for _ in range(6)]
         found[name] = {"rows": rows, "state": {key: value.tolist() for key, value in trainer.state.items()}}
@@ -225,6 +237,7 @@ def on_processes(path: str, devices: int) -> None:
 @pytest.mark.slow
 def test_two_processes_do_what_one_does(tmp_path: Path) -> None:
     ends = on_one_and_two_processes(on_processes, tmp_path)
-    for name, (one, two) in itertools.chain((name, (ends[0][name], ends[1][name])) for name in METHODS):
+    for name in ON_PROCESSES:
+        one, two = (end[name] for end in ends)
         assert two["rows"] == [pytest.approx(row, rel=1e-9) for row in one["rows"]], name
         assert_close(*({key: torch.tensor(value) for key, value in end["state"].items()} for end in (two, one)), 1e-9)
