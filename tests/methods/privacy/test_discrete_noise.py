@@ -153,7 +153,7 @@ def test_without_noise_sums_are_the_plain_ones(executor: str, monkeypatch: pytes
 
 def test_noise_has_its_size_in_the_model_and_is_independent() -> None:
     options: dict[str, Any] = {"module": classifier(STILL), "clients_per_round": 5, "rounds": 1}
-    trainer = train(SecureAggregation(), private(), SCAFFOLD(), **options)
+    trainer = train(SecureAggregation(), private(repeatable=True), SCAFFOLD(), **options)
     before, moved = trainer.state, []
     for _ in range(20):
         trainer.train_round()
@@ -167,6 +167,13 @@ def test_noise_has_its_size_in_the_model_and_is_independent() -> None:
     assert stats.kstest((rounds / expected).flatten().numpy(), "norm").pvalue > 1e-4
     off = torch.corrcoef(rounds)[~torch.eye(20, dtype=torch.bool)]
     assert float(off.square().mean()) == pytest.approx(1 / size, rel=0.3)
+
+
+def test_noise_is_secret_unless_it_is_repeatable() -> None:
+    options: dict[str, Any] = {"module": classifier(STILL), "rounds": 1}
+    for repeatable in (False, True):
+        one, two = (train(SecureAggregation(), private(repeatable=repeatable), **options).state for _ in range(2))
+        assert all(torch.isclose(value, two[name]).all() == repeatable for name, value in one.items())
 
 
 def test_an_update_with_nan_counts_as_zero_and_names_nobody() -> None:
