@@ -222,11 +222,9 @@ class Program:
 
     def _within_masks(self, delta: Params, masks: Params) -> Params:
         """Set the entries that the client does not have to 0, because methods may have changed them."""
-        return (
-            {n: torch.where(masks[n], d, 0 - self.received.params[n]) if n in masks else d for n, d in delta.items()}
-            if masks
-            else delta
-        )
+        if not masks:
+            return delta
+        return {n: torch.where(masks[n], d, 0 - self.received.params[n]) if n in masks else d for n, d in delta.items()}
 
 
 def _sizes_by_name(delta: Params, names: Iterable[str]) -> dict[str, int]:

@@ -124,14 +124,15 @@ class ClientRuntime:
         for task in tasks:  # only these, because a round may have several broadcasts
             self._provisional.pop(task.client, None)
         assignment = self.assign(received, tasks)
-        methods = [method.name for method in assignment.program.methods]
-        sealer, private = sealed_sum_of(assignment.program.methods), private_sum_of(assignment.program.methods)
+        methods = assignment.program.methods
+        names = [method.name for method in methods]
+        sealer, private = sealed_sum_of(methods), private_sum_of(methods)
         with closing(self.executor.run(assignment)) as results:
             for result in results:
-                reply = self._reply(result, methods)
-                yield (
-                    reply if sealer is None else sealed(reply, sealer, received, [work.weight for work in result.works], private)
-                )
+                reply = self._reply(result, names)
+                if sealer is not None:
+                    reply = sealed(reply, sealer, received, [work.weight for work in result.works], private)
+                yield reply
 
     def commit(self, clients: Sequence[int]) -> None:
         for client in clients:

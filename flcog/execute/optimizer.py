@@ -166,9 +166,8 @@ class TensorOptimizer:
                 values, slopes = ([tensors[name] for name in names] for tensors in (params, gradients))
                 velocity = [state[name]["momentum_buffer"] for name in names if name in state]
                 _sgd(group, values, slopes, velocity, rate, step)
-                torch.autograd.graph.increment_version(
-                    velocity
-                )  # While torch records a program, operations on lists do not do this.
+                # While torch records a program, operations on lists do not do this.
+                torch.autograd.graph.increment_version(velocity)
             return
         optimizer = self._on(params)
         with _as_if_compiled():

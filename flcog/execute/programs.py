@@ -63,9 +63,8 @@ class Programs:
             except NewStructure:
                 (self._failed if self.states_grow(assignment) else self._growing).add(methods)
                 return None
-            except (
-                Exception
-            ) as error:  # torch raises many types. An error of the user's comes again when the step runs uncompiled.
+            # torch raises many types. An error of the user's comes again when the step runs uncompiled.
+            except Exception as error:
                 self._failed.add(methods)
                 self._made.pop(key, None)
                 reason = f"{type(error).__name__}: {(str(error).strip() or '-').splitlines()[0]}"

@@ -168,9 +168,8 @@ def check_uploads(
     home = float64_device(device)
     values = torch.arange(left * width, device=home).to(number_dtype()).sin().view(left, width)
     begin = time.perf_counter()
-    rule.combine(UploadMatrix(values, torch.full((left,), 1 / left, dtype=torch.float64, device=home)), servers[rule.name])[
-        0
-    ].cpu()
+    weights = torch.full((left,), 1 / left, dtype=torch.float64, device=home)
+    rule.combine(UploadMatrix(values, weights), servers[rule.name])[0].cpu()
     seconds = (time.perf_counter() - begin) * num_numbers / width
     megabytes = 2 * count * num_numbers * values.element_size() / 1e6
     return MemoryNote(
