@@ -3,6 +3,7 @@
 import argparse
 import shutil
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -28,36 +29,25 @@ MANY = 100
 """The number of jobs in Slurm's queue at a time, without ``--jobs``."""
 
 
-def _seed(text: str) -> int:
-    return _whole(text, 0)
+def _checked(kind: Callable[[str], Any], fits: Callable[[Any], bool], wanted: str) -> Callable[[str], Any]:
+    """A function that converts an option's text, and refuses values that do not fit."""
+
+    def convert(text: str) -> Any:
+        with suppress(ValueError):
+            if fits(value := kind(text)):
+                return value
+        raise argparse.ArgumentTypeError(f"must {wanted}; got {text}")
+
+    return convert
 
 
-def _number(text: str) -> int:
-    return _whole(text, 1)
-
-
-def _whole(text: str, least: int) -> int:
-    try:
-        value = int(text)
-    except ValueError:
-        value = least - 1
-    if value < least:
-        raise argparse.ArgumentTypeError(f"must be a whole number of at least {least}; got {text}")
-    return value
+SEED = _checked(int, lambda value: value >= 0, "be a whole number of at least 0")
+COUNT = _checked(int, lambda value: value >= 1, "be a whole number of at least 1")
+SHARE = _checked(float, lambda value: 0 < value < 1, "lie between 0 and 1, such as 0.95")
 
 
 def _table(text: str) -> Path:
     return Path(shipped_configs.find(text, within="tables"))
-
-
-def _share(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = 0.0
-    if not 0 < value < 1:
-        raise argparse.ArgumentTypeError(f"must lie between 0 and 1, such as 0.95; got {text}")
-    return value
 
 
 def compare(arguments: list[str]) -> None:
@@ -150,7 +140,7 @@ def _parser() -> argparse.ArgumentParser:
     out = "the folder of the runs and the filled table; runs/<name of the file> by default"
     parser.add_argument("--out", type=Path, action="append", default=[], help=out)
     jobs = f"the number of simultaneous runs, which share the cores (default 1), or of jobs in Slurm's queue (default {MANY})"
-    parser.add_argument("--jobs", type=_number, help=jobs)
+    parser.add_argument("--jobs", type=COUNT, help=jobs)
     no_trunks = "train all rounds of every run, and do not share equal first rounds (start_round). The numbers are the same"
     parser.add_argument("--no-trunks", action="store_true", help=no_trunks)
     instead = parser.add_mutually_exclusive_group()
@@ -176,14 +166,14 @@ def _parser() -> argparse.ArgumentParser:
 def _add_options_of_the_table(parser: argparse.ArgumentParser) -> None:
     """Options that change the table of the file."""
     bounds = " and ".join(f"{name} ({meaning})" for name, meaning in flcog.callbacks.BOUNDS.items())
-    parser.add_argument("--seeds", type=_seed, nargs="+", help="seeds instead of the table's")
+    parser.add_argument("--seeds", type=SEED, nargs="+", help="seeds instead of the table's")
     parser.add_argument("--only", nargs="+", metavar="NAME", help="only these rows or columns")
     parser.add_argument("--bounds", action="store_true", help=f"add the bounds that papers draw as lines: {bounds}")
-    parser.add_argument("--last", type=_number, help="the number of evaluations in the mean, instead of the table's (or 5)")
+    parser.add_argument("--last", type=COUNT, help="the number of evaluations in the mean, instead of the table's (or 5)")
     against = "the row that the others are compared with, instead of the table's (or the first)"
     parser.add_argument("--against", metavar="ROW", help=against)
     confidence = "the confidence of intervals, instead of the table's (or 0.95)"
-    parser.add_argument("--confidence", type=_share, help=confidence)
+    parser.add_argument("--confidence", type=SHARE, help=confidence)
     spread = "the figure after ±: standard deviation over seeds (default), standard error of the mean, or half of its interval"
     parser.add_argument("--spread", choices=("std", "sem", "interval"), default="std", help=spread)
 
@@ -194,7 +184,7 @@ def _add_options_of_slurm(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--partition", help="the partition for Slurm's jobs, instead of the cluster's default")
     time = "the time limit of one of Slurm's jobs: minutes, or D-HH:MM:SS. A run that reaches it is submitted again and resumes"
     parser.add_argument("--time", help=time)
-    parser.add_argument("--gpus", type=_number, help="the number of GPUs for each of Slurm's jobs; none by default")
+    parser.add_argument("--gpus", type=COUNT, help="the number of GPUs for each of Slurm's jobs; none by default")
 
 
 def _chosen(options: argparse.Namespace, path: Path) -> Table:

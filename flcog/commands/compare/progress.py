@@ -79,9 +79,7 @@ class Progress:
 
     def _draw(self) -> None:
         header, rows = self._filled()
-        table = RichTable(box=None, pad_edge=False, header_style="dim")
-        for name in header:
-            table.add_column(name)
+        table = RichTable(*header, box=None, pad_edge=False, header_style="dim")
         for row in rows:
             table.add_row(*map(str, row))
         self._table = table
