@@ -604,6 +604,19 @@ def test_scores_are_drawn_against_megabytes_if_arms_send_unlike_amounts(tmp_path
         assert draw_megabytes(plan, [result for result in results if result.row == "A"], tmp_path) == [] and len(drawn) == 1
 
 
+def test_private_arms_which_withhold_their_bytes_are_not_drawn_against_megabytes(tmp_path: Path) -> None:
+    """A run of ``DPFedAvg`` has no columns of bytes."""
+    plan = read_table(plan_file(tmp_path, rows={"private": None, "A": None, "B": None}, seeds=[0]))
+    runs, drawn = cells(plan, tmp_path / "out", []), []
+    for cell in runs:
+        sent = {"A": [1e6, 2e6], "B": [2e6, 4e6]}.get(cell.row)
+        fake_run(cell, [0.2, 0.4], **({} if sent is None else {"comm__up_bytes_total": sent, "comm__total_bytes": sent}))
+    with mock.patch("flcog.commands.compare.megabytes.write_both", lambda draw, out, name: drawn.append(draw()) or []):
+        draw_megabytes(plan, results_of(plan, runs, None), tmp_path)
+    (axes,) = drawn[0].axes
+    assert [line.get_label() for line in axes.lines if not line.get_label().startswith("_")] == ["A", "B"]
+
+
 def test_a_papers_figure_as_text(tmp_path: Path) -> None:
     given = fill(tmp_path, {"A": [0.5]}, published={"A": {"": [73.07, 0.08]}})
     assert given.table.published["A"][""]["score"] == Figure(73.07, 0.08)

@@ -68,7 +68,7 @@ def _draw(axes: Axes, arms: Mapping[str, Series], amounts: Amounts, confidence: 
     """A line for each arm, with the interval of its last mean from three seeds on, and a legend in the order of these means."""
     ends = []
     for number, (name, series) in enumerate(arms.items()):
-        if not series:
+        if name not in amounts:  # it has no run yet, or withholds its bytes
             continue
         curve = over_seeds(series, confidence)
         sent = [amounts[name][round] for round in curve.rounds.tolist()]
