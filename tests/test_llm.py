@@ -70,8 +70,8 @@ def sgd(parameters: Any) -> torch.optim.Optimizer:
     return torch.optim.SGD(parameters, lr=0.5)
 
 
-def module(llama: str, **options: Any) -> InstructionTuning:
-    torch.manual_seed(0)
+def module(llama: str, seed: int = 0, **options: Any) -> InstructionTuning:
+    torch.manual_seed(seed)
     return InstructionTuning(LoRA(CausalLM(llama, **options), rank=4, alpha=8, targets=["q_proj", "v_proj"]), optimizer=sgd)
 
 
@@ -303,27 +303,41 @@ def test_accumulated_gradients_and_resuming(tmp_path: Path, llama: str) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("drawn", [False, True], ids=["A is trained", "A is drawn and frozen"])
 @pytest.mark.parametrize("weights", ["run", "bfloat16", "4bit", "8bit"])
-def test_a_named_decoder_is_not_in_checkpoints_and_a_changed_one_is_refused(tmp_path: Path, llama: str, weights: Any) -> None:
+def test_a_named_decoder_is_not_in_checkpoints_and_a_changed_one_is_refused(
+    tmp_path: Path, llama: str, weights: Any, drawn: bool
+) -> None:
     if weights.endswith("bit"):
         pytest.importorskip("bitsandbytes")
     files = pytest.importorskip("safetensors.torch")
     base = str(shutil.copytree(llama, tmp_path / "base"))
     options: dict[str, Any] = {"precision": "bf16-mixed" if weights == "bfloat16" else "32-true", "eval_every": 1}
-    whole = fit(tmp_path / "whole", module(base, weights=weights), data(tmp_path, llama), **options)
-    first = fit(tmp_path / "half", module(base, weights=weights), data(tmp_path, llama), rounds=1, **options)
+
+    def train(root: str, rounds: int, seed: int = 0, ckpt_path: Path | None = None) -> flcog.FederatedTrainer:
+        trainer = flcog.FederatedTrainer(
+            **{"rounds": rounds, "local_steps": 2, "logger": False, "accelerator": "cpu", **options},
+            default_root_dir=str(tmp_path / root),
+        )
+        model = module(base, seed, weights=weights)
+        for _, adapter in adapters(model):
+            adapter.A.requires_grad_(not drawn)
+        trainer.fit(model, data(tmp_path, llama), ckpt_path=ckpt_path and str(ckpt_path))
+        return trainer
+
+    whole, first = train("whole", 2), train("half", 1)
     (last,) = (tmp_path / "half").rglob("last.ckpt")
-    assert not list(last.parent.glob("frozen-*")) and first.history[0]["test/loss"] == whole.history[0]["test/loss"]
-    trainer = flcog.FederatedTrainer(
-        rounds=2, local_steps=2, logger=False, accelerator="cpu", default_root_dir=str(tmp_path / "half"), **options
-    )
-    trainer.fit(module(base, weights=weights), data(tmp_path, llama), ckpt_path=str(last))
-    assert trainer.history[-1]["test/loss"] == whole.history[-1]["test/loss"]
+    written = [name for path in last.parent.glob("frozen-*") for name in torch.load(path, weights_only=True)["params"]]
+    assert bool(written) == drawn and all(name.endswith(".A") for name in written)
+    assert first.history[0]["test/loss"] == whole.history[0]["test/loss"]
+    # Another seed draws other matrices A. Frozen ones are in a file of their own, trained ones in the checkpoint.
+    assert train("half", 2, 5, last).history[-1]["test/loss"] == whole.history[-1]["test/loss"]
     tensors = files.load_file(Path(base, "model.safetensors"))
-    changed = {name: value.roll(1, 0).contiguous() if "down_proj" in name else value for name, value in tensors.items()}
-    files.save_file(changed, Path(base, "model.safetensors"), {"format": "pt"})
-    with pytest.raises(ValueError, match=rf"last.ckpt was trained with other frozen weights than {base} has now: load those"):
-        trainer.fit(module(base, weights=weights), data(tmp_path, llama), ckpt_path=str(last))
+    for change in (lambda value: value.roll(1, 0).contiguous(), lambda value: 2 * value):  # the second one changes scales alone
+        changed = {name: change(value) if "down_proj" in name else value for name, value in tensors.items()}
+        files.save_file(changed, Path(base, "model.safetensors"), {"format": "pt"})
+        with pytest.raises(ValueError, match=rf"last.ckpt was trained with other frozen weights than {base} has now: load those"):
+            train("half", 3, 0, last)
 
 
 @pytest.mark.slow

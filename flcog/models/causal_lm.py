@@ -121,6 +121,17 @@ class _Shared(nn.Module):
         return self
 
 
+def scales(module: nn.Module) -> dict[str, Tensor]:
+    """What turns the integers of bitsandbytes' layers into weights, such as scales: they are neither parameters nor buffers."""
+    return {
+        f"{name}.{entry}": value
+        for name, layer in module.named_modules()
+        if isinstance(layer, _Shared)
+        for entry, value in layer.state_dict().items()
+        if entry not in layer._parameters
+    }
+
+
 def _parameters(module: nn.Module) -> list[Any]:
     """The values in the places of parameters, which ``torch.func.functional_call`` may have replaced."""
     return [value for layer in module.modules() for value in layer._parameters.values() if value is not None]

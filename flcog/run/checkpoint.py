@@ -65,15 +65,15 @@ def read_states(path: Path, clients: Sequence[int], tested: bool) -> dict[int, d
     return payload["clients"]
 
 
-def read_frozen(path: Path, checkpoint: Path) -> dict[str, torch.Tensor]:
-    """Read the frozen weights from the file that a checkpoint names."""
+def read_frozen(path: Path, checkpoint: Path) -> tuple[dict[str, torch.Tensor], str]:
+    """Read the frozen weights from the file that a checkpoint names, and the digest of those that are loaded by a decoder's name."""
     if not path.is_file():
         raise ValueError(
             f"{checkpoint} was trained with other frozen weights than the model's: use those weights, or restore {path}"
         )
     payload = _load(path)
     check_frozen(path, payload)
-    return dict(payload["params"])
+    return dict(payload["params"]), payload.get("loaded", "")
 
 
 def named(observers: Sequence[Callback]) -> Iterator[tuple[str, Callback]]:

@@ -10,6 +10,7 @@ from torch import nn
 from flcog.core.arguments import digest
 from flcog.core.types import Params
 from flcog.models import CausalLM
+from flcog.models.causal_lm import scales
 from flcog.models.lora import adapters
 from flcog.run import checkpoint
 
@@ -23,21 +24,24 @@ class FrozenWeights:
     """
 
     def __init__(self, module: nn.Module, constants: Params) -> None:
-        self._constants = constants
+        self._constants, self._scales = constants, scales(module)
         self._name: str | None = None
-        self._source = _source(module, constants)
+        self._source, loaded = _loaded(module, constants)
+        self._loaded = {name: constants[name] for name in loaded}
+        self._written = {name: value for name, value in constants.items() if name not in self._loaded}
 
     @property
     def name(self) -> str:
-        """The file's name, which fixes its content; empty where nothing is frozen."""
+        """The file's name, which fixes its content and the decoder's; empty where nothing is frozen."""
         if self._name is None:
-            self._name = f"frozen-{_digest(self._constants)}.pt" if self._constants else ""
+            self._name = f"frozen-{_digest(self._constants | self._scales)}.pt" if self._constants else ""
         return self._name
 
     def write(self, folder: Path) -> None:
         """Write the file into the folder of checkpoints, unless it is there or is not needed."""
-        if self.name and not self._source and not (folder / self.name).is_file():
-            checkpoint.write(folder / self.name, {"format": checkpoint.FORMAT, "params": self._constants})
+        if self._written and not (folder / self.name).is_file():
+            payload = {"format": checkpoint.FORMAT, "params": self._written, "loaded": self._digest_of_loaded()}
+            checkpoint.write(folder / self.name, payload)
 
     @torch.no_grad()
     def restore(self, path: Path, name: str) -> None:
@@ -49,22 +53,31 @@ class FrozenWeights:
         """
         if name in ("", self.name):
             return
-        if self._source and not (path.parent / name).is_file():
-            raise ValueError(
-                f"{path} was trained with other frozen weights than {self._source} has now: load those, such as an earlier revision"
-            )
-        saved = checkpoint.read_frozen(path.parent / name, path)
-        checkpoint.check_same_model(path.parent / name, saved, self._constants)
-        for key, constant in self._constants.items():
+        if self._loaded and not self._written and not (path.parent / name).is_file():
+            raise ValueError(self._refusal(path))
+        saved, loaded = checkpoint.read_frozen(path.parent / name, path)
+        # Without a digest, the file has all frozen weights; only those of a quantised decoder are useless without its scales.
+        if (loaded or self._scales) and loaded != self._digest_of_loaded():
+            raise ValueError(self._refusal(path))
+        expected = self._written if loaded else self._constants
+        checkpoint.check_same_model(path.parent / name, saved, expected)
+        for key, constant in expected.items():
             constant.copy_(saved[key])
         self._name = None
 
+    def _digest_of_loaded(self) -> str:
+        return _digest(self._loaded | self._scales) if self._loaded else ""
 
-def _source(module: nn.Module, constants: Params) -> str:
-    """The decoder that is loaded again by its name and has all of them; empty if others, such as FFALoRA's, are drawn."""
+    def _refusal(self, path: Path) -> str:
+        now = self._source or "the model"
+        return f"{path} was trained with other frozen weights than {now} has now: load those, such as an earlier revision"
+
+
+def _loaded(module: nn.Module, constants: Params) -> tuple[str, list[str]]:
+    """A decoder's name, and the frozen weights that are loaded again by it. Others, such as FFALoRA's, are drawn."""
     decoder = next(((name, part.source) for name, part in module.named_modules() if isinstance(part, CausalLM)), ("", ""))
     drawn = {f"{name}.{side}" for name, _ in adapters(module) for side in "AB"}
-    return decoder[1] if all(name.startswith(f"{decoder[0]}.") and name not in drawn for name in constants) else ""
+    return decoder[1], [name for name in constants if decoder[1] and name.startswith(f"{decoder[0]}.") and name not in drawn]
 
 
 def _digest(params: Params) -> str:

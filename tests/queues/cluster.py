@@ -54,7 +54,11 @@ def reason_to_skip() -> str | None:
     return None
 
 
-def wait_for(condition: Callable[[], Any], what: str, seconds: float = 120.0) -> Any:
+PATIENCE = 600.0
+"""Seconds. A process that shares its core with others takes minutes to import torch, and a long limit delays no test that passes."""
+
+
+def wait_for(condition: Callable[[], Any], what: str, seconds: float = PATIENCE) -> Any:
     deadline = time.monotonic() + seconds
     while not (result := condition()):
         assert time.monotonic() < deadline, f"waited {seconds:.0f} s for {what}"
@@ -100,7 +104,7 @@ class Cluster:
 
     def stop(self) -> None:
         self.run("scancel", "--me")
-        wait_for(lambda: not self.call("squeue", "-h"), "the end of all jobs", 60)
+        wait_for(lambda: not self.call("squeue", "-h"), "the end of all jobs")
         for name in list(self._processes):
             self.end(name)
 
@@ -111,7 +115,7 @@ class Cluster:
         process.wait(60)
 
     def run(self, *words: str, **options: Any) -> subprocess.CompletedProcess[str]:
-        given: dict[str, Any] = {"env": self.environment, "capture_output": True, "text": True, "timeout": 150, **options}
+        given: dict[str, Any] = {"env": self.environment, "capture_output": True, "text": True, "timeout": PATIENCE, **options}
         return subprocess.run(words, **given)
 
     def call(self, *words: str, **options: Any) -> str:

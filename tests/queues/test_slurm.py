@@ -10,7 +10,7 @@ import pytest
 import yaml
 from harness import ROOT
 
-from queues.cluster import Cluster, reason_to_skip, wait_for
+from queues.cluster import PATIENCE, Cluster, reason_to_skip, wait_for
 from queues.runs import ROUNDS, assert_same, assert_same_model, config, fit, quickstart, rounds_done
 
 pytestmark = [
@@ -94,7 +94,7 @@ class Comparison:
                 self.cluster.states()
             return self.process.poll() is not None
 
-        wait_for(has_ended, "the end of the comparison", 240)
+        wait_for(has_ended, "the end of the comparison", 2 * PATIENCE)
         assert self.process.returncode == 0, self.output
 
 
@@ -104,7 +104,7 @@ def table_here(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Pa
     folder = tmp_path_factory.mktemp("here")
     rows = {"SCAFFOLD": {}, "FedProx": {"configs": ["methods/fedprox"]}}
     (folder / "table.yaml").write_text(yaml.safe_dump({"configs": [str(config(folder))], "rows": rows}))
-    cluster.call("flcog", "compare", "table.yaml", "--out", "out", cwd=folder, timeout=600)
+    cluster.call("flcog", "compare", "table.yaml", "--out", "out", cwd=folder, timeout=2 * PATIENCE)
     return folder / "out"
 
 
