@@ -31,7 +31,7 @@ def check_states(path: Path, payload: dict[str, Any]) -> None:
 
 def check_frozen(path: Path, payload: dict[str, Any]) -> None:
     """Refuse a file of frozen weights with other contents."""
-    _check_entries(path, payload, {"params": RUN["params"]})
+    _check_entries(path, payload, {"params": RUN["params"], "loaded": ("a text", _is_text)})
 
 
 def _check_entries(path: Path, payload: dict[str, Any], entries: "Entries") -> None:
@@ -220,7 +220,7 @@ RUN: Entries = {
     "run_id": ("the run's name", _is_text),
     "resumable": ("True or False", lambda value: isinstance(value, bool)),
 }
-LATER = {"traffic", "seconds", "messages", "run_id"}
+LATER = {"loaded", "traffic", "seconds", "messages", "run_id"}
 """Entries that older checkpoints lack."""
 CLIENTS: Entries = {"clients": ("names of files in the folder clients, by client", _by(_is_count, _is_file_name))}
 STATES: Entries = {"clients": ("clients' states by method", _by(_is_count, STATE))}
