@@ -124,8 +124,8 @@ def test_fedgens_clients_against_the_paper() -> None:
     module = classifier()
     trainer = train(FEDGEN, module=module, rounds=3)
     torch.set_default_dtype(torch.float64)
-    draws, server = trainer.works[2][0].draws[0], trainer.run.server.servers["FedGen"]
-    assert float(draws["scale"]) == pytest.approx(0.9**2) and float(trainer.works[0][0].draws[0]["scale"]) == 0
+    draws, server = trainer.works[2][0].draws()[0], trainer.run.server.servers["FedGen"]
+    assert float(draws["scale"]) == pytest.approx(0.9**2) and float(trainer.works[0][0].draws()[0]["scale"]) == 0
     assert torch.equal(draws["counts"], trainer.run.federation.label_counts(trainer.works[2][0].client))
     apply = Apply(ModelFunction(copy.deepcopy(module)), {})
     x, y = trainer.recorded[2][0].batches[1]
