@@ -62,6 +62,11 @@ def clip(
         part, norm = shorten({name: envelope.delta[name] for name in names}, limit)
         delta |= part
         within.append((norm <= limit).to(number_dtype()))
+    if narrow := next((name for name, value in envelope.buffers.items() if is_float(value) and value.element_size() < 4), None):
+        raise ValueError(
+            f"{narrow} has {envelope.buffers[narrow].element_size() * 8} bits, and a bounded change of it is rounded beyond its bound: "
+            "set trainer.precision to 32-true or a mixed precision, or use GroupNorm"
+        )
     moved = {name: value - received[name] for name, value in envelope.buffers.items()}
     allowed, _ = shorten(moved, bound("buffers"))
     # Buffers within the bound stay the very same, which subtracting and adding would round.

@@ -126,6 +126,11 @@ class DPFedAvg(PrivateSum):
     def check(self, training: Training) -> None:
         others = [method for method in training.methods if method is not self]
         check_beside(self.name, others, self.noise_at, self.quantile is not None, self.per_layer)
+        senders = ["buffers", *(method.name for method in others)]
+        if unknown := next((name for name in self.bounds if name not in senders), None):
+            raise ValueError(
+                f"{self.name}: bounds names {unknown}, which sends nothing here; the senders are {', '.join(senders)}"
+            )
         selection = selection_of(training.methods)
         if selection is not None and getattr(selection, "unbiased", False):
             raise ValueError(f"{self.name} divides by the expected cohort itself: set {selection.name}'s unbiased to false")

@@ -275,6 +275,19 @@ def test_a_bound_that_nobody_reaches_is_the_mean_over_clients() -> None:
     assert not any(name.startswith("privacy/epsilon") for name in wide.rows[-1]), "no noise guarantees nothing"
 
 
+def test_statistics_in_16_bits_cannot_keep_to_a_bound() -> None:
+    """The sum of the old statistics and a bounded change would be rounded, by 0.4 % of the statistics and not of the bound."""
+    with pytest.raises(ValueError, match="running_mean has 16 bits, and a bounded change of it is rounded beyond its bound"):
+        train(secret(), module=classifier(network=BatchNormMLP), rounds=1, precision="bf16-true")
+
+
+def test_a_misspelt_sender_is_refused() -> None:
+    with pytest.raises(
+        ValueError, match="DPFedAvg: bounds names Scaffold, which sends nothing here; the senders are buffers, SCAFFOLD"
+    ):
+        train(SCAFFOLD(), secret(bounds={"Scaffold": 1.0}), rounds=1)
+
+
 def test_noisy_statistics_keep_a_network_finite() -> None:
     trainer = train(secret(noise_multiplier=100.0), module=classifier(network=BatchNormMLP), rounds=5)
     assert all(torch.isfinite(value).all() for value in trainer.state.values())
