@@ -237,7 +237,7 @@ def test_options_that_change_no_result(
         fit(tmp_path, module(llama, **some), data(tmp_path, llama, packing=packing)).history[-1]
         for some, packing in (({}, False), (options, not options))
     ]
-    assert rows[0]["test/loss"] == pytest.approx(rows[1]["test/loss"], rel=1e-5)
+    assert rows[0]["test/loss"] == pytest.approx(rows[1]["test/loss"], rel=1e-4)
     assert rows[0]["drift/norm"] == pytest.approx(rows[1]["drift/norm"], rel=1e-4)
 
 
