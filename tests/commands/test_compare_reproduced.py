@@ -83,7 +83,7 @@ def test_nothing_has_been_run(clone: Path) -> None:
     assert found["Figure 2"] == ["Paper", "Figure 2", "the split", "`flcog partition`", "of 100", "of 99", "S1"]
     assert found["own"][:3] == ["", "", "Arms"]
     text = Path("REPRODUCED.md").read_text()
-    assert "contradict the papers\n\n- **D1** Two seeds.\n\n" in text and "silent\n\n- **S1** Other colours.\n" in text
+    assert "contradict the papers\n\n- **D1** Two seeds.\n\n" in text and "do not state\n\n- **S1** Other colours.\n" in text
 
 
 def test_what_has_been_run_is_judged(clone: Path) -> None:

@@ -90,7 +90,7 @@ def compare(arguments: list[str]) -> None:
 
 
 def _describe(given: Table, extra: Sequence[str], table: Table, runs: Sequence[Cell], options: argparse.Namespace) -> None:
-    """Print the runs, and those of ``--tune``, for which the ``given`` table lacks the values that an earlier search chose."""
+    """Print the runs of the table and of its search (``--tune``). The ``given`` table has no values of an earlier search."""
     from flcog.commands.compare.dry_run import describe, describe_grid
 
     results, root = results_of(table, runs, options.saved), options.out.resolve().parent

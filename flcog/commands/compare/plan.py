@@ -69,7 +69,7 @@ class Table:
         average, worst: the names of further columns, the mean and the worst score over all settings; empty for no such column.
         reproduces: the paper's tables and figures that it fills, such as "FedCOG, Table 1".
         deviations: contradictions to the paper, one sentence each.
-        unstated: settings on which the paper is silent, and their sources.
+        unstated: settings that the paper does not state, and their sources.
         trunks: whether arms that are equal until a round share the rounds before it. Tables that compare times do not share.
     """
 

@@ -21,7 +21,7 @@ from flcog.core.text import markdown
 
 KINDS = {
     "deviations": ("D", "Deviations that contradict the papers"),
-    "unstated": ("S", "Settings on which the papers are silent"),
+    "unstated": ("S", "Settings that the papers do not state"),
 }
 """Kinds of differences from the papers, with the letters of their numbers and their headings."""
 
@@ -115,7 +115,7 @@ def page_text(papers: Mapping[str, Mapping[str, Any]], fillings: Sequence[Fillin
         "figure is *reproduced* if the 90 % interval of ours minus the paper's lies within the table's margin, *contradicted* if the 95 % "
         "interval lies wholly outside, and *undecided* otherwise; a gain also needs an interval without 0. They wait for all seeds of the "
         "table, and `flcog compare TABLE --show` prints each with its interval. The last column refers to the lists below: "
-        "D for contradictions to the paper, S for settings on which it is silent.",
+        "D marks contradictions to the paper, S settings that it does not state.",
         "\n".join(f"- **{name}**: {_link(name, paper)}" for name, paper in papers.items()),
         *([markdown(HEADER, lines)] if lines else []),
         *(["## Tables of our own", markdown(HEADER, own)] if own else []),
