@@ -16,20 +16,16 @@ from flcog.core.types import Params, Slot
 from flcog.method import ClientView, Cohort, Context, Messages, Method, Upload
 
 
-def synthesis_loss(
-    teacher: Tensor, student: Tensor, labels: Tensor, distances: Tensor, oh: float, bn: float, adv: float
-) -> Tensor:
-    """The loss of generated images: low if the teacher is sure of the labels, the batch statistics match BatchNorm's, and the
-    student disagrees with the teacher.
+def divergence_where_different(teacher: Tensor, student: Tensor) -> Tensor:
+    """The mean of KL(p(teacher) || p(student)) over rows, where a row counts only if the two predict different classes.
 
     >>> sure = torch.tensor([[9.0, 0.0]])
-    >>> bool(synthesis_loss(sure, -sure, torch.tensor([0]), torch.zeros(()), 1, 1, 1) < 0)
-    True
+    >>> float(divergence_where_different(sure, sure)), bool(divergence_where_different(sure, -sure) > 8)
+    (0.0, True)
     """
     differs = teacher.argmax(1) != student.argmax(1)
     log_teacher, log_student = log_probabilities(teacher), log_probabilities(student)
-    divergence = (log_teacher.exp() * (log_teacher - log_student)).sum(1)
-    return oh * F.cross_entropy(teacher, labels) + bn * distances - adv * (differs * divergence).mean()
+    return (differs * (log_teacher.exp() * (log_teacher - log_student)).sum(1)).mean()
 
 
 @dataclass(frozen=True)
@@ -131,6 +127,12 @@ class DENSE(Method):
         cohort.log("dense/distillation_loss", loss.detach())
         return {name: value.detach() - params[name] for name, value in student.items()}, server
 
+    def _synthesis_loss(self, teacher: Tensor, student: Tensor, labels: Tensor, distances: Tensor) -> Tensor:
+        """The loss of generated images: low if the teacher is sure of the labels, the batch statistics match BatchNorm's, and the
+        student disagrees with the teacher."""
+        sure = self.oh * F.cross_entropy(teacher, labels)
+        return sure + self.bn * distances - self.adv * divergence_where_different(teacher, student)
+
     def _synthesise(
         self,
         teacher: Callable[[Tensor], Tensor],
@@ -154,7 +156,7 @@ class DENSE(Method):
                 if labels is None:
                     labels = torch.randint(outputs.shape[1], (self.batch_size,), generator=rng, device=rng.device)
                 distance = torch.stack(distances).sum() if distances else outputs.new_zeros(())
-                loss = synthesis_loss(outputs, student(view), labels, distance, self.oh, self.bn, self.adv)
+                loss = self._synthesis_loss(outputs, student(view), labels, distance)
                 if float(loss.detach()) < least:
                     least, best = float(loss.detach()), images.detach()
                 descend(adam, learnt, loss)

@@ -154,7 +154,7 @@ class FedWalk(Method):
             aggregated = {name: value + delta[name] for name, value in params.items()}
             head = head or leash.make_head(apply, aggregated, cohort.rng(f"{self.name} head"))
             lr = cohort.optimisation.lr if self.lr is None else value_at(self.lr, cohort.round)
-            new, head = leash.walk(apply, aggregated, head, lr, steps, self.num_steps, cohort.seed)
+            new, head = leash.walk(apply, aggregated, head, lr, range(steps, steps + self.num_steps), cohort.seed)
             leash_loss, steps = leash.loss(apply, new, head), steps + self.num_steps
             cosine, length = cosine_and_length({name: value - aggregated[name] for name, value in new.items()}, delta)
             delta = {name: value - params[name] for name, value in new.items()}

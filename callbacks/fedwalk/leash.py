@@ -48,19 +48,19 @@ def check_lr(owner: Any) -> None:
         raise ValueError(f"{owner.name}: lr's values must be finite and at least 0; got {owner.lr.values}")
 
 
-def leash_rows(num_samples: int, batch_size: int, first: int, count: int, seed: int) -> Iterator[tuple[int, Tensor]]:
-    """Leash steps ``first`` to ``first + count - 1``, each with its rows: shuffled passes over all samples, in full batches.
+def leash_rows(num_samples: int, batch_size: int, steps: range, seed: int) -> Iterator[tuple[int, Tensor]]:
+    """Leash steps, each with its rows: shuffled passes over all samples, in full batches.
 
     The last incomplete batch of a pass is dropped, and each pass has another order. Rows are a function of the step and the seed,
     so a run need only remember the number of steps.
 
-    >>> [(step, sorted(rows.tolist())) for step, rows in leash_rows(4, 4, first=7, count=2, seed=0)]
+    >>> [(step, sorted(rows.tolist())) for step, rows in leash_rows(4, 4, range(7, 9), seed=0)]
     [(7, [0, 1, 2, 3]), (8, [0, 1, 2, 3])]
     """
     per_pass = max(1, num_samples // batch_size)
-    for step in range(first, first + count):
+    for step in steps:
         shuffle, position = divmod(step, per_pass)
-        if step == first or position == 0:
+        if step == steps.start or position == 0:
             order = torch.randperm(num_samples, generator=make_rng(seed, "leash", shuffle))
         yield step, order[position * batch_size : (position + 1) * batch_size]
 
@@ -123,11 +123,9 @@ class Leash:
             features = apply.frozen(params, apply.buffers).features(self._read(torch.arange(1), like)[0])
         return linear_head(features.shape[1], self._num_outputs, rng, like)
 
-    def walk(
-        self, apply: Apply, params: Params, head: Params, lr: float, first: int, count: int, seed: int
-    ) -> tuple[Params, Params]:
-        """``count`` steps of plain SGD on the leash, after ``first`` earlier ones: new parameters and head."""
-        for step, rows in leash_rows(len(self.data.federation.train), self.data.batch_size, first, count, seed):
+    def walk(self, apply: Apply, params: Params, head: Params, lr: float, steps: range, seed: int) -> tuple[Params, Params]:
+        """Steps of plain SGD on the leash, numbered since the first of the run: new parameters and head."""
+        for step, rows in leash_rows(len(self.data.federation.train), self.data.batch_size, steps, seed):
             keys = fold_each(fold(seed, "leash", "augment", step), rows.numpy())
             like = next(iter(params.values()))
             inputs, targets = self._read(rows, like, keys)

@@ -82,7 +82,7 @@ class LeashPretraining(Method):
         params = {name: value.detach() for name, value in function.params.items()}
         head = leash.make_head(apply, params, make_rng(seed, "leash", "head"))
         for step in range(self.num_steps):
-            params, head = leash.walk(apply, params, head, value_at(self.lr, step), step, 1, seed)
+            params, head = leash.walk(apply, params, head, value_at(self.lr, step), range(step, step + 1), seed)
         with torch.no_grad():
             for name, value in function.params.items():
                 value.copy_(params[name])

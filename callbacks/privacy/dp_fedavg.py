@@ -3,18 +3,18 @@
 import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import count
 from math import inf, nan
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from flcog.callbacks.parts.noise import draw_key, normal
+from flcog.callbacks.parts.noise import draw_key
 from flcog.callbacks.privacy.accountant import check_delta, noise_for
 from flcog.callbacks.privacy.banded_noise import BandedNoise
-from flcog.callbacks.privacy.clipping import clip, is_float, layers, total_bound, with_message, without_messages
+from flcog.callbacks.privacy.clipping import clip, layers, total_bound, with_message, without_messages
+from flcog.callbacks.privacy.gaussian_noise import NoiseOfRound, noise_beside_counts, with_clients_noise
 from flcog.callbacks.privacy.guarantee import NUMBERS, Guarantee, guarantee_of
 from flcog.callbacks.privacy.leaks import check_beside, is_withheld
 from flcog.callbacks.privacy.whole_numbers import longest, noisy_whole_numbers, value_of_one
@@ -238,15 +238,8 @@ class DPFedAvg(PrivateSum):
         if self.quantile is not None:
             clipped = with_message(clipped, self.name, {"within": within_bound - 0.5})
         if self.noise_at == "clients" and "length" not in ctx.server:
-            std, place = ctx.server["noise"] * total_bound(clipped, self._bound), count()
-
-            def with_noise(value: Tensor) -> Tensor:
-                return value + (std * normal(ctx.draws["key"], next(place), tuple(value.shape))).to(value.dtype)
-
-            clipped = pytree.tree_map(
-                lambda value: with_noise(value) if is_float(value) else value, clipped._replace(measured={})
-            )
-            clipped = clipped._replace(measured=envelope.measured)
+            std = ctx.server["noise"] * total_bound(clipped, self._bound)
+            clipped = with_clients_noise(clipped, std, ctx.draws["key"])
         return clipped, ctx.state
 
     def unit(self, sent: Slot, like: Envelope) -> float:
@@ -272,14 +265,7 @@ class DPFedAvg(PrivateSum):
             return noise, 0.0
         cohort = self.noise_cohort_size or float(state["expected"])
         on_counts = self.count_noise or cohort / 20
-        left = noise**-2 - len(state["scale"]) / (2 * on_counts) ** 2
-        if left <= 0:
-            least = noise * len(state["scale"]) ** 0.5 / 2
-            raise ValueError(
-                f"{self.name}: count_noise must exceed {least:.3g} with a noise multiplier of {noise:.3g}, or the counts alone would "
-                f"spend the budget; got {on_counts:.3g}: raise it, or set quantile to null"
-            )
-        return left**-0.5, on_counts
+        return noise_beside_counts(self.name, noise, len(state["scale"]), on_counts), on_counts
 
     def noisy(self, state: Slot, total: Envelope, arrived: int, draw: Normal) -> tuple[Envelope, Slot]:
         sums, (noise, on_counts) = without_messages(total, self.name), self._noise_of_sums(state)
@@ -288,28 +274,17 @@ class DPFedAvg(PrivateSum):
         if self.noise_at == "clients":  # the part of the clients that might have come
             std *= (1 - arrived / float(state["largest"])) ** 0.5
 
-        added: dict[str, Tensor] = {}
-
-        def with_noise(field: str, values: Any, size: float) -> Any:
-            def noised(path: Any, value: Tensor) -> Tensor:
-                drawn = draw(tuple(value.shape))
-                if self.noise is not None:
-                    name = field + pytree.keystr(path)
-                    drawn = added[name] = self.noise.correlated(name, drawn, state["past"])
-                return value + size * drawn.to(value.device)
-
-            return pytree.tree_map_with_path(noised, values)
-
+        noise_of_round = NoiseOfRound(draw, self.noise, state.get("past", []))
         released = sums._replace(
-            delta=with_noise("delta", sums.delta, std / expected),
-            buffers=with_noise("buffers", sums.buffers, std / expected),
-            mean=with_noise("mean", sums.mean, std / expected),
-            sum=with_noise("sum", sums.sum, std),
+            delta=noise_of_round.add("delta", sums.delta, std / expected),
+            buffers=noise_of_round.add("buffers", sums.buffers, std / expected),
+            mean=noise_of_round.add("mean", sums.mean, std / expected),
+            sum=noise_of_round.add("sum", sums.sum, std),
         )
         if (counts := total.sum.get(self.name)) is not None:
-            released = with_message(released, self.name, with_noise("counts", counts, on_counts * shrink))
+            released = with_message(released, self.name, noise_of_round.add("counts", counts, on_counts * shrink))
         if self.noise is not None:
-            state = state | {"past": [added, *state["past"]][: self.noise.bands - 1]}
+            state = state | {"past": [noise_of_round.added, *state["past"]][: self.noise.bands - 1]}
         return released, state
 
     def server_step(

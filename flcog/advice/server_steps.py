@@ -1,6 +1,7 @@
 """Server steps that discard the steps of earlier methods or have nothing to act on, found by trying a round."""
 
-from collections.abc import Iterator, Sequence
+import functools
+from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
 from torch import Tensor
@@ -12,7 +13,7 @@ from flcog.method import Cohort, Messages, Method
 from flcog.server import round as rounds
 from flcog.server.engine import Engine
 from flcog.server.state import ServerState
-from flcog.server.step import take_server_step
+from flcog.server.step import ServerSteps
 
 
 def lost_server_steps(engine: Engine, server: ServerState) -> Iterator[Finding]:
@@ -25,43 +26,37 @@ def lost_server_steps(engine: Engine, server: ServerState) -> Iterator[Finding]:
 
 def _tried(engine: Engine, server: ServerState) -> list[Finding]:
     planned = rounds.plan(engine, server, rounds.select(engine, server))
-    steps = WatchedSteps()
+    findings: list[Finding] = []
     if planned.plans:
         planned, aggregate = rounds.train(engine, server, planned, directions=False)
         engine.clients.commit([])
-        rounds.step(engine, server, planned, aggregate, steps.take)
-    return steps.findings
+        rounds.step(engine, server, planned, aggregate, functools.partial(WatchedSteps, findings))
+    return findings
 
 
-class WatchedSteps:
-    """Takes methods' server steps and records which of them ignore their input."""
+class WatchedSteps(ServerSteps):
+    """Takes methods' server steps and adds to ``findings`` which of them ignore their input."""
 
-    def __init__(self) -> None:
-        self.findings: list[Finding] = []
+    def __init__(self, findings: list[Finding], methods: Sequence[Method], server: ServerState, sent: Collection[str]) -> None:
+        super().__init__(methods, server, sent)
+        self.findings = findings
 
-    def take(
-        self,
-        method: Method,
-        methods: Sequence[Method],
-        server: ServerState,
-        delta: Params,
-        messages: Messages,
-        cohort: Cohort,
-        sent: Sequence[str],
-    ) -> tuple[Params, Slot, Params]:
-        """Call :func:`take_server_step` with a change that remembers who read it."""
+    def take(self, method: Method, delta: Params, messages: Messages, cohort: Cohort) -> tuple[Params, Slot, Params]:
+        """Take the step with a change that remembers which of its values were read."""
         if not method.overrides("server_step"):
-            return take_server_step(method, methods, server, delta, messages, cohort, sent)
+            return super().take(method, delta, messages, cohort)
         watched = WatchedChange(delta)
-        result = take_server_step(method, methods, server, watched, messages, cohort, sent)
-        earlier = [other for other in methods[: methods.index(method)] if other.overrides("server_step")]
+        result = super().take(method, watched, messages, cohort)
+        earlier = [other for other in self.methods[: self.methods.index(method)] if other.overrides("server_step")]
         unread = [] if result[0] is watched else [name for name in delta if name not in watched.read]
         if earlier and unread:
             names, of = " and ".join(one.name for one in earlier), "" if len(unread) == len(delta) else f" of {_some(unread)}"
             consequence = f"replaces the server's step{of}, so the step of {names} is lost"
             self.findings.append(Finding(method.name, "server_step", consequence, f"list {method.name} before {names}"))
-        if not sent and not any(bool(value.any()) for value in (*delta.values(), *result[0].values())):
-            others = " and ".join(other.name for other in methods if other is not method and other.overrides("finish_client"))
+        if not self.sent and not any(bool(value.any()) for value in (*delta.values(), *result[0].values())):
+            others = " and ".join(
+                other.name for other in self.methods if other is not method and other.overrides("finish_client")
+            )
             consequence = f"does nothing, because clients send no change of the model beside {others}"
             self.findings.append(Finding(method.name, "server_step", consequence, f"list it after {others}, or remove it"))
         return dict(result[0]), *result[1:]

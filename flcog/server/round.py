@@ -1,17 +1,18 @@
 """A round of training on the server: select clients, plan, send tasks, train, receive replies, combine them, and step."""
 
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 
 import torch
 
 from flcog.client.messages import ClientTask, Download
-from flcog.core.types import Params, Slot
+from flcog.core.types import Params
 from flcog.method import (
     OBSERVER_HOOKS,
     AsynchronousRounds,
     Messages,
+    Method,
     Participants,
     Stage,
     UploadAggregator,
@@ -32,13 +33,13 @@ from flcog.server.receive import account, encoders_of, receive
 from flcog.server.round_plan import Round, weigh
 from flcog.server.select import charge, remember, select
 from flcog.server.state import ServerState
-from flcog.server.step import take_server_step
+from flcog.server.step import ServerSteps
 from flcog.server.tasks import planned_steps, tasks_of
 from flcog.server.traffic import Traffic
 from flcog.wire.ledger import Ledger
 
-TakeStep = Callable[..., tuple[Params, Slot, Params]]
-"""Takes one method's server step, with the arguments of :func:`take_server_step`."""
+StepsOfRound = Callable[[Sequence[Method], ServerState, Collection[str]], ServerSteps]
+"""Makes the object that takes a round's server steps, with the arguments of :class:`ServerSteps`."""
 
 CHANGES = UploadAggregator | UploadChange
 
@@ -165,7 +166,7 @@ def train(engine: Engine, server: ServerState, round: Round, directions: bool) -
     return round, aggregate
 
 
-def step(engine: Engine, server: ServerState, round: Round, aggregate: Aggregate, take: TakeStep = take_server_step) -> None:
+def step(engine: Engine, server: ServerState, round: Round, aggregate: Aggregate, steps: StepsOfRound = ServerSteps) -> None:
     """Let methods turn the mean change of the model into the server's step. Buffers are averaged.
 
     Args:
@@ -173,7 +174,7 @@ def step(engine: Engine, server: ServerState, round: Round, aggregate: Aggregate
         server: the state that the step changes.
         round: the round, with its methods and cohort.
         aggregate: the sums over the clients' replies.
-        take: the function for one method's step.
+        steps: takes each method's step.
     """
     add_noise(engine, server, aggregate, len(round.trained))
     if aggregate.weight == 0:
@@ -187,6 +188,7 @@ def step(engine: Engine, server: ServerState, round: Round, aggregate: Aggregate
     if round.selection.weights is not None:
         mean = {name: round.cohort.total_weight * value for name, value in mean.items()}
     delta: Params = {n: mean[n].to(p.dtype) if n in mean else torch.zeros_like(p) for n, p in server.params.items()}
+    taking = steps(round.methods, server, list(mean))
     # Stages step first, because their order is fixed.
     for method in sorted(round.methods, key=lambda method: not isinstance(method, Stage)):
         # Methods that train on the server use this round's statistics.
@@ -196,7 +198,7 @@ def step(engine: Engine, server: ServerState, round: Round, aggregate: Aggregate
         messages = Messages(*aggregate.messages(method.name), uploads)
         if method.individual_uploads and any(map(method.overrides, OBSERVER_HOOKS)):
             server.uploads[method.name] = Uploads(server.params, received, uploads)
-        delta, server.servers[method.name], buffers = take(method, round.methods, server, delta, messages, cohort, list(mean))
+        delta, server.servers[method.name], buffers = taking.take(method, delta, messages, cohort)
     params = {name: (value + delta[name]).detach() for name, value in server.params.items()}
     stepping = [method.name for method in round.methods if method.overrides("server_step") or isinstance(method, CHANGES)]
     if stepping:

@@ -14,6 +14,7 @@ from contracts.registry import CASES
 from harness import SGD, TinyData, adapted, classifier, distance, make_trainer, train
 
 import flcog
+from flcog.advice.finding import Finding
 from flcog.advice.order import CHAINS
 from flcog.advice.server_steps import WatchedSteps
 from flcog.callbacks import (
@@ -220,12 +221,12 @@ def test_however_a_server_step_looks_at_the_change() -> None:
     aggregate, _ = trainer.collect()
     engine, methods = trainer.run.engine, [FedAvgM(beta=0.5)]
     for how in LOOKS:
-        steps, server = WatchedSteps(), trainer.run.server.copy(0)
+        findings, server = list[Finding](), trainer.run.server.copy(0)
         looking = [*methods, Looking(how=how)]
         server.servers = {method.name: method.init_server(server.params) for method in looking}
         planned = replace(rounds.plan(engine, server, Participants([0, 1])), methods=looking)
-        rounds.step(engine, server, planned, aggregate, steps.take)
-        assert steps.findings == [], how
+        rounds.step(engine, server, planned, aggregate, partial(WatchedSteps, findings))
+        assert findings == [], how
 
 
 def test_a_server_step_that_is_replaced_in_part_is_said() -> None:

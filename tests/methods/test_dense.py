@@ -11,7 +11,7 @@ from reference import dense
 from torch import Tensor, nn
 
 from flcog.callbacks import dense as dense_module
-from flcog.callbacks.dense import DENSE, synthesis_loss
+from flcog.callbacks.dense import DENSE
 from flcog.callbacks.parts.server_generators import batch_norm_distances
 from methods.server_steps import recorded_server_steps
 
@@ -49,7 +49,7 @@ def test_denses_losses_against_the_paper() -> None:
     with batch_norm_distances(nn.ModuleList(models)) as distances:
         teacher = dense.ensemble(models, x)
     assert len(distances) == 3
-    ours = synthesis_loss(teacher, student(x), labels, torch.stack(distances).sum(), 1.0, 1.0, 1.0)
+    ours = DENSE(oh=1.0, bn=1.0, adv=1.0)._synthesis_loss(teacher, student(x), labels, torch.stack(distances).sum())
     theirs = dense.synthesis_loss(models, student, x, labels)
     assert bool((teacher.argmax(1) != student(x).argmax(1)).any())
     torch.testing.assert_close(ours, theirs)

@@ -21,6 +21,7 @@ from flcog.commands.bench.reading import bench_reading
 from flcog.commands.bench.results import print_ratios, print_table, settled
 from flcog.commands.bench.variations import Contestant, variations, warmed_up
 from flcog.commands.bench.waiting import synchronise
+from flcog.core.checks import at_least
 from flcog.core.output import say
 
 
@@ -61,10 +62,8 @@ def bench(
             bare loop of the config as it is, and to the first combination. ``--vary.callbacks "[none, Quantize, ClipUpdate]"`` times single
             methods beside the config's own.
     """
-    if repeats < 1:
-        raise ValueError(f"repeats must be at least 1; got {repeats}")
-    if not seconds >= 0:  # nor is it NaN, at which a bench would not end
-        raise ValueError(f"seconds must be at least 0; got {seconds}")
+    at_least(None, 1, repeats=repeats)
+    at_least(None, 0, seconds=seconds)
     if profile is not None:
         check_trace(profile)
     wanted = {} if against is None else interpreters(against)

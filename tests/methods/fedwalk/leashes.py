@@ -42,7 +42,7 @@ def own_head(num_outputs: int, *key: int | str) -> nn.Linear:
 
 def leash_batch(step: int, seed: int = 0) -> Tensor:
     """The rows of a leash step."""
-    return next(leash_rows(26, 4, step, 1, seed=seed))[1]
+    return next(leash_rows(26, 4, range(step, step + 1), seed=seed))[1]
 
 
 def client_data(client: int) -> tuple[Tensor, Tensor]:

@@ -69,13 +69,13 @@ def test_leash_steps_leave_torchs_stream_as_it_was() -> None:
 
 
 def test_leash_steps_pass_over_all_samples_in_turn() -> None:
-    passes = [torch.cat([rows for _, rows in leash_rows(26, 4, 6 * k, 6, seed=1)]) for k in range(3)]
+    passes = [torch.cat([rows for _, rows in leash_rows(26, 4, range(6 * k, 6 * k + 6), seed=1)]) for k in range(3)]
     assert all(len(set(rows.tolist())) == 24 for rows in passes)
     assert not torch.equal(passes[0], passes[1])
-    whole = {step: rows.tolist() for step, rows in leash_rows(26, 4, 0, 14, seed=1)}
-    pieces = [{step: rows.tolist() for step, rows in leash_rows(26, 4, *part, seed=1)} for part in ((0, 5), (5, 9))]
+    whole = {step: rows.tolist() for step, rows in leash_rows(26, 4, range(14), seed=1)}
+    pieces = [{step: rows.tolist() for step, rows in leash_rows(26, 4, part, seed=1)} for part in (range(5), range(5, 14))]
     assert pieces[0] | pieces[1] == whole
-    assert [len(rows) for _, rows in leash_rows(3, 64, 0, 2, seed=0)] == [3, 3]
+    assert [len(rows) for _, rows in leash_rows(3, 64, range(2), seed=0)] == [3, 3]
 
 
 class Shaken(ArrayData):
