@@ -185,11 +185,15 @@ class Assembly:
 
 
 def _checked(engine: Engine, server: ServerState) -> tuple[Engine, ServerState]:
-    """Refuse a rule over single uploads that needs more of them than a round has, and more clients in flight than there are."""
+    """Refuse a rule over single uploads that needs more of them than a round has, and numbers of clients that do not fit."""
+    count = engine.cohort_size
     if (asynchronous := asynchronous_of(engine.methods)) is not None:
-        asynchronous.check_clients(engine.num_clients, engine.cohort_size)
+        asynchronous.check_clients(engine.num_clients, count)
+        count = asynchronous.concurrent(count)
+    if (selection := selection_of(engine.methods)) is not None:
+        selection.check_clients(engine.num_clients, count)
     numbers = sum(value.numel() for value in [*server.params.values(), *server.buffers.values()])
-    selection, count = selection_of(engine.methods), engine.cohort_size
+    count = engine.cohort_size
     if selection is not None:
         count = selection.expected(count, engine.num_clients)
     note = check_uploads(engine.methods, count, numbers, server.servers, engine.processes.device)

@@ -132,7 +132,7 @@ class DPFedAvg(PrivateSum):
                 f"{self.name}: bounds names {unknown}, which sends nothing here; the senders are {', '.join(senders)}"
             )
         selection = selection_of(training.methods)
-        if selection is not None and getattr(selection, "unbiased", False):
+        if selection is not None and selection.weighs:
             raise ValueError(f"{self.name} divides by the expected cohort itself: set {selection.name}'s unbiased to false")
         guarantee = self._guarantee(training)
         check_delta(guarantee.delta, guarantee.sampling.num_clients)

@@ -36,13 +36,18 @@ class PowerOfChoice(Selection):
         super().__post_init__()
         at_least(self, 1, "candidates")
 
-    def select(self, state: Slot, population: ClientPool, count: int, rng: torch.Generator) -> Participants:
-        candidates = min(2 * count, population.num_clients) if self.candidates is None else self.candidates
-        if not count <= candidates <= population.num_clients:
-            everybody = population.num_clients
+    def check_clients(self, num_clients: int, count: int) -> None:
+        self._candidates(num_clients, count)
+
+    def _candidates(self, num_clients: int, count: int) -> int:
+        candidates = min(2 * count, num_clients) if self.candidates is None else self.candidates
+        if not count <= candidates <= num_clients:
             raise ValueError(
-                f"PowerOfChoice: candidates must lie between the {count} clients of a round and all {everybody}; got {candidates}"
+                f"PowerOfChoice: candidates must lie between the {count} clients of a round and all {num_clients}; got {candidates}"
             )
-        drawn = population.draw_by_size(candidates)
+        return candidates
+
+    def select(self, state: Slot, population: ClientPool, count: int, rng: torch.Generator) -> Participants:
+        drawn = population.draw_by_size(self._candidates(population.num_clients, count))
         losses = dict(zip(drawn, population.losses(drawn), strict=True))
         return Participants(sorted(sorted(drawn, key=lambda client: -losses[client])[:count]))

@@ -42,6 +42,8 @@ def check_methods(methods: Sequence[Method]) -> None:
             _check_sealed(method, methods)
         if isinstance(method, AsynchronousRounds):
             _check_asynchronous(method, methods)
+        if isinstance(method, Selection) and method.weighs:
+            _check_weights(method, methods)
     _check_exclusive(methods)
 
 
@@ -117,6 +119,18 @@ def _check_asynchronous(method: AsynchronousRounds, methods: Sequence[Method]) -
             raise ValueError(
                 f"{other.name} must act in all rounds of {method.name}, because clients arrive in later rounds than they start in: give "
                 "both the same start_round and stop_round"
+            )
+
+
+def _check_weights(selection: Selection, methods: Sequence[Method]) -> None:
+    """Refuse weights of methods in the rounds of a selection that has weights of its own."""
+    for other in methods:
+        together = other.start_round < _end(selection) and selection.start_round < _end(other)
+        if together and other.overrides("weights"):
+            raise ValueError(f"unbiased weights replace those of {other.name}: set unbiased to false, or remove {other.name}")
+        if together and isinstance(other, AsynchronousRounds):
+            raise ValueError(
+                f"{other.name} weighs clients by their staleness, and {selection.name} by their probabilities: set unbiased to false"
             )
 
 

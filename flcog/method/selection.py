@@ -196,6 +196,19 @@ class Selection(Method, protocol=True):
     reads_losses: ClassVar[bool] = False
     """Whether ``update`` reads the training loss of each single client, which clients report with their updates."""
 
+    @property
+    def weighs(self) -> bool:
+        """Whether ``select`` returns weights."""
+        return bool(getattr(self, "unbiased", False))
+
+    def check_clients(self, num_clients: int, count: int) -> None:
+        """Refuse numbers that do not fit. Called once, before round 1.
+
+        Args:
+            num_clients: the number of all clients.
+            count: the number that a round needs.
+        """
+
     def init_selection(self, num_clients: int) -> Slot:
         """The state before the first round, in tensors and primitives."""
         return {}

@@ -201,7 +201,8 @@ def test_unbiased_weights_exclude_other_weights() -> None:
     with pytest.raises(
         ValueError, match="unbiased weights replace those of EqualWeights: set unbiased to false, or remove Equal"
     ):
-        train(PoissonSampling(unbiased=True), EqualWeights(), rounds=1)
+        make_trainer(None, PoissonSampling(unbiased=True), EqualWeights(), rounds=1)
+    train(PoissonSampling(unbiased=True, stop_round=1), EqualWeights(start_round=1), rounds=2)
 
 
 def test_weights_count_as_they_are_returned() -> None:

@@ -55,6 +55,12 @@ def test_a_round_without_late_clients_ends_with_the_last_one() -> None:
     assert [row["time/simulated"] for row in trainer.rows] == [sum(ends[: k + 1]) for k in range(3)]
 
 
+def test_a_client_that_ends_at_the_deadline_counts() -> None:
+    trainer = train(Deadline(seconds=3.0), local_steps=3)
+    assert all(row["clients/late"] == 0 for row in trainer.rows)
+    assert distance(trainer.state, train(local_steps=3).state) == 0
+
+
 def test_a_round_of_late_clients_changes_nothing_but_the_time() -> None:
     with pytest.warns(UserWarning, match="no client's update counts; the model stays as it was"):
         trainer = train(Deadline(seconds=0.5), SCAFFOLD(), rounds=1)

@@ -247,6 +247,15 @@ def test_fewer_clients_arrive_if_fewer_are_available(tmp_path: Path) -> None:
         assert rows[-1]["clients/participating"] == 2
 
 
+def test_the_denominator_is_the_buffer_if_fewer_clients_arrive(tmp_path: Path) -> None:
+    """Only client 1 is available in the first round, so its change counts by half."""
+    trace = tmp_path / "trace.csv"
+    trace.write_text("client,from,until\n0,900,1000\n1,0,1000\n2,900,1000\n")
+    method = FedBuff(concurrency=3, buffer=2)
+    trainer = on_quadratics(method, Availability(trace=str(trace), seconds_per_round=10), rounds=1, start=START)
+    np.testing.assert_allclose(model(trainer), START + (maps()[1](START) - START) / 2, rtol=1e-12)
+
+
 @dataclass(frozen=True)
 class Broken(Method):
     """Multiplies the change of client 3."""

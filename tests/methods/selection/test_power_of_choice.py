@@ -69,7 +69,7 @@ def test_asking_changes_nothing() -> None:
 @pytest.mark.parametrize("candidates", [4, 9])
 def test_too_few_and_too_many_candidates_are_refused(candidates: int) -> None:
     with pytest.raises(ValueError, match=f"candidates must lie between the 5 clients of a round and all 8; got {candidates}"):
-        train(PowerOfChoice(candidates=candidates), rounds=1)
+        make_trainer(None, PowerOfChoice(candidates=candidates), rounds=1).prepare(classifier(), TinyData())
 
 
 def test_sizes_decide_without_losses() -> None:
