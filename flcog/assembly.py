@@ -27,6 +27,7 @@ from flcog.method import (
     asynchronous_of,
     selection_of,
 )
+from flcog.models.causal_lm import scales
 from flcog.server.engine import Engine
 from flcog.server.kept import check_uploads
 from flcog.server.round_schedules import RoundSchedules
@@ -82,7 +83,8 @@ class Assembly:
         exchanges = self._exchanged_by_messages(federation, clients, server.ledger, notes)
         roll_call = clients.roll_call()
         self._make_states(server, len(roll_call.sizes))
-        clients.set_up(roll_call.population, dict(self.client.function.constants))
+        frozen = self.client.function.constants | scales(self.client.function.module)
+        clients.set_up(roll_call.population, frozen)
         data = HostedData.of(self.datamodule)._replace(federation=federation)
         settings = replace(self.settings, executor="loop", chunk_size=None, compile=False)  # it evaluates and never trains
         own = make_runtime(settings, self.methods, self.client, data, self.processes, notes)

@@ -187,12 +187,7 @@ class Evaluator:
                 for when in ("epoch_end", "end", "model_train"):
                     call(f"on_{kind}_{when}")
         module.eval()
-        # Torchmetrics' metrics communicate between processes themselves.
-        sums = means.sums | {name: float(metric.compute()) * len(rows) for name, metric in means.metrics.items()}
-        names = sorted(sums)
-        mine = [*(sums[name] for name in names), float(len(rows))]
-        totals = self.processes.total(torch.tensor(mine, dtype=torch.float64, device=float64_device(self.processes.device)))
-        return {name: float(total / totals[-1]) for name, total in zip(names, totals, strict=False)}
+        return means.over_processes(module, len(rows), self.processes)
 
     @torch.no_grad()
     def outputs(self, params: Params, buffers: Params, samples: Samples) -> Tensor:

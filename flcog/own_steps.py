@@ -6,11 +6,14 @@ from dataclasses import dataclass, field
 from typing import Any, cast
 
 import lightning as L
+import torch
 from lightning.pytorch.trainer.states import RunningStage
 from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signature
 from torch import Tensor, nn
 from torchmetrics import Metric
 
+from flcog.core.precision import float64_device
+from flcog.core.processes import Processes
 from flcog.core.trees import Tree
 from flcog.trainer_view import TrainerView
 
@@ -156,6 +159,27 @@ class Means:
             yield
         for name, value in logged.items():
             self.sums[name] = self.sums.get(name, 0.0) + value * rows
+
+    def over_processes(self, module: L.LightningModule, rows: int, processes: Processes) -> dict[str, float]:
+        """The means over the rows of all processes.
+
+        A process without rows has logged nothing, and must take part in each sum and in the communication of each metric.
+
+        Args:
+            module: the module that logged the values.
+            rows: the number of rows of this process.
+            processes: the processes.
+        """
+        paths = {id(layer): path for path, layer in module.named_modules()}
+        logged = processes.gather((list(self.sums), {name: paths.get(id(metric)) for name, metric in self.metrics.items()}))
+        sums = dict.fromkeys((name for names, _ in logged for name in names), 0.0) | self.sums
+        for name, path in sorted({name: path for _, places in logged for name, path in places.items()}.items()):
+            metric: Any = self.metrics[name] if path is None else module.get_submodule(path)
+            sums[name] = float(metric.compute()) * rows
+        names = sorted(sums)
+        mine = [*(sums[name] for name in names), float(rows)]
+        totals = processes.total(torch.tensor(mine, dtype=torch.float64, device=float64_device(processes.device)))
+        return {name: float(total / totals[-1]) for name, total in zip(names, totals, strict=False)}
 
 
 def reset_metrics(module: nn.Module) -> None:

@@ -19,7 +19,9 @@ from flcog.commands.cli import main
 from flcog.data.instructions import IGNORED, Instructions, packed
 from flcog.datamodules import Dirichlet, InstructionData
 from flcog.datamodules.templates import TEMPLATES
+from flcog.hosting import host_clients
 from flcog.models import CausalLM, InstructionTuning, LoRA
+from flcog.models.causal_lm import scales
 from flcog.models.instruction_tuning import answer_losses
 from flcog.models.lora import adapters
 
@@ -338,6 +340,27 @@ def test_a_named_decoder_is_not_in_checkpoints_and_a_changed_one_is_refused(
         files.save_file(changed, Path(base, "model.safetensors"), {"format": "pt"})
         with pytest.raises(ValueError, match=rf"last.ckpt was trained with other frozen weights than {base} has now: load those"):
             train("half", 3, 0, last)
+
+
+@pytest.mark.slow
+def test_clients_elsewhere_refuse_weights_of_other_scales(tmp_path: Path, llama: str) -> None:
+    """Integers alone would be other weights."""
+    pytest.importorskip("bitsandbytes")
+    files = pytest.importorskip("safetensors.torch")
+    other = str(shutil.copytree(llama, tmp_path / "other"))
+    tensors = files.load_file(Path(other, "model.safetensors"))
+    files.save_file({name: 2 * value for name, value in tensors.items()}, Path(other, "model.safetensors"), {"format": "pt"})
+    options: dict[str, Any] = {"rounds": 1, "local_steps": 1, "logger": False, "accelerator": "cpu"}
+    settings = flcog.FederatedTrainer(**options).settings
+    hosted = host_clients(settings, [], module(llama, weights="8bit"), data(tmp_path, llama).only([0]))
+    population = hosted.roll_call().population
+    same, doubled, whole = (
+        ModelFunction(module(base, weights=weights)) for base, weights in ((llama, "8bit"), (other, "8bit"), (llama, "run"))
+    )
+    hosted.set_up(population, same.constants | scales(same.module))
+    for wrong in (doubled, whole):
+        with pytest.raises(ValueError, match=r"differs from the server's: load the same decoder, with the same weights="):
+            hosted.set_up(population, wrong.constants | scales(wrong.module))
 
 
 @pytest.mark.slow

@@ -201,7 +201,8 @@ class ClientsElsewhere(Clients, Protocol):
     def set_up(self, population: Population, constants: Params) -> None:
         """Send clients the facts about all of them, and the weights that no client changes, such as LoRA's frozen weights.
 
-        The server sends this once in a run, after all exchanges.
+        The server sends this once in a run, after all exchanges. The scales of quantised weights come along, and clients compare them
+        with their own.
         """
 
     def roll_call(self) -> RollCall:

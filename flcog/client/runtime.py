@@ -28,6 +28,7 @@ from flcog.evaluation import Evaluator
 from flcog.method import ClientView, GlobalModel, Method, first_contact, private_sum_of, sealed_sum_of
 from flcog.metrics import reweighted
 from flcog.model_function import ModelFunction
+from flcog.models.causal_lm import scales
 from flcog.reading import Reader
 from flcog.wire.ledger import masked_bytes
 from flcog.wire.population import Population
@@ -106,8 +107,14 @@ class ClientRuntime:
         """Take over the facts about all clients, and the weights that no client changes."""
         self.population = population
         self.federation = replace(self.federation, edges=population.bin_edges)
-        for name, value in constants.items():
-            self.model.constants[name].copy_(value)
+        own = scales(self.model.module)
+        for name in sorted(own.keys() | (constants.keys() - self.model.constants.keys())):
+            if not _are_equal(own.get(name), constants.get(name)):
+                raise ValueError(
+                    f"{name} differs from the server's: load the same decoder, with the same weights=, at the server and its clients"
+                )
+        for name, value in self.model.constants.items():
+            value.copy_(constants[name])
 
     def contact(self, received: Download, newcomers: Mapping[str, Sequence[int]]) -> dict[str, dict[int, Any]]:
         messages: dict[str, dict[int, Any]] = {}
@@ -278,3 +285,9 @@ class ClientRuntime:
             measured={**result.envelope.measured, **state_ranges(result.states, methods, len(clients))}
         )
         return ClientReply(clients, envelope, result.manifest, masked, masked_plain)
+
+
+def _are_equal(one: Tensor | None, other: Tensor | None) -> bool:
+    if one is None or other is None or one.dtype != other.dtype:
+        return False
+    return torch.equal(one.cpu(), other.cpu())
