@@ -5,6 +5,9 @@ from scipy import sparse
 
 from flcog.data import Federation, Partition
 
+BLOCK = 2**22
+"""The number of samples that are counted at a time, which bounds the memory."""
+
 
 def label_table(federation: Federation, partition: Partition | None = None) -> sparse.csr_array:
     """Count the samples of each client and label: ``Federation.label_counts`` of all clients at once, sparse [K, C].
@@ -16,12 +19,14 @@ def label_table(federation: Federation, partition: Partition | None = None) -> s
         partition: another partition of the training set, such as ``federation.client_test``.
     """
     partition = partition or federation.partition
-    client = np.repeat(np.arange(partition.num_clients), partition.sizes)
-    position, label = _labels_of(federation, partition.indices)
-    counts = sparse.coo_array(
-        (np.ones(len(label), dtype=np.int64), (client[position], label)), shape=(partition.num_clients, federation.num_classes)
-    )
-    return counts.tocsr()
+    shape = (partition.num_clients, federation.num_classes)
+    counts = sparse.csr_array(shape, dtype=np.int64)
+    for first in range(0, len(partition.indices), BLOCK):
+        offsets = partition.offsets.clip(first, first + BLOCK)
+        client = np.repeat(np.arange(partition.num_clients), np.diff(offsets))
+        position, label = _labels_of(federation, partition.indices[first : first + BLOCK])
+        counts += sparse.coo_array((np.ones(len(label), dtype=np.int64), (client[position], label)), shape=shape).tocsr()
+    return counts
 
 
 def kl_to_uniform(counts: sparse.csr_array) -> np.ndarray:

@@ -170,8 +170,10 @@ class RemoteClients:
         self, name: str, clients: Iterable[int], arguments: Any, optional: bool = False
     ) -> Generator[tuple[int, Any], None, None]:
         """The answers to a request with ``arguments(its clients)``, for each host of some of these clients."""
-        hosted = {k: mine for k in range(len(self.hosts)) if (mine := self._of(k, clients))}
-        return self._answers(name, {k: arguments(mine) for k, mine in hosted.items()}, optional)
+        hosted: dict[int, list[int]] = {}
+        for client in clients:
+            hosted.setdefault(self._home[client], []).append(client)
+        return self._answers(name, {k: arguments(mine) for k, mine in sorted(hosted.items())}, optional)
 
     def _answers(
         self, name: str, arguments: Mapping[int, tuple[Any, ...]], optional: bool = False

@@ -190,6 +190,9 @@ def _hold_out(partition: Partition, fractions: tuple[float, float], seed: int) -
     A held-out part has at least one sample if the client can spare it: a client's last sample always trains.
     """
     sizes = partition.sizes
+    if not any(fractions):
+        nobody = Partition(np.empty(0, np.int64), np.zeros(partition.num_clients + 1, np.int64))
+        return partition, nobody, nobody
     spare = np.maximum(0, sizes - 1)
     test, val = (np.maximum(np.rint(sizes * fraction), float(fraction > 0)).astype(np.int64) for fraction in fractions)
     test = np.minimum(test, spare)

@@ -46,7 +46,7 @@ class Partition:
         order = np.argsort(client_of_sample, kind="stable")
         sizes = np.bincount(client_of_sample[client_of_sample >= 0], minlength=num_clients)
         left_out = len(order) - sizes.sum()
-        return cls(order[left_out:].astype(np.int64), np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64))
+        return cls(order[left_out:].astype(np.int64, copy=False), np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64))
 
     @property
     def num_clients(self) -> int:
@@ -63,8 +63,8 @@ class Partition:
     @property
     def hash(self) -> str:
         """Eight hex digits that identify the split, for papers to cite."""
-        digest = hashlib.sha256(np.ascontiguousarray(self.offsets, "<i8").tobytes())
-        digest.update(np.ascontiguousarray(self.indices, "<i8").tobytes())
+        digest = hashlib.sha256(np.ascontiguousarray(self.offsets, "<i8"))
+        digest.update(np.ascontiguousarray(self.indices, "<i8"))
         return digest.hexdigest()[:8]
 
     def save(self, path: str | Path) -> None:
@@ -146,4 +146,7 @@ class IID(Partitioner):
         if not 1 <= num_clients <= len(samples):
             raise ValueError(f"{num_clients} clients cannot share {len(samples)} samples: each needs one; set num_clients")
         rng = np.random.Generator(np.random.PCG64(seed))
-        return Partition.from_assignment(rng.permutation(np.arange(len(samples)) % num_clients), num_clients)
+        client_of_sample = np.arange(len(samples), dtype=np.int32 if len(samples) < 1 << 31 else np.int64)
+        client_of_sample %= num_clients
+        rng.shuffle(client_of_sample)
+        return Partition.from_assignment(client_of_sample, num_clients)

@@ -14,6 +14,7 @@ from matplotlib.image import imread
 from rich.console import Console
 from scipy import stats
 
+from flcog import label_statistics
 from flcog.data import Federation, Partition, Samples, Task
 from flcog.datamodules.partitioners import IID, BiasedUnbiased, Dirichlet
 from flcog.label_statistics import kl_to_uniform, label_table
@@ -92,8 +93,10 @@ def federation_samples(targets: np.ndarray) -> Samples:
     return Samples(np.zeros(len(targets), np.uint8), torch.as_tensor(targets))
 
 
+@pytest.mark.parametrize("block", [7, 2**22])
 @pytest.mark.parametrize("task", ["classification", "multilabel", "regression"])
-def test_labels_are_those_that_methods_see(task: Task) -> None:
+def test_labels_are_those_that_methods_see(task: Task, block: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(label_statistics, "BLOCK", block)
     rng = np.random.Generator(np.random.PCG64(0))
     targets = {
         "classification": rng.integers(0, 5, 300),
