@@ -150,6 +150,15 @@ def test_times_under_other_load_are_marked(tmp_path: Path) -> None:
         assert marked == ["| B"] and "for a core: B · seed 0 (40 %)" in said
 
 
+def test_of_many_slowed_runs_the_slowest_are_named(tmp_path: Path) -> None:
+    plan = read_table(plan_file(tmp_path, rows=dict.fromkeys("ABCDEFG")))
+    runs = cells(plan, tmp_path / "out", [])
+    for cell, share in zip(runs, (0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8), strict=True):
+        fake_run(cell, [0.5, 0.6], finished=True, time__waiting_share=[share] * 2)
+    said = text(ResultTable(plan, results_of(plan, runs, None)), "std")
+    assert "for a core: G · seed 0 (80 %); F" in said and "; C · seed 0 (40 %); and 2 other runs less. Do not" in said
+
+
 def test_saved_results_are_read_where_the_runs_are_gone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path, out, saved = plan_file(tmp_path, seeds=[0, 1]), tmp_path / "out", tmp_path / "results"
     runs = cells(read_table(path), out, [])

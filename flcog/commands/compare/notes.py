@@ -8,6 +8,9 @@ from flcog.commands.compare.plan import file_name, joined
 from flcog.commands.compare.result_table import ResultTable
 from flcog.commands.compare.table import Spread
 
+MOST_NAMED = 5
+"""The number of slowed runs that a note names."""
+
 
 def notes(filled: ResultTable, spread: Spread) -> list[str]:
     """One or two sentences on each topic that concerns the table."""
@@ -108,8 +111,11 @@ def _on_times(filled: ResultTable) -> Iterator[str]:
             f"A time with * includes rounds that were trained, and timed, once for several arms: {rounds}. "
             "To time every arm by itself, run the table with --no-trunks."
         )
-    slowed = [f"{result.name} ({percent(round(result.facts.waiting, 2))})" for result in filled.results if result.disturbed]
+    disturbed = sorted((result for result in filled.results if result.disturbed), key=lambda result: -result.facts.waiting)
+    slowed = [f"{result.name} ({percent(round(result.facts.waiting, 2))})" for result in disturbed[:MOST_NAMED]]
     if slowed:
+        if len(disturbed) > MOST_NAMED:
+            slowed.append(f"and {len(disturbed) - MOST_NAMED} other runs less")
         yield (
             "A time with † is too long, because other programs used the same cores. The brackets show the share of the time that a run "
             f"waited for a core: {'; '.join(slowed)}. Do not compare such times."
