@@ -103,6 +103,7 @@ def test_convolutions_are_adapted_where_nothing_else_can_be() -> None:
     assert [name for name, _ in adapters(LoRA(grouped))] == ["1"]
 
 
+@pytest.mark.slow
 def test_a_frozen_batchnorm_keeps_its_statistics() -> None:
     network = LoRA(ResNet18(num_classes=3, stem="3x3"), rank=1).train()
     before = copy.deepcopy(network.state_dict())
@@ -173,6 +174,7 @@ def test_an_adapter_is_no_number_off_in_half_precision() -> None:
 
 
 @pytest.mark.usefixtures("command_line")
+@pytest.mark.slow
 def test_the_shipped_config_sends_adapters_and_the_head_alone(tmp_path: Path) -> None:
     small = ["--trainer.rounds=1", "--trainer.local_steps=1", "--data.num_clients=2", "--trainer.logger=false"]
     main(["fit", "-c", "quickstart", "-c", "lora", *small, f"--trainer.default_root_dir={tmp_path}"])

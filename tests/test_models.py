@@ -146,6 +146,7 @@ def test_lenet_against_functional(memory_format: torch.memory_format) -> None:
 
 @pytest.mark.filterwarnings("ignore:executor=vmap falls back")
 @pytest.mark.parametrize("norm", ["group", "batch"])
+@pytest.mark.slow
 def test_resnet_is_batched_in_full(norm: Literal["group", "batch"], tmp_path: Path) -> None:
     """No layer is computed client by client: torch would do so with one that it cannot batch, and is told not to."""
     trainer = FederatedTrainer(rounds=1, local_steps=1, executor="vmap", logger=False, default_root_dir=str(tmp_path))
@@ -320,6 +321,7 @@ def torchvision_state(tmp_path_factory: pytest.TempPathFactory):
     return path, network
 
 
+@pytest.mark.slow
 def test_resnet_loads_torchvision_weights(torchvision_state) -> None:
     path, network = torchvision_state
     x = inputs((3, 32, 32), 2)
@@ -330,6 +332,7 @@ def test_resnet_loads_torchvision_weights(torchvision_state) -> None:
     assert other_head(x).shape == (2, 3)
 
 
+@pytest.mark.slow
 def test_resnet_loads_its_own_weights(tmp_path) -> None:
     torch.manual_seed(0)
     settings = {"num_classes": 4, "stem": "3x3", "norm": "group", "num_groups": 4}
@@ -339,6 +342,7 @@ def test_resnet_loads_its_own_weights(tmp_path) -> None:
     assert torch.equal(ResNet18(**settings, weights=tmp_path / "own.pt")(x), model(x))
 
 
+@pytest.mark.slow
 def test_resnet_refuses_other_files(torchvision_state, tmp_path) -> None:
     path, _ = torchvision_state
     for settings in ({"stem": "3x3"}, {"norm": "group"}, {"in_channels": 1}):

@@ -86,6 +86,7 @@ def test_a_method_of_ones_own(block: str, name: str, lines: int, tmp_path: Path,
     [blocks(README)[2], *blocks(PAGES["your-data"]), *blocks(PAGES["scaling"])[2:]],
     ids=lambda block: block.splitlines()[2],
 )
+@pytest.mark.slow
 def test_data_of_ones_own(block: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("WANDB_MODE", "disabled")

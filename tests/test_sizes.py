@@ -1,6 +1,7 @@
 """Files, functions and signatures stay small. Each exception has its reason."""
 
 import ast
+import functools
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -32,7 +33,8 @@ WIDE = {
 """Signatures with more parameters. The constructors of data sets in ``datamodules/`` are not listed: their parameters are options."""
 
 
-def functions(path: Path) -> Iterator[tuple[str, ast.FunctionDef]]:
+@functools.cache
+def functions(path: Path) -> list[tuple[str, ast.FunctionDef]]:
     """The functions of a file, by the file and their names within it."""
 
     def within(node: ast.AST, prefix: str) -> Iterator[tuple[str, ast.FunctionDef]]:
@@ -42,7 +44,7 @@ def functions(path: Path) -> Iterator[tuple[str, ast.FunctionDef]]:
                 yield f"{path.relative_to(ROOT)} {prefix}{name}", child
             yield from within(child, f"{prefix}{name}." if name else prefix)
 
-    return within(ast.parse(path.read_text()), "")
+    return list(within(ast.parse(path.read_text()), ""))
 
 
 def length(function: ast.FunctionDef) -> int:

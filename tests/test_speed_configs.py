@@ -81,6 +81,7 @@ def timed(*configs: str, **smaller: Any) -> None:
 
 @pytest.mark.usefixtures("command_line")
 @pytest.mark.parametrize("name", [pytest.param(name, marks=pytest.mark.slow if "resnet" in name else ()) for name in SIZES])
+@pytest.mark.slow
 def test_it_is_timed(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.chdir(tmp_path)
     timed(f"speed/{name}")
@@ -89,6 +90,7 @@ def test_it_is_timed(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
 
 @pytest.mark.usefixtures("command_line")
 @pytest.mark.parametrize("method", METHODS)
+@pytest.mark.slow
 def test_a_method_is_timed(
     method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

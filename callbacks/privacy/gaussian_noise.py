@@ -21,6 +21,9 @@ def noise_beside_counts(name: str, noise: float, groups: int, on_counts: float) 
         noise: the noise multiplier of sums and counts together, > 0.
         groups: the number of counts.
         on_counts: the standard deviation of the noise on each count, in clients.
+
+    >>> round(noise_beside_counts("DPFedAvg", noise=1.0, groups=1, on_counts=5.0), 3)  # 0.99 ** -0.5
+    1.005
     """
     left = noise**-2 - groups / (2 * on_counts) ** 2
     if left <= 0:

@@ -111,6 +111,7 @@ def in_a_thread(name: str, python: str, folder: Path, job: ContenderJob) -> Iter
         process.stdout.close()
 
 
+@pytest.mark.slow
 def test_rounds_are_trained_in_turn(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr(command, "started", in_a_thread)
     monkeypatch.setattr(command, "interpreters", lambda against: {"pfl": "missing", "flower": "here"})

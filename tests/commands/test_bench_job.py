@@ -163,6 +163,7 @@ def test_what_others_cannot_train_is_refused() -> None:
         job_of(trainer, batches)
 
 
+@pytest.mark.slow
 def test_an_accelerator_is_timed_too(capsys: pytest.CaptureFixture[str]) -> None:
     """The images lie on it, of which the loader that ours is compared with reads one after another on the CPU."""
     with computing_there():

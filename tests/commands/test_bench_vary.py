@@ -24,6 +24,7 @@ def table(text: str) -> list[list[str]]:
     return [[cell.strip() for cell in line.split("|")[1:-1]] for line in text.splitlines() if line.startswith("|")]
 
 
+@pytest.mark.slow
 def test_every_combination_is_timed_in_turn(capsys: pytest.CaptureFixture[str]) -> None:
     trainer = make_trainer(None, FedProx(mu=0.1), precision="32-true")
     vary = {"executor": ["loop", "vmap"], "chunk_size": [1, 2], "tf32": [None, False]}
@@ -120,6 +121,7 @@ def test_methods_are_timed_against_none(capsys: pytest.CaptureFixture[str]) -> N
 
 
 @pytest.mark.usefixtures("command_line")
+@pytest.mark.slow
 def test_from_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     config = tmp_path / "vary.yaml"
     config.write_text("vary:\n  executor: [loop, vmap]\n")

@@ -45,6 +45,7 @@ def test_a_name_reaches_that_callback_alone(capsys: pytest.CaptureFixture[str]) 
     assert [found[name]["start_round"] for name in found] == [0, 3, 0]
 
 
+@pytest.mark.slow
 def test_what_one_callback_has_needs_no_name_wherever_it_stands(capsys: pytest.CaptureFixture[str]) -> None:
     """As ``--trainer.callbacks.mu`` with an observer after FedProx, and an option of the data inside a method."""
     leash = ["-c", str(ROOT / "configs/methods/fedwalk.yaml"), "--trainer.callbacks+=FedProx", "--trainer.callbacks+=LocalModels"]

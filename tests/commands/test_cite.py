@@ -139,6 +139,7 @@ DAMAGED = {
 
 @pytest.mark.parametrize("command", ["cite", "report"])
 @pytest.mark.parametrize(("file", "text"), [(file, text) for file, texts in DAMAGED.items() for text in texts])
+@pytest.mark.slow
 def test_damaged_files_of_a_run_are_told_in_one_line(
     command: str, file: str, text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -59,6 +59,7 @@ def test_files_and_options_compose(capsys: pytest.CaptureFixture[str]) -> None:
     assert sorted(path.name for path in Path.cwd().iterdir()) == ["runs"]
 
 
+@pytest.mark.slow
 def test_test_and_validate_read_a_checkpoint(capsys: pytest.CaptureFixture[str]) -> None:
     assert run("fit", "-c", QUICKSTART, *SMALL) == 0
     last = list(csv.DictReader((the_run() / "metrics.csv").open()))[-1]
@@ -87,6 +88,7 @@ def test_resume_by_name_and_by_path(capsys: pytest.CaptureFixture[str]) -> None:
     assert "rounds 4 of 4" in printed
 
 
+@pytest.mark.slow
 def test_a_run_is_predicted_with_exported_and_loaded(capsys: pytest.CaptureFixture[str]) -> None:
     assert run("fit", "-c", QUICKSTART, *SMALL) == 0
     last, folder = list(csv.DictReader((the_run() / "metrics.csv").open()))[-1], str(the_run())
@@ -120,6 +122,7 @@ def test_a_run_is_predicted_with_exported_and_loaded(capsys: pytest.CaptureFixtu
         assert message in error and len(error.splitlines()) == 1
 
 
+@pytest.mark.slow
 def test_a_run_of_another_machine_is_looked_at_here(capsys: pytest.CaptureFixture[str]) -> None:
     """One with GPUs."""
     assert run("fit", "-c", QUICKSTART, *SMALL, "--trainer.rounds", "1") == 0
@@ -134,6 +137,7 @@ def test_a_run_of_another_machine_is_looked_at_here(capsys: pytest.CaptureFixtur
         )
 
 
+@pytest.mark.slow
 def test_replay_runs_one_client_again(capsys: pytest.CaptureFixture[str]) -> None:
     assert run("fit", "-c", QUICKSTART, *SMALL, "--trainer.local_steps", "3", "--trainer.clients_per_round", "2") == 0
     run_dir = str(the_run())
@@ -156,6 +160,7 @@ def test_replay_runs_one_client_again(capsys: pytest.CaptureFixture[str]) -> Non
     assert "holds no config.yaml" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_replay_says_from_which_round_it_starts(capsys: pytest.CaptureFixture[str]) -> None:
     config = ["--trainer.callbacks+=Checkpoint", "--trainer.callbacks.keep_every_n_rounds", "1"]
     assert run("fit", "-c", QUICKSTART, *SMALL, *config) == 0
@@ -172,11 +177,13 @@ def test_replay_says_from_which_round_it_starts(capsys: pytest.CaptureFixture[st
     assert "the run has done 2 rounds: --round must be between 1 and 3; got 4" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_partition_shows_and_saves(capsys: pytest.CaptureFixture[str]) -> None:
     assert run("partition", "-c", QUICKSTART, "--plot", "clients.png", "--save", "split.npz") == 0
     assert "10" in capsys.readouterr().out and Path("clients.png").stat().st_size > 5000 and Path("split.npz").exists()
 
 
+@pytest.mark.slow
 def test_bench_compares_with_a_bare_loop(capsys: pytest.CaptureFixture[str]) -> None:
     assert run("bench", "-c", QUICKSTART, *SMALL, "--repeats", "2", "--seconds", "0") == 0
     printed = capsys.readouterr().out

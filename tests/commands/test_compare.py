@@ -163,6 +163,7 @@ def test_rounds_to_targets_over_seeds(tmp_path: Path) -> None:
     assert figure_text(Figure(65 / 3), "rounds") == "21.7" and figure_text(Figure(100, beyond=True), "rounds") == "> 100"
 
 
+@pytest.mark.slow
 def test_what_was_run_is_shown_whatever_its_seeds(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path, out = plan_file(tmp_path), str(tmp_path / "out")
     for cell in cells(replace(read_table(path), seeds=(4, 11)), tmp_path / "out", []):

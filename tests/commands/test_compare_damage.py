@@ -64,6 +64,7 @@ def test_the_report_of_an_altered_run_says_so(tmp_path: Path, capsys: pytest.Cap
     assert f"{table}: it is not as it was when the run finished. The page shows the altered rows\n" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_a_damaged_run_is_put_aside_and_trained_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

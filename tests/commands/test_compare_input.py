@@ -88,6 +88,7 @@ def complaint(table: Path, out: Path, capsys: pytest.CaptureFixture[str], *argum
         (b"3: x\nrows: {A: }", "has 3; a table may have"),
     ],
 )
+@pytest.mark.slow
 def test_malformed_tables(content: bytes, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "table.yaml").write_bytes(content)
     (tmp_path / "other.yaml").write_text("{rows: table.yaml}")
@@ -99,6 +100,7 @@ def test_a_folder_is_no_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     assert "there is no file" in complaint(tmp_path, tmp_path / "out", capsys)
 
 
+@pytest.mark.slow
 def test_any_bytes_are_a_table_or_one_line(tmp_path: Path) -> None:
     """Tables of ours with letters changed, cut out or put in."""
     draw, path = random.Random(0), tmp_path / "table.yaml"

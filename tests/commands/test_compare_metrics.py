@@ -49,6 +49,7 @@ def test_without_settings_they_are_the_columns(tmp_path: Path) -> None:
     assert cells(plan, tmp_path, [])[0].folder == tmp_path / "A/seed0"
 
 
+@pytest.mark.slow
 def test_each_column_is_of_its_metric(tmp_path: Path) -> None:
     plan = read_table(plan_file(tmp_path, metrics=METRICS))
     runs = cells(plan, tmp_path / "out", [])
@@ -115,6 +116,7 @@ def test_what_was_noted_at_the_best_evaluation_is_the_last_that_was_noted(path: 
     )
 
 
+@pytest.mark.slow
 def test_a_run_is_trained_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     started = []
 

@@ -112,6 +112,7 @@ def test_each_row_has_its_own_partner(tmp_path: Path) -> None:
     assert given.comparisons("")["B+"].difference.mean == pytest.approx(-2)
 
 
+@pytest.mark.slow
 def test_options_choose_partner_confidence_and_spread(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path, out = plan_file(tmp_path, seeds=[0, 1, 2]), str(tmp_path / "out")
     for cell in cells(read_table(path), tmp_path / "out", []):

@@ -108,6 +108,7 @@ def test_time_is_the_total_and_that_of_acting_rounds(cell: Cell) -> None:
     assert came_to(cell).facts.acting_seconds == 2.6
 
 
+@pytest.mark.slow
 def test_time_that_another_run_took_is_marked(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """B acts in round 3 alone and has its first two from "A, late"; A's are all its own."""
     path, out, saved = plan_file(tmp_path, rows={"A": None, "A, late": None, "B": None}), tmp_path / "out", tmp_path / "results"
@@ -159,6 +160,7 @@ def test_of_many_slowed_runs_the_slowest_are_named(tmp_path: Path) -> None:
     assert "for a core: G · seed 0 (80 %); F" in said and "; C · seed 0 (40 %); and 2 other runs less. Do not" in said
 
 
+@pytest.mark.slow
 def test_saved_results_are_read_where_the_runs_are_gone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path, out, saved = plan_file(tmp_path, seeds=[0, 1]), tmp_path / "out", tmp_path / "results"
     runs = cells(read_table(path), out, [])
@@ -199,6 +201,7 @@ def a_table(folder: Path, **content: Any) -> Path:
     return plan_file(folder, configs=[QUICKSTART], rows={"A": None, "B": None}, **content)
 
 
+@pytest.mark.slow
 def test_settings_are_compared_by_content(tmp_path: Path) -> None:
     """A changed number in a config, a default or a column is another cell; a comment or a folder is none."""
     (tmp_path / "own.yaml").write_text("model: {init_args: {optimizer: {init_args: {lr: 0.01}}}}\n")

@@ -67,6 +67,7 @@ def compare(tmp_path: Path) -> Callable[..., None]:
     return run
 
 
+@pytest.mark.slow
 def test_what_another_table_has_finished_is_taken(
     compare: Callable[..., None], started: list[Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -91,6 +92,7 @@ def test_what_another_table_has_finished_is_taken(
     assert started[2:] == [tmp_path / "elsewhere/two/FedAvg/seed0"]
 
 
+@pytest.mark.slow
 def test_a_table_that_was_changed_does_not_keep_what_it_took(
     compare: Callable[..., None], started: list[Path], tmp_path: Path
 ) -> None:
@@ -100,11 +102,13 @@ def test_a_table_that_was_changed_does_not_keep_what_it_took(
     assert started == [tmp_path / "runs/one/FedAvg/seed0", tmp_path / "runs/two/FedAvg/seed0"]
 
 
+@pytest.mark.slow
 def test_two_rows_that_are_the_same_are_run_once(compare: Callable[..., None], started: list[Path]) -> None:
     compare("one", rows={"FedAvg": None, "plain": {"arguments": {"trainer.rounds": 20}}})
     assert len(started) == 1
 
 
+@pytest.mark.slow
 def test_another_version_of_flcog_runs_anew(
     compare: Callable[..., None], started: list[Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -114,6 +118,7 @@ def test_another_version_of_flcog_runs_anew(
     assert len(started) == 2
 
 
+@pytest.mark.slow
 def test_what_makes_a_run_the_same(tmp_path: Path) -> None:
     plain, prox = identities(tmp_path)
     assert plain and plain != prox
@@ -168,6 +173,7 @@ def test_a_run_that_would_be_refused_is_left_to_say_so(tmp_path: Path, capsys: p
     assert not any(cell.identity for cell in runs) and isinstance(runs[0], Cell)
 
 
+@pytest.mark.slow
 def test_a_dry_run_describes_the_cells_and_writes_nothing(
     compare: Callable[..., None], started: list[Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -202,6 +208,7 @@ def test_a_dry_run_describes_the_cells_and_writes_nothing(
     )
 
 
+@pytest.mark.slow
 def test_a_dry_run_names_the_run_of_another_table(
     compare: Callable[..., None], started: list[Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -214,6 +221,7 @@ def test_a_dry_run_names_the_run_of_another_table(
         compare("two", "--dry-run", "--show")
 
 
+@pytest.mark.slow
 def test_a_dry_run_lists_the_grid(compare: Callable[..., None], started: list[Path], capsys: pytest.CaptureFixture[str]) -> None:
     rows = {"FedAvg": {"arguments": {"model.optimizer.lr": 0.02}, "tune": {"model.optimizer.lr": [0.01, 0.02]}}}
     compare("one", "--dry-run", rows=rows, seeds=[0])

@@ -122,6 +122,7 @@ def test_what_another_comparison_has_finished_meanwhile_is_not_run_again(tmp_pat
     assert [cell.error for cell, _ in Runner(1).run(both)] == [None, None] and not runs
 
 
+@pytest.mark.slow
 def test_a_process_ends_with_the_one_that_started_it(tmp_path: Path) -> None:
     """It is asked to save first, and killed where it does not end."""
     child = ORPHAN.format(module=str(Path(processes.__file__)), folder=str(tmp_path))

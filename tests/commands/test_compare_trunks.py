@@ -50,6 +50,7 @@ def trunk_of(cell: Cell) -> tuple[str, int] | None:
 LATE = {"callbacks__start_round": 3}
 
 
+@pytest.mark.slow
 def test_arms_branch_from_one_that_gathers_what_they_need(tmp_path: Path) -> None:
     rows = {
         "FedAvg": None,
@@ -84,6 +85,7 @@ def test_who_shares_more_rounds_branches_later(tmp_path: Path) -> None:
             cell = cell.trunk.cell
 
 
+@pytest.mark.slow
 def test_only_what_is_the_same_until_then_is_shared(tmp_path: Path) -> None:
     later = arm("fedprox", callbacks__start_round=3)
     rows = {
@@ -107,6 +109,7 @@ def carried(cell: Cell) -> dict[str, Mapping[str, Any]]:
     return {part["class_path"].rpartition(".")[2]: part["init_args"] for part in cell.carried}
 
 
+@pytest.mark.slow
 def test_the_trunk_carries_what_others_gather(tmp_path: Path) -> None:
     """FedCOG and MOON each need clients' last models of their own at round 3; whoever trains these rounds gathers both."""
     rows = {
@@ -153,6 +156,7 @@ class Alone(Counts):
 """
 
 
+@pytest.mark.slow
 def test_what_cannot_be_carried_together_needs_a_trunk_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "trunk_methods.py").write_text(OWN)
     monkeypatch.syspath_prepend(tmp_path)

@@ -39,6 +39,7 @@ def trained(cell: Cell) -> float:
     return float(option(cell, LR))
 
 
+@pytest.mark.slow
 def test_the_choice_is_by_validation_data_and_reported_with_the_whole_grid(tmp_path: Path) -> None:
     given, seen = table(tmp_path), []
 
@@ -69,6 +70,7 @@ def test_the_choice_is_by_validation_data_and_reported_with_the_whole_grid(tmp_p
     assert with_choice(given, tmp_path / "none") == given
 
 
+@pytest.mark.slow
 def test_halving_stops_the_worse_half_once_all_methods_act(tmp_path: Path) -> None:
     """Eight rounds. Row A is judged after rounds 2 and 4; row B, whose method starts after round 4, after rounds 5 and 6."""
     tuned: dict[str, Any] = {"arguments": {LR: 0.1}, "tune": {LR: [0.01, 0.1, 0.2]}}

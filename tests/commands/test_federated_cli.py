@@ -72,6 +72,7 @@ def options(root: Path, *more: str) -> list[str]:
     return [word for name, value in short.items() for word in (f"--trainer.{name}", str(value))] + list(more)
 
 
+@pytest.mark.slow
 def test_a_script_with_its_own_classes(tmp_path: Path) -> None:
     """The defaults, a link, a callback at a fixed place and LightningCLI's hooks."""
     called: list[str] = []
@@ -108,6 +109,7 @@ def test_classes_of_the_users_choice(tmp_path: Path) -> None:
     assert cli.trainer.run.federation.num_clients == 10 and len(cli.datamodule) == 20
 
 
+@pytest.mark.slow
 def test_the_command_takes_lightnings_data_modules_and_data_sets(tmp_path: Path) -> None:
     from flcog.commands.cli import main
 
@@ -207,6 +209,7 @@ def test_options_of_the_config_file_without_a_meaning(
     assert re.search(message, line), line
 
 
+@pytest.mark.slow
 def test_a_mistake_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for words in (["--model.learning_rate", "1"], ["--trainer.local_steps", "0"]):
         with pytest.raises(SystemExit) as raised:

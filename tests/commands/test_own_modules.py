@@ -37,6 +37,7 @@ def check(folder: Path) -> None:
     assert len(list(csv.DictReader((run / "metrics.csv").open()))) == 2
 
 
+@pytest.mark.slow
 def test_a_module_of_the_working_directory(folder: Path, command_line: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.path", [each for each in sys.path if each not in ("", str(Path.cwd()))])
     try:

@@ -30,6 +30,7 @@ def test_places_of_no_trace(name: str, message: str, tmp_path: Path) -> None:
         check_trace(str(tmp_path / name))
 
 
+@pytest.mark.slow
 def test_clients_side_by_side_are_all_seen(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     calls = []
     for clients_at_once in (1, 2):

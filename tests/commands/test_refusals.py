@@ -148,6 +148,7 @@ TRACED = r"\(FLCOG_TRACEBACK=1 shows the traceback\)"
         ("Ours", r"ZeroDivisionError: division by zero \(my_hooks.py, line 11\), in Ours.on_round_end, round 1"),
     ],
 )
+@pytest.mark.slow
 def test_an_error_in_a_hook_is_shown_in_one_line(
     callback: str, message: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:

@@ -150,6 +150,7 @@ def test_the_options_that_are_completed_are_those_that_there_are(name: str, caps
     assert name == "leash" or offered(name) <= there | of_classes, "whose own subcommands have them"
 
 
+@pytest.mark.slow
 def test_the_classes_that_are_completed_are_those_that_there_are() -> None:
     exported = [getattr(package, name) for package in (flcog.callbacks, flcog.datamodules) for name in package.__all__]
     classes = [cls for cls in exported if isinstance(cls, type)]

@@ -86,6 +86,7 @@ def test_its_columns(method: Method, column: str, value: Any) -> None:
 
 
 @pytest.mark.parametrize("width", [100, 120])
+@pytest.mark.slow
 def test_it_fits_a_terminal(width: int, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", str(width))
     some = ["FedCOG", "FedProx", "LeashPretraining"]

@@ -241,6 +241,7 @@ def test_every_method_is_here() -> None:
 
 
 @pytest.mark.parametrize("paper", PAPERS)
+@pytest.mark.slow
 def test_the_papers_own_combinations(paper: str) -> None:
     check(paper)
     for partner in PAPERS[paper]:
@@ -278,6 +279,7 @@ def test_disco_weighs_what_the_authors_code_weighs(partner: Method, reference: C
         assert_close(trainer.state, reference(problem), 1e-9)
 
 
+@pytest.mark.slow
 def test_an_experiment_of_many() -> None:
     """What an ablation starts from: data, loss, gradient, weights, server and system methods at once."""
     check(

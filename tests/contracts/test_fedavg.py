@@ -47,6 +47,7 @@ def test_fedavg(optimizer: Any, work: dict[str, Any], network: Any) -> None:
 
 
 @pytest.mark.parametrize("methods", [(), (FedSAM(rho=0.3),)], ids=["fedavg", "fedsam"])
+@pytest.mark.slow
 def test_dropout_is_the_same_under_every_executor(methods: tuple[Method, ...]) -> None:
     loop, vmap, chunked = (
         train(*methods, module=classifier(network=dropout_network), local_epochs=1.5, **options)

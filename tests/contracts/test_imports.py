@@ -28,6 +28,7 @@ def imported_at_once(node: ast.AST) -> Iterator[str]:
             yield from imported_at_once(child)
 
 
+@pytest.mark.slow
 def test_torchvision_is_imported_only_where_a_model_or_data_set_needs_it() -> None:
     files = [path for folder in ("flcog", "callbacks", "datamodules") for path in (ROOT / folder).rglob("*.py")]
     early = [str(path.relative_to(ROOT)) for path in files if "torchvision" in imported_at_once(ast.parse(path.read_text()))]

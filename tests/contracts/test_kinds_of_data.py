@@ -43,6 +43,7 @@ NETWORKS = {"plain": BatchNormMLP, "features": BatchNormFeatures}
     ],
     ids=lambda value: value.name if isinstance(value, Method) else value,
 )
+@pytest.mark.slow
 def test_batchnorm(method: Method, network: str) -> None:
     runs = [
         train(method, module=classifier(network=NETWORKS[network]), executor=executor, local_epochs=2, rounds=2)

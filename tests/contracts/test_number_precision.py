@@ -85,6 +85,7 @@ def test_means_of_messages_are_weighed_exactly(executor: str) -> None:
 
 @EXECUTORS
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
+@pytest.mark.slow
 def test_steps_beyond_256_are_counted(executor: str, momentum: float, monkeypatch: pytest.MonkeyPatch) -> None:
     sent = []
     step = FedNova.server_step
@@ -101,6 +102,7 @@ def test_steps_beyond_256_are_counted(executor: str, momentum: float, monkeypatc
 
 
 @EXECUTORS
+@pytest.mark.slow
 def test_the_loss_of_many_steps_is_their_mean(executor: str) -> None:
     """A bfloat16 sum of losses stands still after 256 steps."""
     options = {"executor": executor, "rounds": 1, "local_steps": 384, "clients_per_round": 2}

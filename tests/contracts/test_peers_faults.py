@@ -228,6 +228,7 @@ def disturb(seed: int) -> None:
     random.seed(seed)
 
 
+@pytest.mark.slow
 def test_a_resumed_run_goes_on_with_the_same_randomness(tmp_path: Path) -> None:
     """No peer saves its generators: k rounds, a resume and k rounds more are 2k rounds bit for bit, cohorts and batches included."""
     methods = [

@@ -20,6 +20,7 @@ def test_a_run_has_one_kind_of_personal_model() -> None:
         train(FineTune(), Ditto())
 
 
+@pytest.mark.slow
 def test_personal_models_beat_the_global_one_on_unlike_clients() -> None:
     for method in (FineTune(steps=10), Ditto(lambda_prox=0.1), FedRep(body_share=0.2)):
         data = Clusters("opposed", client_test=0.3)
@@ -48,6 +49,7 @@ def personal_accuracy(method: Method) -> tuple[float, float]:
     return figures["test/personal_accuracy_mean"], figures["test/client_accuracy_mean"]
 
 
+@pytest.mark.slow
 def test_a_personal_model_may_have_a_forward_of_its_own() -> None:
     personal, shared = personal_accuracy(Ditto(lambda_prox=0.1))
     assert personal_accuracy(Mixture(lambda_prox=0.1, share=1.0)) == (personal, shared)

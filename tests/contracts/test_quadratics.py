@@ -145,6 +145,7 @@ def test_fedprox_ends_nearer(mu: float) -> None:
     [(SCAFFOLD(),), (SCAFFOLD(server_lr=0.5), EqualWeights()), (FedDyn(alpha=1.0),)],
     ids=["scaffold", "scaffold-equal", "feddyn"],
 )
+@pytest.mark.slow
 def test_the_true_optimum_is_reached(methods: tuple[Method, ...]) -> None:
     """That of the plain mean of the clients' losses, even where the models are averaged by samples."""
     np.testing.assert_allclose(end_of(*methods, local_steps=5, rounds=40), optimum(EQUAL), rtol=1e-6)

@@ -156,6 +156,7 @@ class Stop(flcog.Callback):
 
 
 @pytest.mark.parametrize("kind", ["SCAFFOLD", "Fedssyn", "Ditto"])
+@pytest.mark.slow
 def test_a_fit_resumes_with_the_states_of_clients_elsewhere(hosts: list[Host], tmp_path: Path, kind: str) -> None:
     """The hosts are started anew, and the checkpoint alone knows the clients' states. All equals a fit with clients in this process."""
     name, data = one_of(kind), partial(TinyData, client_test=0.3)

@@ -52,6 +52,7 @@ each = pytest.mark.parametrize("name", NAMES)
 
 
 @each
+@pytest.mark.slow
 def test_executors_agree(name: str) -> None:
     loop, threads, vmap = staged(name), staged(name, chunk_size=2), staged(name, executor="vmap")
     assert_close(threads.state, loop.state, 0)

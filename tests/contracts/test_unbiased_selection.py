@@ -111,6 +111,7 @@ def test_pairs_with_unnormalised_sample_counts(unbiased: bool | str, target: flo
 
 
 @pytest.mark.parametrize(("unbiased", "target"), [(True, OVER_SAMPLES), ("clients", OVER_CLIENTS)])
+@pytest.mark.slow
 def test_independent_clients_with_fixed_denominators(unbiased: bool | str, target: float) -> None:
     rate = 0.3
     subsets = [subset for size in range(5) for subset in itertools.combinations(range(4), size)]

@@ -11,6 +11,7 @@ from flcog.method import Method
 pytestmark = pytest.mark.filterwarnings("error")
 
 
+@pytest.mark.slow
 def test_what_methods_send() -> None:
     def bytes_of(method: Method, **options: Any) -> tuple[float, float]:
         ledger = train(method, clients_per_round=8, rounds=2, **options).ledger

@@ -322,6 +322,7 @@ class Faithful(Pure):
         pass
 
 
+@pytest.mark.slow
 def test_a_batch_whose_structure_changes_names_its_client_and_step() -> None:
     places = set()
     for module, options in (

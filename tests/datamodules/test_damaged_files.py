@@ -291,6 +291,7 @@ def test_a_leash_list_that_is_no_text(tmp_path: Path) -> None:
         leash(["prompt", "--classes", str(tmp_path / "labels.txt")])
 
 
+@pytest.mark.slow
 def test_weights_cut_short(tmp_path: Path) -> None:
     path = tmp_path / "weights.pt"
     with zipfile.ZipFile(path, "w") as archive:
@@ -372,6 +373,7 @@ def test_inputs_and_targets_of_different_lengths() -> None:
 # Fedssyn's sets -------------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_damaged_synthetic_sets(tmp_path: Path) -> None:
     def prepare(rounds: int = 0) -> Any:
         trainer = make_trainer(

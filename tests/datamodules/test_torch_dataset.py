@@ -132,6 +132,7 @@ def test_streamed_equals_cached(tmp_path: Path, executor: Any) -> None:
     assert len(list((tmp_path / "cache").glob("*.npy"))) == 2
 
 
+@pytest.mark.slow
 def test_random_transforms_are_the_same_again_and_after_a_resume(tmp_path: Path) -> None:
     def data() -> TorchDataset:
         return of_items(Items(noise="torch"))

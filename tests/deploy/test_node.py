@@ -181,6 +181,7 @@ PRIVATE = {
 
 @pytest.mark.usefixtures("_from_elsewhere")
 @pytest.mark.parametrize("method", PRIVATE)
+@pytest.mark.slow
 def test_nodes_draw_private_noise_that_the_server_cannot_compute(tmp_path: Path, method: str) -> None:
     """The noise is a thousand times the change, so that independent noise makes uploads without correlation."""
     content = softmax()

@@ -53,6 +53,7 @@ QUICK = ("FedCOG", "FedProx", "SCAFFOLD")
 
 
 @pytest.mark.parametrize("name", [pytest.param(name, marks=() if name in QUICK else pytest.mark.slow) for name in STEPPING])
+@pytest.mark.slow
 def test_a_local_step_waits_for_nothing(name: str) -> None:
     case = CASES[name]
     few, many = (waits_of(case.method, case.module(case.optimizer), case.data(), local_steps=steps) for steps in (2, 5))
@@ -86,6 +87,7 @@ def test_nor_does_any_other_methods(name: str, monkeypatch: pytest.MonkeyPatch) 
 
 
 @pytest.mark.parametrize(("network", "chunk_size"), [(None, 2), (dropout_network, None)])
+@pytest.mark.slow
 def test_nor_where_clients_differ_in_their_steps_and_batches(network: Any, chunk_size: int | None) -> None:
     """Chunks of unlike clients, whose batches are padded: who is alive, masks and the keys of dropout are there before the first step."""
     short, long = (
@@ -149,6 +151,7 @@ WATCHING = (ClassAccuracy(), ClientFairness(), TrainingScores())
 
 @pytest.mark.parametrize("executor", [pytest.param("loop", marks=pytest.mark.slow), "vmap"])
 @pytest.mark.parametrize("methods", [[FedProx(mu=0.1), *WATCHING], [FineTune(steps=2)]], ids=["observed", "personal"])
+@pytest.mark.slow
 def test_a_device_without_float64_gives_the_cpus_figures(methods: list[Any], executor: str, tmp_path: Path) -> None:
     options: dict[str, Any] = {"executor": executor, "precision": "32-true", "eval_every": 1, "rounds": 2}
     here = make_trainer(tmp_path / "here", *methods, **options)
@@ -162,6 +165,7 @@ def test_a_device_without_float64_gives_the_cpus_figures(methods: list[Any], exe
         assert ours == pytest.approx(cpus, rel=1e-4)
 
 
+@pytest.mark.slow
 def test_a_run_on_it_goes_on_from_its_checkpoint(tmp_path: Path) -> None:
     options: dict[str, Any] = {"executor": "vmap", "precision": "32-true"}
     with computing_there():
@@ -197,6 +201,7 @@ def drops(**options: Any) -> Any:
 
 
 @pytest.mark.parametrize("executor", ["loop", "vmap"])
+@pytest.mark.slow
 def test_what_a_network_draws_there_is_drawn_again_by_a_run_that_goes_on(executor: str, tmp_path: Path) -> None:
     """torch's own dropout draws from the device's stream, which is not the CPU's."""
     with computing_there():
@@ -228,6 +233,7 @@ def test_float64_is_refused_in_one_line_where_there_is_none() -> None:
 
 
 @pytest.mark.usefixtures("command_line")
+@pytest.mark.slow
 def test_the_quickstart_runs_there_as_it_is(tmp_path: Path) -> None:
     work = ["--trainer.rounds", "1", "--trainer.local_steps", "1", "--trainer.logger", "false", "--trainer.default_root_dir"]
     with computing_there():
@@ -248,6 +254,7 @@ def test_the_quickstart_runs_there_as_it_is(tmp_path: Path) -> None:
         pytest.param("FedNova", Announced, "vmap", marks=pytest.mark.slow),
     ],
 )
+@pytest.mark.slow
 def test_a_run_as_on_cuda(name: str, data: type[TinyData], executor: str) -> None:
     """What goes there is pinned where torch can pin it and comes by a second queue, sums are float64 there: the numbers are the CPU's."""
     options: dict[str, Any] = {"executor": executor, "precision": "32-true", "local_epochs": 2, "rounds": 2}

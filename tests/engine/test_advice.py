@@ -262,6 +262,7 @@ def test_a_server_step_that_follows_is_not_accused() -> None:
     assert advice(Median(), FedAvgM(beta=0.5)) == []
 
 
+@pytest.mark.slow
 def test_a_gradient_that_is_never_taken_is_said() -> None:
     text = "FedDM.wrap_gradient takes no gradient of the loss, so the terms of {0} are never computed: remove {0}"
     assert text.format("FedProx") in advice(FedProx(), FedDM()) and text.format("FedProx") in advice(FedDM(), FedProx())
@@ -320,6 +321,7 @@ def test_what_never_comes_is_a_warning() -> None:
 
 
 @pytest.mark.parametrize("method", [FedDisco(), EqualWeights()])
+@pytest.mark.slow
 def test_weights_by_which_nothing_is_averaged_are_said(method: Method) -> None:
     brief = FedDM(server_epochs=1, images_per_class=1)
     text = (
@@ -399,6 +401,7 @@ def test_a_check_leaves_model_and_trainer_as_they_are() -> None:
 
 
 @pytest.mark.usefixtures("command_line")
+@pytest.mark.slow
 def test_the_command_prints_a_line_per_finding(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: Any) -> None:
     monkeypatch.chdir(tmp_path)
     options = ["check", "-c", "quickstart", "--trainer.rounds", "2", "--trainer.logger", "false"]

@@ -86,6 +86,7 @@ def same(a: RecordingTrainer, b: RecordingTrainer) -> None:
 
 
 @pytest.mark.parametrize("how", EXECUTORS, ids=str)
+@pytest.mark.slow
 def test_one_program_runs_every_step(how: dict[str, Any], programs: list[int]) -> None:
     """Clients with other numbers of steps, padded batches, a smaller last chunk, other rates in each round."""
     options: dict[str, Any] = {"module": None, "data": None, **RAGGED, **how}
@@ -104,6 +105,7 @@ def test_one_program_runs_every_step(how: dict[str, Any], programs: list[int]) -
     assert len(told) == 1 and f"the local step of {clients} client" in told[0]
 
 
+@pytest.mark.slow
 def test_what_is_mostly_padding_runs_uncompiled(programs: list[int]) -> None:
     options: dict[str, Any] = {"executor": "vmap", "chunk_size": 3, "clients_per_round": 7, "rounds": 1, "local_steps": 2}
     same(train(compile=True, **options), train(**options))
@@ -116,6 +118,7 @@ def test_what_is_mostly_padding_runs_uncompiled(programs: list[int]) -> None:
     assert small and programs == [1 + 5 - small]
 
 
+@pytest.mark.slow
 def test_batch_norm_feels_no_padding(programs: list[int]) -> None:
     """Batches of four are compiled, the last of an epoch is not."""
     options: dict[str, Any] = {"clients_per_round": 1.0, "local_epochs": 2, "rounds": 2}
@@ -126,6 +129,7 @@ def test_batch_norm_feels_no_padding(programs: list[int]) -> None:
     assert len(programs) == 2
 
 
+@pytest.mark.slow
 def test_methods_that_start_later_have_a_program_of_their_own(programs: list[int]) -> None:
     methods = [SCAFFOLD(), FedProx(mu=0.5, start_round=1)]
     same(train(*methods, executor="vmap", compile=True), train(*methods))
@@ -206,6 +210,7 @@ def test_a_step_of_the_users_own_sees_its_numbers(executor: str, programs: list[
     assert len(programs) == 1
 
 
+@pytest.mark.slow
 def test_what_cannot_be_compiled_runs_as_it_is_and_says_so_once(programs: list[int]) -> None:
     with pytest.warns(UserWarning, match="trainer.compile: local steps run uncompiled, as they cannot be compiled") as caught:
         trainer = own_step(executor="vmap", branches=True, compile=True)
@@ -214,6 +219,7 @@ def test_what_cannot_be_compiled_runs_as_it_is_and_says_so_once(programs: list[i
     assert_close(trainer.params, plain.params, 0)
 
 
+@pytest.mark.slow
 def test_nor_are_models_that_draw(programs: list[int]) -> None:
     def run(**options: Any) -> RecordingTrainer:
         return train(
@@ -257,6 +263,7 @@ def test_a_run_goes_on_to_the_bit(programs: list[int], tmp_path: Path) -> None:
     assert yaml.safe_load((resumed.run_dir / "run.yaml").read_text())["compile"] is True
 
 
+@pytest.mark.slow
 def test_the_fastest_of_compiled_steps_too(programs: list[int], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     def run(rounds: int, **options: Any) -> flcog.FederatedTrainer:
         fixed: dict[str, Any] = {"logger": False, "eval_every": 0, "accelerator": "cpu", "default_root_dir": str(tmp_path)}

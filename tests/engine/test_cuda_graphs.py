@@ -194,6 +194,7 @@ def test_batches_of_other_sizes(network: Any, device: StandIn) -> None:
     assert device.captured == runs[0].executor.clients_at_once == 4
 
 
+@pytest.mark.slow
 def test_a_batched_program_is_captured_too(device: StandIn) -> None:
     case = CASES["SCAFFOLD-momentum"]
     vmap = run(case, case.method, executor="vmap", chunk_size=2)
@@ -296,6 +297,7 @@ def test_a_graph_reads_no_number_from_the_cpu() -> None:
         *(pytest.param(*slow, marks=pytest.mark.slow) for slow in (("vmap", True), ("loop", True), ("vmap", "graphs"))),
     ],
 )
+@pytest.mark.slow
 def test_away_from_the_cpu_steps_wait_for_nothing(executor: str, compile: Any, device: StandIn) -> None:
     """Clients with unlike numbers of steps, and batches that are padded."""
     work: dict[str, Any] = {

@@ -50,6 +50,7 @@ def chosen(trainer: flcog.FederatedTrainer) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(("slow", "fast"), [(Batched, "loop"), (Sequential, "vmap")])
+@pytest.mark.slow
 def test_the_fastest_is_taken_and_kept(
     slow: type, fast: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -71,6 +72,7 @@ def test_the_fastest_is_taken_and_kept(
         assert torch.equal(resumed.run.params[name], value), name
 
 
+@pytest.mark.slow
 def test_a_trial_leaves_nothing_behind(monkeypatch: pytest.MonkeyPatch) -> None:
     loop = train(SCAFFOLD())
     slow_down(monkeypatch, Batched, 0.1)
@@ -94,6 +96,7 @@ def test_what_fails_is_not_taken_and_time_is_short(monkeypatch: pytest.MonkeyPat
     assert trainer.executor.choice == Choice("loop", 1) and "not tried" in trainer.notes[-1]  # type: ignore[attr-defined]
 
 
+@pytest.mark.slow
 def test_what_a_devices_libraries_take_to_load_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
     """Or, on an accelerator, the time would be up after the loop."""
     monkeypatch.setattr(trials, "BUDGET", 1.0)

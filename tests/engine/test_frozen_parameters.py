@@ -105,6 +105,7 @@ def test_a_checkpoint_names_one_file_with_them(tmp_path: Path) -> None:
     assert not list(plain.glob("checkpoints/frozen-*"))  # type: ignore[union-attr]
 
 
+@pytest.mark.slow
 def test_a_resume_beside_other_frozen_weights_takes_the_runs_own(tmp_path: Path) -> None:
     whole = fit(tmp_path, SCAFFOLD(), module=adapted(), rounds=4, eval_every=1)
     half = fit(tmp_path, SCAFFOLD(), module=adapted(), rounds=2, eval_every=1)

@@ -58,6 +58,7 @@ def test_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @needs_compiler
+@pytest.mark.slow
 def test_compiled_steps_have_no_room_for_more_either(monkeypatch: pytest.MonkeyPatch) -> None:
     """Chunks are padded to the number of clients for which the program was made."""
     monkeypatch.setattr(torch, "compile", as_recorded)
@@ -219,6 +220,7 @@ def fitted(root: Path, rounds: int, ckpt_path: Path | None = None, data: Any = N
     return trainer.run
 
 
+@pytest.mark.slow
 def test_a_run_goes_on_with_as_many_clients_as_it_had(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What a GPU has left may be more or less by then, and another number would round otherwise."""
     with computing_there():
@@ -240,6 +242,7 @@ def nine_clients() -> tuple[flcog.Classifier, Pictures]:
     return flcog.Classifier(nn.Sequential(nn.Flatten(), nn.Linear(784, 3))), Pictures(9, batch_size=4)
 
 
+@pytest.mark.slow
 def test_a_compiled_run_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Half of nine are four, which chunks of like sizes would not have: three times three would."""
     monkeypatch.setattr(torch, "compile", as_recorded)
@@ -254,6 +257,7 @@ def test_a_compiled_run_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     assert half.engine.clients.executor.compiled and resumed.engine.clients.executor.compiled
 
 
+@pytest.mark.slow
 def test_a_run_that_went_on_in_the_loop_stays_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also where there is memory now; unless another executor is asked for."""
     with computing_there():

@@ -34,6 +34,7 @@ def test_what_rounds_show(seconds: list[float], work: float, turns: list[int], s
 
 
 @pytest.mark.parametrize("one_is_faster", [True, False])
+@pytest.mark.slow
 def test_the_numbers_stay(one_is_faster: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     torch.set_num_threads(2)  # conftest puts it back
     running, most, seen, counting = 0, 0, list[int](), threading.Lock()

@@ -111,6 +111,7 @@ def test_a_network_may_take_them_as_one_argument(kind: str) -> None:
     assert distance(by_name.state, as_one.state) == 0
 
 
+@pytest.mark.slow
 def test_they_are_evaluated_and_resumed_and_replayed(tmp_path: Any, capsys: pytest.CaptureFixture[str]) -> None:
     options = {"client_test": 0.3, "client_val": 0.2, "partition_seed": 3}
     runs = [

@@ -71,6 +71,7 @@ def test_side_by_side_is_one_by_one(options: dict[str, Any]) -> None:
     assert together.rows == alone.rows
 
 
+@pytest.mark.slow
 def test_resume_is_bitwise(tmp_path: Path) -> None:
     whole = fit(tmp_path, SCAFFOLD(), FedDyn(alpha=0.1), rounds=4, chunk_size=2)
     half = fit(tmp_path, SCAFFOLD(), FedDyn(alpha=0.1), rounds=2, chunk_size=2)

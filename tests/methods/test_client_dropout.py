@@ -22,6 +22,7 @@ REFUSED: Refusals = {
 }
 
 
+@pytest.mark.slow
 def test_clients_drop_out_at_the_rate_asked_for() -> None:
     trainer = train(ClientDropout(probability=0.3), clients_per_round=8, rounds=50, local_steps=1)
     share = sum(map(len, trainer.recorded)) / 400

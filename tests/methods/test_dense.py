@@ -104,6 +104,7 @@ def test_denses_images_are_those_of_the_least_loss() -> None:
     assert losses[1] < 0.6 * losses[0]
 
 
+@pytest.mark.slow
 def test_dense_turns_one_round_of_unlike_clients_into_their_ensemble(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each client lacks classes; the student must agree with the ensemble better than the mean it starts from."""
     setting: dict[str, Any] = {"rounds": 1, "clients_per_round": 6, "local_steps": 30, "executor": "vmap", "data": Clusters()}

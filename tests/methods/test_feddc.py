@@ -50,6 +50,7 @@ def test_feddc_reaches_the_optimum_that_fedavg_misses() -> None:
     assert error(FedDC(alpha=0.1)) < 0.005
 
 
+@pytest.mark.slow
 def test_feddc_server_keeps_the_mean_of_all_clients_drifts(tmp_path: Path) -> None:
     trainer = fit(tmp_path, FedDC(alpha=0.2), eval_every=1)
     slots = [trainer.run.clients.by_client.get(client, {}).get("FedDC") for client in range(8)]

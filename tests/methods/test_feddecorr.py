@@ -62,6 +62,7 @@ def almost_without_a_feature(scale: float) -> flcog.Classifier:
     return module
 
 
+@pytest.mark.slow
 def test_feddecorr_multiplies_what_nearly_vanishes_as_its_authors_formula_does() -> None:
     """1e-15 in one weight becomes 2e-6 in two rounds of four steps; the plain loop does the same, FedAvg does not."""
     engine, reference, plain = [], [], []

@@ -75,6 +75,7 @@ def test_feddm_without_perturbation_against_the_paper(executor: str) -> None:
     assert_close(trainer.state, state, 1e-9)
 
 
+@pytest.mark.slow
 def test_feddm_matches_sends_images_and_learns() -> None:
     method = FedDM(images_per_class=3, image_lr=0.03, rho=1.0, server_epochs=30, server_lr=0.1)
     runs = {steps: train(method, rounds=1, local_steps=steps, executor="vmap", data=TinyData(batch_size=16)) for steps in (1, 60)}
@@ -103,6 +104,7 @@ def test_perturbation_is_gaussian_of_the_norm_asked_for() -> None:
     assert torch.equal(means, torch.tensor([[0.0, 1, 0], [0, 0, 0], [1, 0, 0]])) and counts.tolist() == [1, 0, 1]
 
 
+@pytest.mark.slow
 def test_what_feddm_runs_beside_does_not_make_its_images_diverge() -> None:
     """FedDM takes no gradient of the model, so that neither noise in it nor clients' own models reach what it sends."""
     alone = train(FEDDM, rounds=2)
@@ -111,6 +113,7 @@ def test_what_feddm_runs_beside_does_not_make_its_images_diverge() -> None:
 
 
 @pytest.mark.parametrize("executor", ["loop", "vmap"])
+@pytest.mark.slow
 def test_feddms_images_diverge_where_their_rate_is_too_large(executor: str) -> None:
     options: dict[str, Any] = {"rounds": 1, "local_steps": 100, "clients_per_round": 2, "executor": executor}
     tame, wild = (FedDM(images_per_class=2, image_lr=rate, rho=0.0, server_epochs=1) for rate in (0.02, 500.0))
@@ -127,6 +130,7 @@ def test_a_server_that_learns_too_fast_from_few_images_is_named(beside: tuple[Me
         train(*beside, fast, rounds=3)
 
 
+@pytest.mark.slow
 def test_rounding_grows_with_the_servers_loss_whatever_the_executor() -> None:
     """Forty passes at 0.1 let it diverge: then the executors differ by far more than rounding, and so does one from itself."""
 
@@ -141,6 +145,7 @@ def test_rounding_grows_with_the_servers_loss_whatever_the_executor() -> None:
     assert distance(loop.params, run(executor="vmap").params) > 1e-9 and distance(loop.params, run(module).params) > 1e-9
 
 
+@pytest.mark.slow
 def test_executors_differ_under_feddm_by_what_a_last_digit_does() -> None:
     """Images that nearly diverge multiply rounding: one executor with one weight moved by 1e-15 differs from itself as much."""
 

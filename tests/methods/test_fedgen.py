@@ -147,6 +147,7 @@ def test_fedgens_clients_against_the_paper() -> None:
     assert FEDGEN.loss(apply, params, Batch(x, y), task, context(trainer, 2, server, draws)) == 0
 
 
+@pytest.mark.slow
 def test_every_step_is_guided_unless_told_otherwise() -> None:
     """A round of the authors' has 20 steps, all guided; here two epochs of up to 4."""
     every, enough, first = (

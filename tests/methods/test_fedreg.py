@@ -68,6 +68,7 @@ def test_reject_removes_what_is_along_and_keeps_what_is_against() -> None:
     assert distance(reject(along, {name: torch.zeros_like(value) for name, value in g.items()}), along) == 0
 
 
+@pytest.mark.slow
 def test_fedreg_leaves_batchnorm_to_the_real_batches() -> None:
     method = FedReg(gamma=0.7, eta_s=0.2, eta_p=0.02, steps=2)
     loop, vmap, plain = (

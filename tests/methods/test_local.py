@@ -90,6 +90,7 @@ def test_statistics_are_of_the_clients_own_samples() -> None:
     assert len(seen) == 8
 
 
+@pytest.mark.slow
 def test_a_whole_run_resumes_to_the_bit(tmp_path: Path) -> None:
     def run(rounds: int, **options: Any) -> Any:
         module, data = classifier(MOMENTUM, BatchNormMLP), TinyData(client_test=0.2)

@@ -68,6 +68,7 @@ def test_moon_without_a_previous_model_is_fedavg_to_the_bit() -> None:
 
 
 @pytest.mark.parametrize("executor", ["loop", "vmap"])
+@pytest.mark.slow
 def test_moon_that_starts_late_has_negatives_from_the_rounds_before(executor: str) -> None:
     """In round 1 nobody has a previous model: MOON from round 2 on is MOON."""
     options: dict[str, Any] = {"clients_per_round": 1.0, "executor": executor}
@@ -144,6 +145,7 @@ def test_moon_projects_as_in_its_paper() -> None:
         ProjectionModel(network, 8)
 
 
+@pytest.mark.slow
 def test_moon_trains_the_projected_model() -> None:
     method = MOON(mu=2.0, projection=5)
     loop, vmap = (train(method, executor=executor) for executor in ("loop", "vmap"))

@@ -43,6 +43,7 @@ REFUSED: Refusals = {
 
 
 @pytest.mark.parametrize("executor", ["loop", "vmap"])
+@pytest.mark.slow
 def test_vhl_against_the_paper(executor: str) -> None:
     method = VHL(batch_size=7, samples_per_class=4, temperature=0.5)
     setting: dict[str, Any] = {

@@ -125,6 +125,7 @@ QUICK = ("a loss", "FedCOG from another", "state at the server and BatchNorm", "
 @pytest.mark.parametrize(
     "case", [pytest.param(case, id=name, marks=() if name in QUICK else pytest.mark.slow) for name, case in CASES.items()]
 )
+@pytest.mark.slow
 def test_it_is_the_run_from_round_1(case: Any, tmp_path: Path) -> None:
     methods, arm, options = case
     options = dict(options)
@@ -142,6 +143,7 @@ def test_it_is_the_run_from_round_1(case: Any, tmp_path: Path) -> None:
         assert without_times(straight.history)[3] != without_times(read_rows(run / "metrics.csv")[0])[3]
 
 
+@pytest.mark.slow
 def test_it_branches_from_the_end_of_a_run_and_resumes(tmp_path: Path) -> None:
     ended = fit(tmp_path / "trunk", COG, **(SETTING | {"rounds": 2})).run_dir
     assert ended is not None
@@ -155,6 +157,7 @@ def test_it_branches_from_the_end_of_a_run_and_resumes(tmp_path: Path) -> None:
     assert record["branch"] == {"run": str(ended), "round": 2, "methods": ["FedCOG"]}
 
 
+@pytest.mark.slow
 def test_it_branches_from_a_branch_whose_best_round_came_before(tmp_path: Path) -> None:
     """With this strong a proximal term the later rounds are worse."""
     run = trunk(tmp_path / "first", rounds=2)
@@ -165,6 +168,7 @@ def test_it_branches_from_a_branch_whose_best_round_came_before(tmp_path: Path) 
     assert without_times(third.history) == without_times(straight.history)
 
 
+@pytest.mark.slow
 def test_its_directory_is_one_like_any_other(tmp_path: Path) -> None:
     """It can be killed before its first round, its best checkpoint is there, and observers know what they saw in the trunk."""
     run = trunk(tmp_path, RoundsToTarget(0.01))
@@ -190,6 +194,7 @@ def refusal(root: Path, run: Path, *callbacks: flcog.Callback, **options: Any) -
     return str(caught.value)
 
 
+@pytest.mark.slow
 def test_what_would_be_another_run_is_refused(tmp_path: Path) -> None:
     run = trunk(tmp_path, SCAFFOLD(), COG)
     kept = f"{run}/checkpoints/round-000002.ckpt"
@@ -232,6 +237,7 @@ def test_rows_that_would_be_others_are_refused(tmp_path: Path) -> None:
         *(pytest.param(slow, marks=pytest.mark.slow) for slow in (FineTune(steps=1, start_round=2), Ditto(start_round=2))),
     ],
 )
+@pytest.mark.slow
 def test_what_methods_do_from_round_1_on_has_no_late_start(method: Method, tmp_path: Path) -> None:
     """Their data, or the columns of their own models, would be missing from the rows that another run has trained."""
     data = TinyData(client_test=0.3)

@@ -23,6 +23,7 @@ def test_last_is_written_every_n_rounds_and_at_the_end(tmp_path: Path) -> None:
         assert checkpoint.read(trainer.run_dir / "checkpoints/last.ckpt")["round"] == 3
 
 
+@pytest.mark.slow
 def test_a_run_goes_on_from_a_kept_checkpoint_again_and_again(tmp_path: Path) -> None:
     """Clients' states lie in files that checkpoints share; those of a kept one survive every later round."""
     keep = partial(Checkpoint, every_n_rounds=3, keep_every_n_rounds=2)

@@ -33,6 +33,7 @@ def loaded(directory: Path, files: dict[int, str], rank: int = 0, processes: int
     return states
 
 
+@pytest.mark.slow
 def test_the_folder_holds_at_most_twice_the_live_states_and_no_kill_loses_one(tmp_path: Path) -> None:
     draw, states, expected = random.Random(0), SavedClientStates(tmp_path, 0), dict[int, int]()
     pinned: tuple[dict[int, str], dict[int, int]] = ({}, {})
@@ -112,6 +113,7 @@ def test_processes_read_their_own_clients(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("executor", ["loop", "vmap"])
+@pytest.mark.slow
 def test_states_that_are_read_back_give_the_same_numbers(
     executor: Literal["loop", "vmap"], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

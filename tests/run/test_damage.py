@@ -105,6 +105,7 @@ def changed(payload: dict[str, Any], place: tuple[Any, ...], value: Any) -> dict
 
 
 @pytest.mark.parametrize("of", ["run", "clients"])
+@pytest.mark.slow
 def test_whatever_stands_where_something_else_belongs_no_traceback_follows(run: Path, of: str) -> None:
     path = run / LAST if of == "run" else states_file(run)
     payload = torch.load(path)

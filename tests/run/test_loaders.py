@@ -114,6 +114,7 @@ class OfItself(BoringModel):
         return [None, super().train_dataloader()]["fit" in self.stages]
 
 
+@pytest.mark.slow
 def test_a_module_with_loaders_of_its_own(tmp_path: Path, recwarn: pytest.WarningsRecorder) -> None:
     options: Any = {"rounds": 1, "local_steps": 1, "precision": "32-true", "eval_every": 1}
     trainer = make_trainer(tmp_path, **options)
@@ -158,6 +159,7 @@ class Watches(L.Callback):
         pl_module.seen.append(f"callback {batch_idx} {len(outputs['sum'])}")
 
 
+@pytest.mark.slow
 def test_predictions_by_a_modules_own_step(tmp_path: Path) -> None:
     for name in (
         "on_predict_start",
@@ -290,6 +292,7 @@ def test_the_ends_and_the_state_of_a_data_module(tmp_path: Path) -> None:
         fit(tmp_path, data=last, module=module(), **OPTIONS)  # type: ignore[arg-type]
 
 
+@pytest.mark.slow
 def test_a_set_without_figures_is_told_from_a_missing_set(tmp_path: Path) -> None:
     """Lightning's BoringModel logs nothing in its steps."""
     trainer = make_trainer(tmp_path, **OPTIONS)

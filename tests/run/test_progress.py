@@ -23,6 +23,7 @@ def progress_lines(printed: str) -> list[str]:
     return [line for line in printed.splitlines() if re.match(r"round +\d+/", line)]
 
 
+@pytest.mark.slow
 def test_without_a_terminal_progress_is_a_few_plain_lines(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     trainer = fit(tmp_path, rounds=50, local_steps=1, clients_per_round=1, eval_every=1)
     lines = progress_lines(capsys.readouterr().out)
@@ -59,6 +60,7 @@ def terminal(monkeypatch: pytest.MonkeyPatch) -> io.StringIO:
     return screen
 
 
+@pytest.mark.slow
 def test_on_a_terminal_progress_is_one_live_line(
     tmp_path: Path, terminal: io.StringIO, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -209,6 +209,7 @@ def test_what_a_file_said_before_is_kept(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("command_line")
+@pytest.mark.slow
 def test_from_the_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     quickstart = str(ROOT / "configs/quickstart.yaml")
     monkeypatch.chdir(tmp_path)

@@ -43,6 +43,7 @@ class SecretData(TinyData):
 
 
 @pytest.mark.usefixtures("command_line")
+@pytest.mark.slow
 def test_secrets_stay_in_the_users_own_configuration(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     config = tmp_path / "secret.yaml"
     config.write_text(f"""

@@ -167,6 +167,7 @@ trainer:
 
 
 @pytest.mark.usefixtures("command_line")
+@pytest.mark.slow
 def test_the_commands_that_a_run_suggests_work(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

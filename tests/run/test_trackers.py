@@ -127,6 +127,7 @@ def test_a_newcomer_is_asked_nothing_and_finds_only_the_run(tmp_path: Path) -> N
     assert not [path for path in home.iterdir() if path.name not in (".cache", ".config")], "only W&B's own logs"
 
 
+@pytest.mark.slow
 def test_wandb_is_told_the_rows_by_round_and_what_the_run_is() -> None:
     trainer = fit(True, None, FedProx(mu=0.25))
     (file,) = wandb_files(trainer)
@@ -136,6 +137,7 @@ def test_wandb_is_told_the_rows_by_round_and_what_the_run_is() -> None:
     assert "FedProx(" in json.loads(next(update.value_json for update in updates if update.key == "run"))["methods"][0]
 
 
+@pytest.mark.slow
 def test_a_fit_leaves_the_process_as_it_was() -> None:
     before = dict(os.environ)
     first, second = fit(), fit()
@@ -151,6 +153,7 @@ def test_a_fit_leaves_the_process_as_it_was() -> None:
     assert wandb.run is None and dict(os.environ) == before
 
 
+@pytest.mark.slow
 def test_a_resumed_run_goes_on_in_the_same_wandb_run() -> None:
     trainer = fit(rounds=2)
     assert trainer.run_dir is not None
@@ -162,6 +165,7 @@ def test_a_resumed_run_goes_on_in_the_same_wandb_run() -> None:
     assert [row["round"] for row in history(wandb_files(resumed)[-1])] == [3]
 
 
+@pytest.mark.slow
 def test_wandbs_own_switches_are_respected(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WANDB_MODE", "disabled")
     trainer = fit(rounds=1)
@@ -185,6 +189,7 @@ def test_a_login_is_found_where_wandb_would(tmp_path: Path, monkeypatch: pytest.
     assert wandb_tracker.logged_in()
 
 
+@pytest.mark.slow
 def test_a_server_that_does_not_answer_costs_no_run(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(wandb_tracker, "INIT_TIMEOUT", 1.0)
     with monkeypatch.context() as login, pytest.warns(UserWarning, match="tracking offline instead"):
@@ -210,6 +215,7 @@ def test_a_tracker_that_cannot_be_opened_costs_no_round(beside: list[Logger]) ->
 # Loggers that the user names ------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_named_loggers_write_into_the_runs_directory() -> None:
     logger = [CSVLogger("logs", name="csv"), WandbLogger(project="mine", offline=True, prefix="fl")]
     trainer = fit(logger)
@@ -246,6 +252,7 @@ def test_a_logger_that_cannot_be_moved_is_warned_of(tmp_path: Path) -> None:
         Trackers(Stubborn("x"), tmp_path)
 
 
+@pytest.mark.slow
 def test_one_logger_serves_several_fits() -> None:
     logger = [CSVLogger("logs", name="csv"), WandbLogger(offline=True)]
     runs = [fit(logger, rounds=1) for _ in range(2)]
@@ -256,6 +263,7 @@ def test_one_logger_serves_several_fits() -> None:
     assert wandb_files(runs[0])[0].name != wandb_files(runs[1])[0].name
 
 
+@pytest.mark.slow
 def test_wandb_offline_opens_with_the_first_row() -> None:
     """It takes seconds, which nobody who waits for the first round should spend."""
 

@@ -77,6 +77,7 @@ def nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("WANDB_API_KEY", raising=False)
 
 
+@pytest.mark.slow
 def test_wandb_does_not_fetch_them_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, nobody: None) -> None:
     """It would record the command line, and ask git about the working directory."""
     monkeypatch.setattr(sys, "argv", ["flcog", "fit", "--data.hub_token", "s3cret"])

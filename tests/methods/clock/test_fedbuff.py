@@ -368,6 +368,7 @@ METHODS: list[Method] = [
 @pytest.mark.parametrize(
     ("executor", "rate"), [("loop", None), pytest.param("vmap", None, marks=pytest.mark.slow), ("loop", 2.0)]
 )
+@pytest.mark.slow
 def test_resume_in_flight_is_bitwise(executor: str, rate: float | None, tmp_path: Path) -> None:
     methods = METHODS if rate is None else [HALF_NORMAL, replace(METHODS[1], arrival_rate=rate), SCAFFOLD()]
     setting = partial(fit, tmp_path, *methods, executor=executor, **RAGGED)

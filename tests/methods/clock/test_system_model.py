@@ -140,6 +140,7 @@ METHODS: list[Method] = [SystemModel(**PER_CLIENT), Deadline(seconds=5.0), OverS
 
 
 @pytest.mark.parametrize("executor", ["loop", "vmap"])
+@pytest.mark.slow
 def test_resume_is_bitwise(executor: str, tmp_path: Path) -> None:
     setting = partial(fit, tmp_path, *METHODS, executor=executor, **RAGGED)
     whole, half = setting(rounds=4), setting(rounds=2)

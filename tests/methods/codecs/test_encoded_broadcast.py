@@ -117,6 +117,7 @@ def distance_from_the_optimum(codec: Codec) -> float:
     return float((x - optimum)[10:].abs().max())
 
 
+@pytest.mark.slow
 def test_with_error_feedback_the_optimum_is_found() -> None:
     plain, fed_back = (distance_from_the_optimum(TopK(fraction=0.1, error_feedback=on)) for on in (False, True))
     assert fed_back < 0.4 and plain > 0.8

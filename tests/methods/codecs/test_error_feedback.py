@@ -48,12 +48,14 @@ def distance_from_the_optimum(codec: Codec, rounds: int = 200) -> float:
 
 
 @pytest.mark.parametrize("codec", BIASED, ids=repr)
+@pytest.mark.slow
 def test_the_optimum_is_found_only_with_error_feedback(codec: Codec) -> None:
     plain, fed_back = (distance_from_the_optimum(replace(codec, error_feedback=on)) for on in (False, True))
     assert fed_back < 0.2 and fed_back < 0.25 * plain
 
 
 @pytest.mark.parametrize("codec", [*UNBIASED, LowPrecision()], ids=repr)
+@pytest.mark.slow
 def test_unbiased_codecs_find_it_too(codec: Codec) -> None:
     assert distance_from_the_optimum(replace(codec, error_feedback=True)) < 0.1
 

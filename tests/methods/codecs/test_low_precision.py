@@ -2,6 +2,7 @@
 
 from functools import partial
 
+import pytest
 import torch
 from contracts.case import Case, Refusals
 from harness import BatchNormMLP, adapted, classifier, train
@@ -24,6 +25,7 @@ CASES: dict[str, Case] = {
 REFUSED: Refusals = {LowPrecision: [({"type": "int8"}, "type must be bf16 or fp16; got 'int8'")]}
 
 
+@pytest.mark.slow
 def test_bytes_of_all_but_tiny_tensors_are_halved_for_every_sender() -> None:
     cases = (
         ((SCAFFOLD(), FedDisco()), classifier()),

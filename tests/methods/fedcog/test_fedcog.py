@@ -151,6 +151,7 @@ SETTINGS: dict[str, tuple[FedCOG, dict[str, Any]]] = {
 
 
 @pytest.mark.parametrize(("method", "options"), SETTINGS.values(), ids=SETTINGS.keys())
+@pytest.mark.slow
 def test_against_the_paper_under_both_executors(method: FedCOG, options: dict[str, Any]) -> None:
     options = {"module": classifier, "data": TinyData, "local_epochs": 1.5} | options
     make_module, make_data = options.pop("module"), options.pop("data")
@@ -171,6 +172,7 @@ def test_batch_norm_is_in_evaluation_mode(executor: str) -> None:
     assert_close(trainer.state, expected(TINY, trainer, before, TinyData()), 1e-9)
 
 
+@pytest.mark.slow
 def test_options_change_what_they_should() -> None:
     changes: dict[str, Any] = {
         "num_samples": 12,
@@ -194,6 +196,7 @@ def test_options_change_what_they_should() -> None:
     assert changes.keys() | tested == {field.name for field in dataclasses.fields(FedCOG)}
 
 
+@pytest.mark.slow
 def test_without_distillation_it_is_fedavg_exactly() -> None:
     for network in (None, BatchNormMLP):
         plain = train(module=classifier(network=network))
@@ -203,6 +206,7 @@ def test_without_distillation_it_is_fedavg_exactly() -> None:
                 assert torch.equal(same.state[name], value), (name, neutral)
 
 
+@pytest.mark.slow
 def test_clients_keep_models_before_the_start_and_send_nothing_more() -> None:
     plain = train(rounds=2, clients_per_round=1.0)
     late = train(dataclasses.replace(TINY, start_round=2), rounds=2, clients_per_round=1.0)
@@ -216,6 +220,7 @@ def test_clients_keep_models_before_the_start_and_send_nothing_more() -> None:
 @pytest.mark.parametrize(
     "partner", [FedAvgM(beta=0.5), FedProx(mu=0.3), SCAFFOLD(), MOON(projection=None)], ids=lambda method: method.name
 )
+@pytest.mark.slow
 def test_composes(partner: flcog.method.Method) -> None:
     loop = train(partner, TINY, **small())
     assert_close(train(partner, TINY, executor="vmap", **small()).state, loop.state, 1e-10)
@@ -225,6 +230,7 @@ def test_composes(partner: flcog.method.Method) -> None:
 
 
 @pytest.mark.parametrize("executor", ["loop", "vmap"])
+@pytest.mark.slow
 def test_resume_is_bitwise(executor: str, tmp_path: Path) -> None:
     method = dataclasses.replace(TINY, start_round=1)
     whole = fit(tmp_path, method, rounds=4, executor=executor)
@@ -333,6 +339,7 @@ IMAGES: dict[str, Any] = {"clients_per_round": 2, "local_steps": 2, "rounds": 2}
 
 
 @pytest.mark.parametrize("changes", [{"generation_batch_size": 4}, {"generator": True, "generation_batch_size": 4}])
+@pytest.mark.slow
 def test_small_batches_and_generator_on_images(changes: dict[str, Any]) -> None:
     method = dataclasses.replace(TINY, num_samples=6, steps=2, **changes)
     loop, vmap = (
@@ -370,6 +377,7 @@ def test_a_generator_is_trained_beside_what_it_is_fed() -> None:
     assert (made - decode({"noise": noise, **weights})).abs().max() > 0.1
 
 
+@pytest.mark.slow
 def test_observers_of_generation(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     pictures, times = GeneratedImages(steps=(0, 2), every_n_rounds=2), GenerationTime(num_samples=(2, 3), repeats=1)
     for changes in ({}, {"generator": True, "steps": 1}, {"lambda_kd": 0.0}, {"num_samples": 0}):
@@ -390,6 +398,7 @@ def test_observers_of_generation(tmp_path: Path, capsys: pytest.CaptureFixture[s
         fit(tmp_path, TINY, GeneratedImages(), rounds=1)
 
 
+@pytest.mark.slow
 def test_columns_show_their_classes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     shown: list[Tensor] = []
     monkeypatch.setattr(generated_images, "to_pixels", lambda federation, row: shown.append(row) or to_pixels(federation, row))

@@ -19,6 +19,7 @@ def read(path: Path) -> list[dict[str, float]]:
         return [{name: float(value) for name, value in row.items()} for row in csv.DictReader(file)]
 
 
+@pytest.mark.slow
 def test_models_and_their_mixtures(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     module, data = classifier(), TinyData()
     before = copy.deepcopy(module)
@@ -55,6 +56,7 @@ def test_models_and_their_mixtures(tmp_path: Path, capsys: pytest.CaptureFixture
 
 
 @pytest.mark.usefixtures("command_line")
+@pytest.mark.slow
 def test_as_a_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.chdir(tmp_path)
     words = ["feddisco-exploration", "-c", str(ROOT / "configs/quickstart.yaml"), "--trainer.local_steps", "1", "--trials", "1"]

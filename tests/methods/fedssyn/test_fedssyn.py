@@ -264,6 +264,7 @@ def test_data_on_disk_are_not_copied() -> None:
 # Where it is kept -------------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_killed_run_goes_on_with_the_client_it_was_at(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     def run(folder: str, fail_at: int | None = None) -> flcog.FederatedTrainer:
         return fit(tmp_path / folder, Fedssyn(generator=Stamp(fail_at), num_images=6), rounds=1)

@@ -23,6 +23,7 @@ QUICKSTART = str(ROOT / "configs" / "quickstart.yaml")
 
 
 @pytest.mark.usefixtures("command_line")
+@pytest.mark.slow
 def test_what_people_delete_is_not_sent(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: Any) -> None:
     monkeypatch.chdir(tmp_path)
     config = tmp_path / "fedssyn.yaml"
@@ -51,6 +52,7 @@ def test_what_people_delete_is_not_sent(tmp_path: Path, capsys: pytest.CaptureFi
     assert f"{10 * (28 * 28 + 8)}" in str(flcog.run.checkpoint.read(directory / "checkpoints" / "last.ckpt")["ledger"])
 
 
+@pytest.mark.slow
 def test_rounds_of_the_study_are_those_of_a_run() -> None:
     """The closed form against the trainer, on shuffled clients."""
     data = {"num_clients": 4, "dimension": 3, "samples_per_client": 10, "zeta": 10.0, "partitioner": Shuffled(0.3, Natural())}
@@ -82,6 +84,7 @@ def test_rounds_of_the_study_are_those_of_a_run() -> None:
     assert rounds[0] == min(tried) and problem.rounds(rates, np.array([0.01]))[0, 0] == rounds[0]
 
 
+@pytest.mark.slow
 def test_the_study_of_shuffling(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     main(["shuffling-study", "--p", "0", "0.2", "0.5", "--noise-rounds", "10", "--out", str(tmp_path / "study")])
     assert "rounds to ||x - x*||^2 <= 1.1e-06, 10 clients" in capsys.readouterr().out

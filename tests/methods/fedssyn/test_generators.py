@@ -79,6 +79,7 @@ def test_a_generator_makes_what_it_was_given(name: str, shape: tuple[int, ...]) 
     assert len(figures) == 1 and math.isfinite(figures[0]["loss"])
 
 
+@pytest.mark.slow
 def test_a_diffusion_model_can_be_private() -> None:
     generator = DDPM(
         width=4, multipliers=(1, 1), blocks=1, attention=1, head_dim=4, diffusion_steps=4, sampling_steps=2, epochs=1, batch_size=2,
@@ -96,6 +97,7 @@ def test_a_generator_that_diverged_is_no_source_of_data() -> None:
         train(Fedssyn(generator=BetaVAE(latent=2, hidden=8, epochs=30, lr=1e20)))
 
 
+@pytest.mark.slow
 def test_generators_learn_the_classes() -> None:
     """A table whose classes lie at -2 and 2: so do the samples."""
     torch.manual_seed(0)
@@ -245,6 +247,7 @@ def test_dropout_is_the_networks() -> None:
     assert [module.p for module in modules if isinstance(module, nn.Dropout)].count(0.3) >= 5
 
 
+@pytest.mark.slow
 def test_images_come_from_a_moving_average_of_the_weights() -> None:
     """Of the weights after each step, as the optimiser's hook sees them; its decay warms up, so that nothing of the start is left."""
     seen: list[Tensor] = []

@@ -97,6 +97,7 @@ def test_image_layers_have_gradients_of_each_sample(network: Any, loss: Any, mon
         torch.testing.assert_close(start - parameter, step, rtol=1e-3, atol=1e-5, msg=lambda text, name=name: f"{name}: {text}")
 
 
+@pytest.mark.slow
 def test_secret_noise_does_not_follow_from_the_seed(tmp_path: Path) -> None:
     def trained_weight(privacy: PrivateTraining) -> tuple[Tensor, Tensor]:
         """A private step without any gradient, which is the noise alone, and a release."""
@@ -154,6 +155,7 @@ def test_the_noise_has_the_size_that_is_accounted_for() -> None:
     assert float((network.weight.detach() - start).std()) == pytest.approx(3.0 * 0.5 / 10, rel=0.05)
 
 
+@pytest.mark.slow
 def test_epsilon_is_the_accountants() -> None:
     from opacus.accountants import RDPAccountant
 
@@ -205,6 +207,7 @@ def test_private_means_of_latents_are_noisy_and_paid_for() -> None:
 
 
 @pytest.mark.parametrize("generator", [BetaVAE(latent=2, hidden=8), ConditionalGAN(latent=2, width=4)], ids=["vae", "gan"])
+@pytest.mark.slow
 def test_private_runs_say_what_they_spent(generator: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     privacy = PrivateTraining(noise_multiplier=5.0)
     method = Fedssyn(generator=dataclasses.replace(generator, epochs=2, batch_size=4, privacy=privacy), num_images=3)

@@ -207,6 +207,7 @@ def test_the_head_stays_on_the_server_and_a_client_sends_one_number() -> None:
     assert moved and not any("head" in name for name in moved) and moved < once.params.keys()
 
 
+@pytest.mark.slow
 def test_resumed_runs_go_on_to_the_bit(tmp_path: Path) -> None:
     method = partial(FedWalk, leash=tiny_leash(), tau=ALWAYS, num_steps=5, beta=0.5, mode="train")
     module = partial(classifier, network=NoisyNet)

@@ -131,6 +131,7 @@ def test_a_leash_that_nobody_listed() -> None:
 
 @pytest.mark.usefixtures("configured")
 @pytest.mark.parametrize("name", ["fedwalk", "fedwalk-pretraining"])
+@pytest.mark.slow
 def test_configs_run_with_the_quickstart(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     seeds: set[int] = set()
 

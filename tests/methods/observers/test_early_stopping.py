@@ -37,6 +37,7 @@ def test_early_stopping_counts_evaluations_without_improvement(
     assert trainer.run_dir is not None and checkpoint.read(trainer.run_dir / "checkpoints/last.ckpt")["round"] == last
 
 
+@pytest.mark.slow
 def test_early_stopping_asks_for_more_than_min_delta_and_stops_at_a_threshold(tmp_path: Path) -> None:
     def run(*callbacks: Callback) -> list[float]:
         trainer = fit(tmp_path, *callbacks, module=classifier(partial(torch.optim.SGD, lr=0.3)), eval_every=1, rounds=12)

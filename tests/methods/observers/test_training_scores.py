@@ -39,6 +39,7 @@ def test_the_chosen_model_is_the_first_of_the_best(tmp_path: Path) -> None:
     assert len({row["training/accuracy_at_best"] for row in rows}) > 2
 
 
+@pytest.mark.slow
 def test_some_evaluations_are_enough(tmp_path: Path) -> None:
     everywhere, sparse = (
         fit(tmp_path, TrainingScores(every), module=classifier(MOMENTUM), eval_every=2, rounds=12).history for every in (1, 3)
@@ -54,6 +55,7 @@ def test_some_evaluations_are_enough(tmp_path: Path) -> None:
     assert columns[0] == columns[1]
 
 
+@pytest.mark.slow
 def test_it_goes_on_where_it_was(tmp_path: Path) -> None:
     def run(rounds: int, **options: Any) -> Any:
         return fit(tmp_path, TrainingScores(), module=classifier(MOMENTUM), rounds=rounds, eval_every=1, **options)

@@ -72,6 +72,7 @@ def test_rounds_of_a_known_cohort_may_be_fractions() -> None:
     assert epsilon(known, 5.0, 8 / 6, 1e-5) == pytest.approx(epsilon(known, 5.0 * (6 / 8) ** 0.5, 1, 1e-5))
 
 
+@pytest.mark.slow
 def test_replacing_a_client_moves_the_sum_twice_as_far() -> None:
     fixed, poisson = (epsilons(Sampling(100, 0.1, fixed_size=fixed), 4.0, 10, 1e-5)["RDP"] for fixed in (True, False))
     half = epsilons(Sampling(100, 0.1), 2.0, 10, 1e-5)["RDP"]
@@ -97,6 +98,7 @@ def test_no_rounds_spend_nothing_and_no_noise_guarantees_nothing() -> None:
 
 
 @pytest.mark.parametrize("target", [0.5, pytest.param(8.0, marks=pytest.mark.slow)])
+@pytest.mark.slow
 def test_the_noise_for_a_target_keeps_to_it_and_is_hardly_larger(target: float) -> None:
     sampling = Sampling(100, 1.0)
     noise = noise_for(sampling, target, 20, 1e-4)
@@ -139,6 +141,7 @@ REFUSED_VALUES = [
 
 
 @pytest.mark.parametrize("call, text", REFUSED_VALUES, ids=[text for _, text in REFUSED_VALUES])
+@pytest.mark.slow
 def test_bad_input_is_one_line(call: object, text: str) -> None:
     with pytest.raises(ValueError, match=re.escape(text)) as error:
         call()  # type: ignore[operator]

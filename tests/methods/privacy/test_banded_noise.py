@@ -62,6 +62,7 @@ class Models(Callback):
         self.models.append(torch.cat([value.flatten() for value in run.params.values()]))
 
 
+@pytest.mark.slow
 def test_the_noise_is_c_inverse_of_independent_noise_also_after_a_resume(tmp_path: Path) -> None:
     observer, rounds = Models(), 30
     run = partial(

@@ -98,6 +98,7 @@ def test_sums_keep_to_the_published_bound(std: float, clients: int) -> None:
 # Whole numbers --------------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_rounding_is_part_of_the_largest_norm() -> None:
     bound, length, size = 0.5, 400, 4096
     unit = value_of_one("DPFedAvg", bound, length, size)
@@ -151,6 +152,7 @@ def test_without_noise_sums_are_the_plain_ones(executor: str, monkeypatch: pytes
     assert all(torch.equal(sealed.buffers[n], b) for n, b in plain.buffers.items() if not b.is_floating_point())
 
 
+@pytest.mark.slow
 def test_noise_has_its_size_in_the_model_and_is_independent() -> None:
     options: dict[str, Any] = {"module": classifier(STILL), "clients_per_round": 5, "rounds": 1}
     trainer = train(SecureAggregation(), private(repeatable=True), SCAFFOLD(), **options)
@@ -238,6 +240,7 @@ def test_spending_is_recorded_with_its_price_and_resumes(tmp_path: Path) -> None
     assert float(resumed.servers["DPFedAvg"]["paid"]) > paid
 
 
+@pytest.mark.slow
 def test_repeatable_noise_resumes_bit_for_bit(tmp_path: Path) -> None:
     methods = SecureAggregation(), private(repeatable=True), SCAFFOLD()
     whole, half = (fit(tmp_path, *methods, rounds=rounds) for rounds in (4, 2))

@@ -128,6 +128,7 @@ def secret(**options: Any) -> DPFedAvg:
     ],
     ids=["flat", "layers", "scaled", "clients", "quantile"],
 )
+@pytest.mark.slow
 def test_the_noise_has_its_size_and_is_independent(method: DPFedAvg, options: dict[str, Any], std: float) -> None:
     moved = steps(replace(method, repeatable=True), rounds=30, **options)
     assert float(moved.std()) == pytest.approx(std, rel=0.06)
@@ -138,6 +139,7 @@ def test_the_noise_has_its_size_and_is_independent(method: DPFedAvg, options: di
         assert float(off.square().mean()) == pytest.approx(1 / count, rel=0.3), "as of independent numbers"
 
 
+@pytest.mark.slow
 def test_clients_and_server_share_the_noise_of_a_poisson_cohort() -> None:
     """However many clients came, the sum has the noise of one mechanism."""
     moved = steps(secret(noise_at="clients"), PoissonSampling(rate=0.5), rounds=40, clients_per_round=4)
@@ -153,6 +155,7 @@ def test_secret_noise_is_normal_and_never_repeats() -> None:
     assert torch.equal(*repeated)
 
 
+@pytest.mark.slow
 def test_every_field_has_a_bound_of_its_own_and_noise() -> None:
     methods = SCAFFOLD(), secret(bounds={"SCAFFOLD": 1.2}, repeatable=True)
     trainer = train(*methods, module=classifier(STILL), rounds=1, clients_per_round=5)
@@ -254,6 +257,7 @@ class KnownNorms(Method):
 
 
 @pytest.mark.parametrize("per_layer", [pytest.param(False, marks=pytest.mark.slow), True])
+@pytest.mark.slow
 def test_the_bound_follows_the_quantile(per_layer: bool) -> None:
     """C <- C exp(-lr (share of clients with norms of at most C - quantile)), as in Andrew et al., and ends at the quantile."""
     method = NO_NOISE(clip=30.0, quantile=0.4, clip_lr=0.3, per_layer=per_layer)
@@ -307,6 +311,7 @@ def test_a_run_stops_before_the_budget_is_exceeded_also_after_a_resume(tmp_path:
     assert again.round == 2
 
 
+@pytest.mark.slow
 def test_the_noise_for_a_target_is_found_before_round_1_and_kept(tmp_path: Path) -> None:
     """The stand-in for the accountant counts rounds for the budget. The noise comes from the real one, quick for all clients."""
     every, method = PoissonSampling(rate=1.0), DPFedAvg(clip=0.5, target_epsilon=2.0, delta=0.01)
@@ -402,6 +407,7 @@ def test_the_page_lists_every_leak() -> None:
         assert f": {leak}." in page
 
 
+@pytest.mark.slow
 def test_cohorts_are_secret() -> None:
     drawn = {tuple(train(secret(), rounds=1).recorded[0][k].id for k in range(5)) for _ in range(4)}
     assert len(drawn) > 1, "and with the seed they would be the same"

@@ -79,6 +79,7 @@ def noise(local_steps: int = 1, **options: Any) -> torch.Tensor:
     return torch.stack(moved)
 
 
+@pytest.mark.slow
 def test_the_noise_of_the_sum_has_its_size_and_is_independent() -> None:
     values = noise(repeatable=True)
     assert float(values.std()) == pytest.approx(1.0, rel=0.05) and len(values.round(decimals=9).unique()) == values.numel()
@@ -90,6 +91,7 @@ def test_the_noise_of_the_sum_has_its_size_and_is_independent() -> None:
     assert not torch.equal(noise(), noise()), "secret noise is drawn from the system's entropy"
 
 
+@pytest.mark.slow
 def test_epsilon_counts_each_pass_and_the_training_loss_is_withheld(tmp_path: Path) -> None:
     method = DPSGD(delta=0.01)
     rows = fit(tmp_path, method, rounds=2, local_epochs=2, local_steps=None).rows
@@ -141,6 +143,7 @@ def test_the_server_learns_no_loss() -> None:
     assert seen and not any(seen)
 
 
+@pytest.mark.slow
 def test_columns_of_observers_that_read_samples_are_withheld(tmp_path: Path) -> None:
     data = TinyData(client_test="reweighted")
     observers = TrainingScores(), ClassAccuracy(), GradientHeterogeneity(), ClientFairness()

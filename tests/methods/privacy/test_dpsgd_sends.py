@@ -77,6 +77,7 @@ def sends_samples(case: Case) -> list[str]:
 
 
 @pytest.mark.parametrize("name", QUICK)
+@pytest.mark.slow
 def test_a_client_sends_nothing_else_of_its_samples(name: str) -> None:
     from contracts.registry import CASES
 

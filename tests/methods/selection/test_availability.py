@@ -81,6 +81,7 @@ def test_every_selection_takes_available_clients_alone(method: Selection | None)
         assert method == PoissonSampling(rate=0.7) or len(clients) == min(2, len(in_trace(300 * number)))
 
 
+@pytest.mark.slow
 def test_uniform_draws_among_the_available_clients() -> None:
     present, counts = {1, 4, 6, 7}, dict.fromkeys(itertools.combinations((1, 4, 6, 7), 2), 0.0)
     for round in range(4000):

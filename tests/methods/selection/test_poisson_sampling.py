@@ -47,6 +47,7 @@ REFUSED: Refusals = {
 }
 
 
+@pytest.mark.slow
 def test_it_draws_every_subset_as_often_as_independent_coins() -> None:
     rng, rate, draws = torch.Generator().manual_seed(0), 0.3, 20_000
     found = [tuple(bernoulli(4, rate, rng).tolist()) for _ in range(draws)]
