@@ -39,19 +39,20 @@ class Grid:
         app: the app's folder.
         state: the folder of the nodes' states.
         fault: returns None to deliver a message, or the reply in its place; False loses it.
+        clients, nodes: their numbers.
     """
 
-    def __init__(self, app: Path, state: Path, fault: Fault) -> None:
+    def __init__(self, app: Path, state: Path, fault: Fault, clients: int = CLIENTS, nodes: int = NODES) -> None:
         self.workers = [
-            Worker("1", str(state / str(k)), str(app / PACKAGE), tuple(mine), CLIENTS, str(app / NODE), (1, ""))
-            for k, mine in enumerate(shares(CLIENTS, NODES))
+            Worker("1", str(state / str(k)), str(app / PACKAGE), tuple(mine), clients, str(app / NODE), (1, ""))
+            for k, mine in enumerate(shares(clients, nodes))
         ]
         self.nodes, self.fault = list(map(Node, self.workers)), fault
         self.replies: dict[str, Message] = {}
         self.seen: dict[tuple[int, str], int] = {}
 
     def get_node_ids(self) -> list[int]:
-        return [k + 1 for k in range(NODES)]
+        return [k + 1 for k in range(len(self.nodes))]
 
     def push_messages(self, messages: Iterable[Message]) -> list[str]:
         found = []
@@ -100,10 +101,24 @@ def deployed(folder: Path, fault: Fault, rounds: int = 3, **options: Any) -> Pat
     content = softmax()
     content["trainer"] |= {"rounds": rounds, "callbacks": ["flcog.callbacks.SCAFFOLD", "flcog.callbacks.FedDisco"]}
     write_app(folder / "app", content, CLIENTS, NODES)
-    defaults = {"poll": 0.01, "timeout": 0.5, "nodes": NODES, "clients": CLIENTS, "min_clients": 1, "ckpt_path": ""}
-    grid: Any = Grid(folder / "app", folder / "state", fault)
-    server_app.train(folder / "app" / PACKAGE, grid, {**defaults, "root": str(folder / "runs"), **options})
+    train_app(folder, Grid(folder / "app", folder / "state", fault), CLIENTS, **options)
     return folder / "runs"
+
+
+def train_app(folder: Path, grid: Any, clients: int, **options: Any) -> None:
+    """Train the app in ``folder/app``."""
+    defaults = {"poll": 0.01, "timeout": 0.5, "nodes": len(grid.nodes), "clients": clients, "min_clients": 1, "ckpt_path": ""}
+    server_app.train(folder / "app" / PACKAGE, grid, {**defaults, "root": str(folder / "runs"), **options})
+
+
+def test_a_round_asks_the_nodes_of_its_clients_alone(tmp_path: Path) -> None:
+    content = softmax(num_clients=12)
+    content["trainer"] |= {"rounds": 4, "clients_per_round": 2, "callbacks": ["flcog.callbacks.SCAFFOLD"]}
+    write_app(tmp_path / "app", content, 12, 12)
+    grid = Grid(tmp_path / "app", tmp_path / "state", lambda *message: None, 12, 12)
+    train_app(tmp_path, grid, 12)
+    count = {kind: sum(number for (_, each), number in grid.seen.items() if each == kind) for _, kind in grid.seen}
+    assert count == {TYPES["begin"]: 12, TYPES["train"]: 4 * 2}
 
 
 def simulation(folder: Path) -> list[dict[str, str]]:
