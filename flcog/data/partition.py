@@ -63,8 +63,8 @@ class Partition:
     @property
     def hash(self) -> str:
         """Eight hex digits that identify the split, for papers to cite."""
-        digest = hashlib.sha256(np.ascontiguousarray(self.offsets, "<i8"))
-        digest.update(np.ascontiguousarray(self.indices, "<i8"))
+        digest = hashlib.sha256(np.ascontiguousarray(self.offsets, "<i8").data)
+        digest.update(np.ascontiguousarray(self.indices, "<i8").data)
         return digest.hexdigest()[:8]
 
     def save(self, path: str | Path) -> None:
@@ -146,7 +146,7 @@ class IID(Partitioner):
         if not 1 <= num_clients <= len(samples):
             raise ValueError(f"{num_clients} clients cannot share {len(samples)} samples: each needs one; set num_clients")
         rng = np.random.Generator(np.random.PCG64(seed))
-        client_of_sample = np.arange(len(samples), dtype=np.int32 if len(samples) < 1 << 31 else np.int64)
-        client_of_sample %= num_clients
+        kind = np.int32 if len(samples) < 1 << 31 else np.int64  # half of the memory
+        client_of_sample = np.arange(len(samples), dtype=kind) % num_clients
         rng.shuffle(client_of_sample)
         return Partition.from_assignment(client_of_sample, num_clients)
