@@ -32,7 +32,7 @@ def main(nodes: int) -> None:
         folder = Path(place)
         write_app(folder / "app", content, nodes, nodes)
         grid = Grid(folder / "app", folder / "state", lambda *message: None, nodes, nodes)
-        train_app(folder, grid, nodes, timeout=600.0)
+        train_app(folder, grid, clients=nodes, timeout=600.0)
         messages: Counter[str] = Counter()
         for (_, kind), count in grid.seen.items():
             messages[kind] += count

@@ -101,13 +101,13 @@ def deployed(folder: Path, fault: Fault, rounds: int = 3, **options: Any) -> Pat
     content = softmax()
     content["trainer"] |= {"rounds": rounds, "callbacks": ["flcog.callbacks.SCAFFOLD", "flcog.callbacks.FedDisco"]}
     write_app(folder / "app", content, CLIENTS, NODES)
-    train_app(folder, Grid(folder / "app", folder / "state", fault), CLIENTS, **options)
+    train_app(folder, Grid(folder / "app", folder / "state", fault), **options)
     return folder / "runs"
 
 
-def train_app(folder: Path, grid: Any, clients: int, **options: Any) -> None:
+def train_app(folder: Path, grid: Any, **options: Any) -> None:
     """Train the app in ``folder/app``."""
-    defaults = {"poll": 0.01, "timeout": 0.5, "nodes": len(grid.nodes), "clients": clients, "min_clients": 1, "ckpt_path": ""}
+    defaults = {"poll": 0.01, "timeout": 0.5, "nodes": len(grid.nodes), "clients": CLIENTS, "min_clients": 1, "ckpt_path": ""}
     server_app.train(folder / "app" / PACKAGE, grid, {**defaults, "root": str(folder / "runs"), **options})
 
 
@@ -116,7 +116,7 @@ def test_a_round_asks_the_nodes_of_its_clients_alone(tmp_path: Path) -> None:
     content["trainer"] |= {"rounds": 4, "clients_per_round": 2, "callbacks": ["flcog.callbacks.SCAFFOLD"]}
     write_app(tmp_path / "app", content, 12, 12)
     grid = Grid(tmp_path / "app", tmp_path / "state", lambda *message: None, 12, 12)
-    train_app(tmp_path, grid, 12)
+    train_app(tmp_path, grid, clients=12)
     count = {kind: sum(number for (_, each), number in grid.seen.items() if each == kind) for _, kind in grid.seen}
     assert count == {TYPES["begin"]: 12, TYPES["train"]: 4 * 2}
 
