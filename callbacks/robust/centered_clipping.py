@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from flcog.callbacks.robust.parts import clipped
+from flcog.callbacks.robust.parts import distances_to
 from flcog.core.checks import at_least, positive
 from flcog.core.types import Slot
 from flcog.method import UploadAggregator, UploadMatrix
@@ -48,5 +48,7 @@ class CenteredClipping(UploadAggregator):
         if "last" in server and server["last"].shape == center.shape:
             center = server["last"]
         for _ in range(self.steps):
-            center = center + uploads._replace(values=clipped(uploads.values - center, self.radius)).mean()
+            lengths = distances_to(center, uploads.values).clamp(min=1e-30)
+            weights = uploads.weights * (self.radius / lengths).clamp(max=1.0)
+            center = (1 - weights.sum()) * center + uploads._replace(weights=weights).mean()
         return center, {"last": center}

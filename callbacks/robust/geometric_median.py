@@ -5,6 +5,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from flcog.callbacks.robust.parts import distances_to
 from flcog.core.checks import at_least, positive
 from flcog.core.types import Slot
 from flcog.method import UploadAggregator, UploadMatrix
@@ -44,6 +45,6 @@ class GeometricMedian(UploadAggregator):
     def combine(self, uploads: UploadMatrix, server: Slot) -> tuple[Tensor, Slot]:
         median = torch.zeros_like(uploads.values[0])
         for _ in range(self.steps):
-            weights = uploads.weights / (uploads.values - median).norm(dim=1).clamp(min=self.nu)
+            weights = uploads.weights / distances_to(median, uploads.values).clamp(min=self.nu)
             median = uploads._replace(weights=weights / weights.sum()).mean()
         return median, server
