@@ -1,11 +1,11 @@
-"""Sixteen compositions of methods, models, data and executors, whose numbers a restructuring must leave alone, to the last bit.
+"""Sixteen compositions of methods, models, data and executors. A restructuring must keep their numbers to the last bit.
 
-    python tests/compositions.py write FILE     runs them and writes what they give
+    python tests/compositions.py write FILE     runs them and writes their results
     python tests/compositions.py compare ONE OTHER
 
-Write one file in a checkout of the commit to compare with, another in the working tree, and compare the two. Bits differ between
-machines and versions of torch, so no such file belongs to the repository. ``comm/*`` and ``time/*`` columns are left out: the first
-are counted, not computed, and the second are measured.
+Write one file in a checkout of the commit to compare with, another in the working tree, and compare the two. The bits depend on the
+machine and the version of torch, so the repository contains no such file. The columns ``comm/*`` are left out because they are
+counted, not computed, and the columns ``time/*`` because they are measured.
 """
 
 import sys
@@ -52,7 +52,7 @@ Composition = Callable[[Path], Any]
 
 
 def _run(*methods: Callable[[], Any], module: Callable[[], Any] = classifier, **options: Any) -> Composition:
-    """Four rounds, the last two of them after a resume from the checkpoint, evaluated throughout."""
+    """Four rounds with an evaluation after each. The last two rounds resume from the checkpoint."""
     data = options.pop("data", partial(TinyData, client_test=0.25))
 
     def run(root: Path) -> Any:
@@ -101,7 +101,7 @@ COMPOSITIONS: dict[str, Composition] = {
 
 
 def results(root: Path) -> dict[str, Any]:
-    """Parameters, buffers, states of server and clients, and metrics of every composition."""
+    """The parameters, buffers, states of server and clients, and metrics of every composition."""
     return {name: _result(name, run, root / str(number)) for number, (name, run) in enumerate(COMPOSITIONS.items())}
 
 
@@ -118,7 +118,7 @@ def _result(name: str, run: Composition, root: Path) -> dict[str, Any]:
 
 
 def differences(one: Any, other: Any) -> list[str]:
-    """Where two files of results differ."""
+    """The entries that differ between the results of two files."""
     flat = [dict(torch.utils._pytree.tree_flatten_with_path(each)[0]) for each in (one, other)]
     names = [{torch.utils._pytree.keystr(path): value for path, value in each.items()} for each in flat]
     found = [f"{name}: only in one" for name in names[0].keys() ^ names[1].keys()]

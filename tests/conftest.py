@@ -1,4 +1,4 @@
-"""What every test gets: one thread, a fixed seed, the default precision, and nothing left behind in the repository."""
+"""Settings of every test: one thread, a fixed seed, the default precision, and no files left behind in the repository."""
 
 import atexit
 import functools
@@ -12,12 +12,12 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 LEAVINGS = ("runs", "wandb", "checkpoints", "lightning_logs", "data", "metrics.csv")
-"""What a run writes to the working directory if nobody tells it where."""
+"""The files and folders that a run writes to the working directory if no other folder is given."""
 
 
 @pytest.fixture(autouse=True, scope="session")
 def _packages_are_asked_once() -> Iterator[None]:
-    """Every Fabric reads the metadata of all installed packages, which may offer callbacks: a third of what a tiny run takes."""
+    """Search the installed packages for callbacks once. Every Fabric would do so, in a third of the time of a tiny run."""
     from lightning.fabric import fabric
 
     with pytest.MonkeyPatch.context() as patch:
@@ -27,7 +27,7 @@ def _packages_are_asked_once() -> Iterator[None]:
 
 @pytest.fixture(autouse=True, scope="session")
 def _git_is_asked_once() -> Iterator[None]:
-    """Every run with a directory asks for the commit of its working directory and of flcog, by four programs."""
+    """Read the commits of the working directory and of flcog once. Every run with a directory would start four programs for them."""
     from flcog.run import directory
 
     commit_of = functools.cache(directory.git_commit)
@@ -39,7 +39,7 @@ def _git_is_asked_once() -> Iterator[None]:
 
 @pytest.fixture(autouse=True, scope="session")
 def _nothing_waits_for_the_disk() -> Iterator[None]:
-    """No test cuts the power. Tests of the order of writing replace ``os.fsync`` themselves."""
+    """Skip ``os.fsync``, because no test cuts the power. Tests of the order of writes replace it themselves."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(os, "fsync", lambda descriptor: None)
         yield
@@ -47,7 +47,7 @@ def _nothing_waits_for_the_disk() -> Iterator[None]:
 
 @pytest.fixture(autouse=True, scope="session")
 def _seeds_are_for_devices_that_exist() -> Iterator[None]:
-    """Without a GPU, ``torch.manual_seed`` notes the whole stack of calls for the time when there is one."""
+    """Without a GPU, do not seed GPUs: ``torch.manual_seed`` would record the whole call stack each time, for a GPU that starts later."""
     import torch
 
     with pytest.MonkeyPatch.context() as patch:
@@ -69,11 +69,11 @@ def _same_start() -> Iterator[None]:
 
 @pytest.fixture
 def command_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    """For tests that call ``flcog.commands.cli.main``."""
-    monkeypatch.setattr("sys.argv", ["flcog"])  # LightningCLI warns of arguments given twice
-    monkeypatch.setattr("sys.path", sys.path.copy())  # the working directory is added
+    """Prepare ``sys.argv``, ``sys.path`` and the environment for tests that call ``flcog.commands.cli.main``."""
+    monkeypatch.setattr("sys.argv", ["flcog"])  # LightningCLI warns if sys.argv has arguments too
+    monkeypatch.setattr("sys.path", sys.path.copy())  # main adds the working directory
     for name in ("PL_GLOBAL_SEED", "PL_SEED_WORKERS"):
-        monkeypatch.setenv(name, "0")  # seed_everything leaves them set
+        monkeypatch.setenv(name, "0")  # seed_everything sets them
 
 
 @pytest.fixture(autouse=True)
@@ -88,7 +88,7 @@ def _nothing_left_behind() -> Iterator[None]:
 
 def pytest_configure(config: pytest.Config) -> None:
     if getattr(config.option, "numprocesses", None) and not hasattr(config, "workerinput"):
-        return  # pytest-xdist's controller runs no test, and its workers start only after this
+        return  # pytest-xdist's controller runs no tests, and the imports below would delay its workers
     import fake_device
     import torch
     from harness import heed_signals
@@ -104,4 +104,4 @@ def pytest_collection_finish() -> None:
     """Exclude the imported modules from garbage collections, which would take a tenth of the time of all tests."""
     gc.collect()
     gc.freeze()
-    atexit.register(gc.unfreeze)  # libraries report objects that are left at the end
+    atexit.register(gc.unfreeze)  # some libraries report objects that still exist at exit

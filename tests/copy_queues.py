@@ -1,4 +1,4 @@
-"""Stand-ins for a GPU's second queue, on a CPU."""
+"""Stand-ins on the CPU for a GPU's second queue, which copies tensors while the first queue computes."""
 
 import weakref
 from collections import deque
@@ -9,24 +9,24 @@ from torch import Tensor
 
 
 def rubbish(tensor: Tensor) -> Tensor:
-    """What nobody can compute with unnoticed."""
+    """A tensor of wrong values, so that a test notices a computation that uses a copy too early."""
     if tensor.dtype == torch.bool:
         return ~tensor
     return torch.full_like(tensor, torch.nan if tensor.is_floating_point() else torch.iinfo(tensor.dtype).max)
 
 
 class Delayed:
-    """A copy holds rubbish until computations wait for it.
+    """A copy has wrong values until computations wait for it.
 
     Args:
-        waits: whether waiting helps.
+        waits: whether waiting completes the copies.
     """
 
     def __init__(self, waits: bool = True) -> None:
         self._waits, self._queue = waits, deque[tuple[Tensor, Tensor]]()
         self.begun = self.done = self.kept = 0
         self.ahead: list[int] = []
-        """How many copies were begun beyond those that were waited for, at each wait."""
+        """At each wait, the number of copies that had begun and had not been waited for."""
 
     def copy(self, tensor: Tensor) -> Tensor:
         copied = rubbish(tensor)
@@ -49,14 +49,13 @@ class Delayed:
 
 
 class TwoQueues:
-    """Copies and computations that are worked off at the end, either of them as early as the order allows.
+    """A queue of copies and a queue of computations. ``work_off`` makes copies as early or as late as possible.
 
-    A copy may get the memory of an earlier one that nobody refers to any more, as on a GPU, where what is let go of may still have
-    its computations before it.
+    As on a GPU, a copy may reuse the memory of an earlier copy that was deleted, even if queued computations still have to read it.
 
     Args:
-        copies_first: which of the two runs ahead of the other.
-        waits, keeps: whether waiting for a copy, and keeping its memory, help.
+        copies_first: whether all copies are made before the computations. Otherwise each copy is made when a computation waits for it.
+        waits, keeps: whether waiting for a copy, and keeping its memory, have an effect.
     """
 
     def __init__(self, copies_first: bool, waits: bool = True, keeps: bool = True) -> None:
@@ -98,7 +97,7 @@ class TwoQueues:
         self._computations.append(computation)
 
     def work_off(self) -> None:
-        """Do all that is queued."""
+        """Execute the two queues."""
         if self._copies_first:
             self._copy_up_to(self._begun)
         while self._computations:

@@ -1,7 +1,7 @@
-"""A device that is no CPU, for machines without an accelerator: what lies on it cannot be mixed with what lies on the CPU.
+"""A device other than the CPU, for machines without an accelerator. An operation cannot mix its tensors with tensors on the CPU.
 
-It has no float64, as Apple's ``mps`` has none, computes on the CPU behind the scenes, and counts what an accelerator would be waited for:
-what is copied to it or from it, and numbers that are read.
+Like Apple's ``mps``, it has no float64. It computes on the CPU behind the scenes, and counts the operations that would wait for an
+accelerator: copies to it or from it, and numbers that Python reads.
 """
 
 import functools
@@ -35,7 +35,7 @@ READING = ("_local_scalar_dense", "is_nonzero", "equal", "nonzero", "masked_sele
 
 
 class OnDevice(torch.Tensor):
-    """A tensor on the device; its numbers are those of ``here``, on the CPU."""
+    """A tensor on the device. Its numbers are in ``here``, a tensor on the CPU."""
 
     here: Tensor
 
@@ -43,7 +43,7 @@ class OnDevice(torch.Tensor):
     def __new__(cls, here: Tensor) -> "OnDevice":
         if here.dtype == torch.float64 and not _has_float64:
             raise TypeError("the device has no float64")
-        with torch.inference_mode(False):  # wrappers of inference tensors are not made in inference mode
+        with torch.inference_mode(False):  # torch makes no wrapper of an inference tensor in inference mode
             made = torch.Tensor._make_wrapper_subclass(
                 cls, here.size(), strides=here.stride(), dtype=here.dtype, device=torch.device(NAME, 0)
             )
@@ -66,7 +66,7 @@ class OnDevice(torch.Tensor):
 
 
 def _compute(op: Any, *args: Any, **kwargs: Any) -> Any:
-    """One of torch's operations, some of whose tensors lie on the device, or whose result shall."""
+    """Compute an operation of torch with arguments or a result on the device."""
     tensors = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
     inside = [tensor for tensor in tensors if isinstance(tensor, OnDevice)]
     outside = [tensor for tensor in tensors if not isinstance(tensor, OnDevice) and tensor.ndim]
@@ -95,7 +95,7 @@ _stream = torch.Generator()
 
 @contextmanager
 def _drawing_from_its_stream(op: Any, kwargs: Any) -> Iterator[None]:
-    """Random numbers come from a stream of the device's own, which nobody moves who seeds the CPU's."""
+    """Draw random numbers from the device's own generator, which is independent of the CPU's."""
     if torch.Tag.nondeterministic_seeded not in op.tags or kwargs.get("generator") is not None:
         yield
         return
@@ -109,7 +109,7 @@ def _drawing_from_its_stream(op: Any, kwargs: Any) -> Iterator[None]:
 
 
 class _FromPython(TorchFunctionMode):
-    """Tensors of Python's numbers are made on the CPU and copied, which no operation shows."""
+    """Handles tensors that are made of Python's numbers: torch makes them on the CPU and copies them without an operation to count."""
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -117,7 +117,7 @@ class _FromPython(TorchFunctionMode):
             waits["copies"] += 1
             return OnDevice(args[0].here.new_tensor(*args[1:], **kwargs))
         device = kwargs.get("device")
-        if function is torch.arange:  # torch enlarges an empty tensor for it, of which the wrapper does not know
+        if function is torch.arange:  # torch enlarges an empty tensor for it, and the wrapper keeps the old shape
             made = function(*args, **kwargs)
             return OnDevice(made.here) if type(made) is OnDevice and made.shape != made.here.shape else made
         if function not in (torch.tensor, torch.as_tensor) or device is None or torch.device(device).type != NAME:
@@ -134,7 +134,7 @@ IS_POSSIBLE = hasattr(backend_registration, "_setup_privateuseone_for_python_bac
 
 @functools.cache
 def register() -> torch.library.Library:
-    """Make the device known to torch, once per process: before its first backward pass, which looks for devices."""
+    """Register the device with torch, once per process and before its first backward pass, which looks for devices."""
     backend_registration._setup_privateuseone_for_python_backend(NAME)
     backend = getattr(torch, NAME)
     backend.get_rng_state, backend.set_rng_state = lambda *_: _stream.get_state(), lambda state, *_: _stream.set_state(state)
@@ -146,7 +146,7 @@ def register() -> torch.library.Library:
 
 
 class Queue:
-    """A second queue, whose copies are done at once."""
+    """A second queue that makes each copy at once."""
 
     def copy(self, tensor: Tensor) -> Tensor:
         return tensor if isinstance(tensor, OnDevice) else copies.sent(tensor, torch.device(NAME, 0))
@@ -159,7 +159,7 @@ class Queue:
 
 
 def _pinned(tensor: Tensor) -> Tensor:
-    """As torch pins: what is on the CPU, with its own strides."""
+    """Pin a tensor as torch does: it must be on the CPU, and its strides are kept."""
     if tensor.device.type != "cpu":
         raise RuntimeError(f"cannot pin '{tensor.type()}' only dense CPU tensors can be pinned")
     waits["pinned"] += 1
@@ -171,10 +171,10 @@ _has_float64 = False
 
 @contextmanager
 def computing_there(like_cuda: bool = False) -> Iterator[torch.device]:
-    """Runs that are opened inside compute on the device.
+    """Runs that are opened in this context compute on the device.
 
     Args:
-        like_cuda: whether it has float64, and a second queue fed from pinned memory.
+        like_cuda: whether the device has float64, and a second queue that copies from pinned memory.
     """
     global _has_float64
     if not IS_POSSIBLE:

@@ -1,4 +1,4 @@
-"""A tiny federation, and a trainer that remembers every batch, so that a reference can be given exactly what the engine saw."""
+"""A tiny federation, and a trainer that records every batch, so that a reference can train on exactly the engine's batches."""
 
 import signal
 from collections.abc import Callable, Generator, Sequence
@@ -54,12 +54,12 @@ class Blocks(Partitioner):
 
 
 class TinyData(flcog.FederatedDataModule):
-    """Noisy clusters in blocks of ``SIZES``, with other shares of the labels in each.
+    """Noisy clusters in blocks of ``SIZES`` samples. Each block has its own distribution of labels.
 
     Args:
         batch_size: samples per step.
         order: the block that each client owns.
-        targets: what is learnt: ``classification``, ``multilabel`` or ``regression``.
+        targets: the task: ``classification``, ``multilabel`` or ``regression``.
     """
 
     num_classes = NUM_CLASSES
@@ -97,7 +97,10 @@ ODD_BATCHES = partial(TinyData, batch_size=5)
 
 
 class Clusters(flcog.FederatedDataModule):
-    """Three well separated classes, of which client k of six lacks class k % 3 or, "opposed", takes 0 for 1 if k is odd."""
+    """Three well separated classes on six clients.
+
+    Client k lacks class k % 3. If ``how`` is "opposed", clients have all classes, and the labels 0 and 1 are swapped at clients with odd k.
+    """
 
     num_classes = NUM_CLASSES
 
@@ -119,15 +122,15 @@ class Clusters(flcog.FederatedDataModule):
 
 
 class BatchNormMLP(nn.Sequential):
-    """Buffers that move in every forward pass."""
+    """A network with buffers that change in every forward pass."""
 
     def __init__(self) -> None:
-        # A bias before the normalisation has no gradient but rounding, which Adam would blow up.
+        # The gradient of a bias before the normalisation would be mere rounding error, which Adam would amplify.
         super().__init__(nn.Linear(NUM_FEATURES, 8, bias=False), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, NUM_CLASSES))
 
 
 class BatchNormFeatures(FeatureModel):
-    """Features that differ between training and evaluation mode, and between two models of equal parameters."""
+    """A network whose features differ between training and evaluation mode, and between models with equal parameters."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -144,7 +147,7 @@ def dropout_network() -> nn.Module:
 
 
 def steep_network() -> nn.Module:
-    """One whose gradients are longer than 10, where the codes of FedDyn and FedDC clip."""
+    """A network with gradients longer than 10, which the published code of FedDyn and FedDC clips."""
     network = MLP(NUM_FEATURES, (8,), NUM_CLASSES)
     with torch.no_grad():
         for parameter in network.parameters():
@@ -155,13 +158,13 @@ def steep_network() -> nn.Module:
 def classifier(
     optimizer: Callable[..., torch.optim.Optimizer] = SGD, network: Callable[[], nn.Module] | None = None
 ) -> flcog.Classifier:
-    """The same client for the same arguments."""
+    """A client module, with the same initial weights for the same arguments."""
     torch.manual_seed(0)
     return flcog.Classifier(network() if network else MLP(NUM_FEATURES, (8,), NUM_CLASSES), optimizer=optimizer)
 
 
 def adapted(optimizer: Callable[..., torch.optim.Optimizer] = SGD, rank: int = 4) -> flcog.Classifier:
-    """The same with LoRA's adapters, which change something from the start."""
+    """The same module with LoRA adapters, which change its outputs from the start."""
     module = classifier(optimizer, lambda: LoRA(MLP(NUM_FEATURES, (8,), NUM_CLASSES), rank, alpha=2))
     for _, adapter in adapters(module):
         nn.init.normal_(adapter.B, std=0.1)
@@ -169,7 +172,7 @@ def adapted(optimizer: Callable[..., torch.optim.Optimizer] = SGD, rank: int = 4
 
 
 class Recording:
-    """An executor that remembers what it was given before it hands it on to another."""
+    """An executor that records its assignments and passes them to another executor."""
 
     def __init__(self, executor: Executor, assignments: list[Assignment]) -> None:
         self.executor, self._assignments = executor, assignments
@@ -199,7 +202,7 @@ class Recording:
 
 
 class Recorder(Callback):
-    """Puts a :class:`Recording` in the place of a run's executor."""
+    """Replaces a run's executor by a :class:`Recording` of it."""
 
     def __init__(self) -> None:
         self.assignments: list[Assignment] = []
@@ -209,7 +212,7 @@ class Recorder(Callback):
 
 
 class RecordingTrainer(flcog.FederatedTrainer):
-    """Remembers each round's clients with the batches they stepped through, and every personal model it measures."""
+    """Records the clients of each round with their training batches, and every model that an evaluation measures on given rows."""
 
     def __init__(self, callbacks: Sequence[Callback] = (), **options: Any) -> None:
         self.recorder = Recorder()
@@ -223,7 +226,7 @@ class RecordingTrainer(flcog.FederatedTrainer):
 
     @property
     def recorded(self) -> list[list[Client]]:
-        """By round."""
+        """The clients of each round with their batches."""
         return [[self._part(assignment, work) for work in assignment.works] for assignment in self.recorder.assignments]
 
     def _part(self, assignment: Assignment, work: ClientWork) -> Client:
@@ -233,11 +236,11 @@ class RecordingTrainer(flcog.FederatedTrainer):
 
     @property
     def works(self) -> list[list[ClientWork]]:
-        """By round."""
+        """The work of the clients in each round."""
         return [list(assignment.works) for assignment in self.recorder.assignments]
 
     def evaluate(self) -> dict[str, float]:
-        """The figures of an evaluation now."""
+        """Evaluate now and return the figures."""
         original = self.run.evaluator.on_rows
 
         def on_rows(params: Params, buffers: Params, rows: np.ndarray, *own: Any) -> float:
@@ -285,12 +288,12 @@ class RecordingTrainer(flcog.FederatedTrainer):
 
     @property
     def state(self) -> State:
-        """The global model under the network's own names."""
+        """The global model, with the parameter names of the network itself."""
         return {name.removeprefix("model."): value for name, value in (self.run.params | self.run.buffers).items()}
 
 
 def make_trainer(root: Path | None, *callbacks: Callback, **options: Any) -> RecordingTrainer:
-    """Three rounds in float64, of five of the eight clients each, as far as ``options`` do not say otherwise."""
+    """A trainer for three rounds in float64 with five of the eight clients each, unless ``options`` say otherwise."""
     if options.get("local_epochs") is None:
         options.setdefault("local_steps", 4)
     defaults: dict[str, Any] = {"rounds": 3, "clients_per_round": 5, "executor": "loop", "eval_every": 0, "precision": "64-true"}
@@ -304,7 +307,7 @@ def train(
     data: flcog.FederatedDataModule | None = None,
     **options: Any,
 ) -> RecordingTrainer:
-    """A run's rounds alone: nothing is evaluated or written, which is most of what such a small run costs."""
+    """Train the rounds of a run. Evaluating and writing, which take most of the time of such a small run, are left out."""
     trainer = make_trainer(None, *callbacks, **options)
     trainer.prepare(module or classifier(), data or TinyData())
     while trainer.run.round < trainer.settings.rounds:
@@ -320,7 +323,7 @@ def fit(
     ckpt_path: str | None = None,
     **options: Any,
 ) -> RecordingTrainer:
-    """A whole run, with its directory under ``root``."""
+    """Train a whole run with its directory under ``root``."""
     trainer = make_trainer(root, *callbacks, **options)
     trainer.fit(module or classifier(), data or TinyData(), ckpt_path)
     trainer.rows = trainer.history
@@ -328,13 +331,13 @@ def fit(
 
 
 def problem_of(trainer: RecordingTrainer, module: flcog.ClientModule, optimizer: Callable[..., torch.optim.Optimizer]) -> Problem:
-    """What the reference must be given to do what ``trainer`` did, from ``module`` as it was before."""
+    """The problem that makes the reference repeat the run of ``trainer``. ``module`` has the initial weights of the run."""
     lr = optimizer([torch.zeros(1, requires_grad=True)]).param_groups[0]["lr"]
     return Problem(module.model.double(), trainer.recorded, trainer.run.federation.num_clients, optimizer, lr)
 
 
 def states_by_client(trainer: RecordingTrainer, method: str, key: str) -> dict[int, Params]:
-    """What each client keeps, under the network's own names."""
+    """The state that each client keeps, with the parameter names of the network itself."""
     return {
         client: {name.removeprefix("model."): value for name, value in kept[method][key].items()}
         for client, kept in trainer.run.clients.by_client.items()
@@ -342,13 +345,13 @@ def states_by_client(trainer: RecordingTrainer, method: str, key: str) -> dict[i
 
 
 def distance(a: Params, b: Params) -> float:
-    """The largest difference between two models."""
+    """The largest difference between the entries of two models."""
     assert a.keys() == b.keys()
     return max(float((a[name] - b[name]).abs().max()) for name in a)
 
 
 def assert_close(a: Params, b: Params, rtol: float = 1e-9) -> None:
-    """Equal up to rounding; models of order one, so that ``rtol`` is also the absolute tolerance."""
+    """Two models are equal up to rounding. Their entries are of order one, so ``rtol`` is also the absolute tolerance."""
     assert a.keys() == b.keys()
     for name in a:
         torch.testing.assert_close(a[name], b[name], rtol=rtol, atol=rtol, msg=lambda text, name=name: f"{name}: {text}")
@@ -368,12 +371,12 @@ needs_compiler = pytest.mark.skipif(not can_compile(), reason=f"torch {torch.__v
 
 
 def heed_signals() -> None:
-    """Restore the default handlers of ignored signals: shells and ``nohup`` ignore some for commands in the background."""
+    """Restore the default handlers of ignored signals, because shells and ``nohup`` ignore some for commands in the background."""
     for name in signals.NAMES:
         if signal.getsignal(getattr(signal, name)) is signal.SIG_IGN:
             signal.signal(getattr(signal, name), signal.default_int_handler if name == "SIGINT" else signal.SIG_DFL)
 
 
 def without_times(rows: list[dict[str, float]]) -> list[dict[str, float]]:
-    """A run's metrics, but for what no two runs share."""
+    """A run's metrics without the times, which differ in every run."""
     return [{name: value for name, value in row.items() if not name.startswith("time/")} for row in rows]

@@ -1,7 +1,7 @@
-"""Clients in other processes, which get every task as bytes and have no data but their own: the test of the separation of both sides.
+"""Clients in other processes, which receive every task as bytes and have only their own data, to test that both sides are separate.
 
-Each process is started once and serves one case after another. A case travels by its name; each side makes the modules and data of the
-case itself, as two machines would from one configuration.
+Each process is started once and serves one case after another. Only the name of a case is sent. The server and the clients each make
+the modules and data of the case, as two machines would from one configuration.
 """
 
 import multiprocessing
@@ -26,14 +26,14 @@ from flcog.wire.packing import pack, unpack
 def make_runtime(
     in_force: ExitStack, case: str, methods: str, held_out: dict[str, float], clients: Sequence[int]
 ) -> HostedClients:
-    """The runtime of some clients of a case of the registry.
+    """The runtime that hosts some clients of a case of the registry.
 
     Args:
-        in_force: holds the precision of the case from now on.
-        case: its name.
+        in_force: the stack that sets the precision of the case from now on.
+        case: the name of the case.
         methods: the name of a list of methods in ``contracts.test_remote.EXTRA``, which follow the case's own; empty for none.
         held_out: arguments of the tiny data; empty for the case's own data.
-        clients: whom it hosts.
+        clients: the numbers of the hosted clients.
     """
     from contracts.registry import CASES
     from contracts.test_remote import EXTRA
@@ -47,7 +47,7 @@ def make_runtime(
 
 
 def serve(connection: Connection) -> None:
-    """Answer the server's requests: each is a packed pair of a function's name and its arguments, and the answer a packed result."""
+    """Answer the server's requests. A request is a packed pair of a function's name and its arguments; the answer is a packed result."""
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
     runtime: Any = None
@@ -68,7 +68,10 @@ def serve(connection: Connection) -> None:
 
 
 class Host:
-    """A process that hosts clients. All are forked from one that imports the modules, which it finds on the environment's PYTHONPATH."""
+    """A process that hosts clients.
+
+    All hosts are forked from one process that has imported the modules, which it finds on the environment's PYTHONPATH.
+    """
 
     def __init__(self) -> None:
         context = multiprocessing.get_context("forkserver")
@@ -94,7 +97,7 @@ class Host:
         return result
 
     def close(self) -> None:
-        self._process.kill()  # an orderly end takes torch seconds
+        self._process.kill()  # torch would take seconds for an orderly exit
         self._process.join()
 
 
@@ -105,14 +108,14 @@ def prepared(
     extra: str = "",
     data: Callable[[], FederatedDataModule] | None = None,
 ) -> RecordingTrainer:
-    """A trainer of a case of the registry, whose clients live in the hosts: client k in host k modulo their number.
+    """A trainer for a case of the registry whose clients are in other processes: client k is in host k modulo the number of hosts.
 
     Args:
         hosts: the processes.
-        name: of the case.
-        methods: of the server.
+        name: the name of the case.
+        methods: the methods of the server.
         extra: the name of the methods that follow the case's own at the clients.
-        data: a partial of ``TinyData`` in the place of the case's data.
+        data: a partial of ``TinyData`` that replaces the case's data.
     """
     trainer, arguments = connected(hosts, None, name, methods, extra, data)
     trainer.prepare(*arguments)
@@ -128,7 +131,7 @@ def connected(
     data: Callable[[], FederatedDataModule] | None = None,
     **options: Any,
 ) -> tuple[RecordingTrainer, tuple[Any, FederatedDataModule]]:
-    """The same trainer before its run, with the arguments of ``fit``. Its runs have their directories under ``root``."""
+    """The same trainer before its run, and the arguments for its ``fit``. Its runs have their directories under ``root``."""
     from contracts.registry import CASES
 
     case = CASES[name]
@@ -139,7 +142,7 @@ def connected(
     held_out = data.keywords if isinstance(data, partial) else {}
     for k, host in enumerate(hosts):
         host.send("make_runtime", name, extra, held_out, list(range(k, count, len(hosts))))
-    answers = [host.read() for host in hosts]  # all of them, because an answer that nobody reads would be taken for the next one
+    answers = [host.read() for host in hosts]  # all answers, because an unread one would be taken for the next
     for kind, result in answers:
         assert kind == "result", result
     trainer.connect(RemoteClients(hosts))

@@ -1,4 +1,4 @@
-"""The documentation site builds without a warning, its notebooks run, and every method's equations are there."""
+"""The documentation site builds without a warning, its notebooks run, and every method has a page with its equations."""
 
 import inspect
 import json
@@ -54,7 +54,7 @@ def test_notebooks_show_their_outputs() -> None:
 
 
 def test_the_table_of_hooks_has_them_all() -> None:
-    """With how the contributions of several methods are folded, as the hook itself says."""
+    """It says how the contributions of several methods are combined, in agreement with each hook's docstring."""
     page = (ROOT / "docs/concepts.md").read_text()
     folded = {
         name: how.strip()
@@ -98,5 +98,5 @@ def test_a_notebook_runs(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyP
     import nbformat
 
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}:/usr/bin:/bin")  # its cells call flcog
+    monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}:/usr/bin:/bin")  # the notebook's cells call flcog
     nbclient.NotebookClient(nbformat.read(path, as_version=4), timeout=600, kernel_name="python3").execute()

@@ -1,4 +1,4 @@
-"""Hugging Face's classifiers: what they compute, where their weights come from, and that both executors train them alike."""
+"""Hugging Face's classifiers compute the same as in transformers, load weights from folders, and train equally in all executors."""
 
 import copy
 from pathlib import Path
@@ -42,7 +42,7 @@ def model_of(name: str) -> HuggingFace:
 
 
 class Sentences(TinyData):
-    """Token ids of which some are padding, with or without the mask that says so; or, for a vision model, images."""
+    """Token ids with some padding, with or without an attention mask. For a vision model, images."""
 
     def __init__(self, kind: str = "tokens", **options: Any) -> None:
         super().__init__(order=(1, 2, 3, 5), **options)

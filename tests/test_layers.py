@@ -1,4 +1,4 @@
-"""The floor plan holds: who may import whom, no circles, no method named by the engine, observers that see a run and nothing else."""
+"""The floor plan of the packages: allowed imports without cycles, no method named by the engine, observers that use only ``Run``."""
 
 import ast
 import inspect
@@ -46,7 +46,7 @@ LAYERS = (
     ("flcog.commands", "flcog.__main__"),
     ("flcog.deploy",),
 )
-"""From the ground up: a module imports its own floor and those below it. What a floor may not use of those below stands in ``CLOSED``."""
+"""The floors from the ground up. A module imports its own floor and lower floors, except the lower floors that ``CLOSED`` forbids."""
 
 ABOVE = ("flcog.hosting", "flcog.assembly", "flcog.run", *TRAINER, "flcog", "flcog.datamodules")
 
@@ -64,13 +64,13 @@ CLOSED = {
 }
 
 FACES = {"flcog": ("flcog.commands.federated_cli",), "flcog.callbacks": ("flcog.run.observers",)}
-"""What a package's face, its own ``__init__``, shows of other rooms."""
+"""The modules of other rooms that a package's ``__init__`` exports."""
 
 OPEN = {"flcog.server": ("flcog.client.messages",)}
 """The parts of a closed room that a room may import."""
 
 COMMANDS_USE = "flcog.datamodules"
-"""What a family's commands, which stand at the command line's level, may import besides: ``command.py`` and the studies."""
+"""The commands of a family of methods (``command.py`` and its studies) belong to the command line, and may also import this."""
 
 
 def modules() -> dict[str, Path]:
@@ -84,7 +84,7 @@ def modules() -> dict[str, Path]:
 
 
 def imports(path: Path, known: dict[str, Path]) -> Iterator[str]:
-    """What a file imports of ours, anywhere in it: lazily and for types too."""
+    """The modules of the three packages that a file imports, also inside functions and for type checking."""
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names if alias.name in known)
@@ -94,7 +94,7 @@ def imports(path: Path, known: dict[str, Path]) -> Iterator[str]:
 
 
 def floor_of(module: str) -> int:
-    """The floor on which a module lies: that of the longest name in ``LAYERS`` which it begins with."""
+    """The number of the module's floor. It is given by the longest entry of ``LAYERS`` that is the beginning of the module's name."""
     rooms = {room: floor for floor, rooms in enumerate(LAYERS) for room in rooms}
     return rooms[max((room for room in rooms if f"{module}.".startswith(f"{room}.")), key=len)]
 
@@ -104,7 +104,7 @@ def lies_in(module: str, rooms: tuple[str, ...]) -> bool:
 
 
 def wrong_imports(graph: dict[str, set[str]]) -> list[str]:
-    """Imports that point up, or into a room that is closed to theirs."""
+    """Imports from a higher floor, or from a room that ``CLOSED`` forbids to the importing room."""
     wrong = []
     for module, targets in graph.items():
         room = next((room for room in CLOSED if lies_in(module, (room,))), "")
@@ -127,7 +127,7 @@ def circle(graph: dict[str, set[str]]) -> list[str]:
 
 
 def methods_named(path: Path) -> set[str]:
-    """Methods that a file's code names; its docstrings may."""
+    """The methods that the code of a file names. Docstrings may name methods."""
     names = {name for name in flcog.callbacks.__all__ if issubclass(getattr(flcog.callbacks, name), Method)}
     tree = ast.parse(path.read_text())
     texts = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)}
@@ -140,7 +140,7 @@ def methods_named(path: Path) -> set[str]:
 
 
 def seen_of_run(tree: ast.AST) -> set[str]:
-    """What the observers' hooks in a file, and functions that take a ``run``, look at in it."""
+    """The attributes of a run that observers' hooks and functions with a parameter of type ``Run`` read in a file."""
     seen = set()
     for function in ast.walk(tree):
         if isinstance(function, ast.FunctionDef):
@@ -184,7 +184,10 @@ def test_every_folder_is_installed() -> None:
 
 
 def test_compare_uses_the_public_interface() -> None:
-    """Runs are started by ``flcog fit`` and read as a ``SavedRun``. The comparison imports nothing of the engine or of a run's files."""
+    """``flcog compare`` starts runs with ``flcog fit`` and reads them as ``SavedRun``.
+
+    It imports neither the engine nor the code that writes a run's files.
+    """
     known = modules()
     public = ("flcog.commands", "flcog.core", "flcog.callbacks", "flcog.method")
     files = {name: path for name, path in known.items() if lies_in(name, ("flcog.commands.compare",))}

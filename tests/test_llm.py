@@ -62,7 +62,7 @@ def llama(tmp_path_factory: pytest.TempPathFactory) -> str:
         num_attention_heads=4,
         num_key_value_heads=2,
         max_position_embeddings=256,
-        initializer_range=0.2,  # so that attention and adapters matter
+        initializer_range=0.2,  # large enough for attention and adapters to affect the outputs
     )
     transformers.LlamaForCausalLM(config).save_pretrained(folder)
     return str(folder)
@@ -116,7 +116,7 @@ def test_packed_rows_hold_every_sequence_once() -> None:
 
 
 def test_the_loss_counts_answers_only() -> None:
-    """Against a cross-entropy that is computed token by token."""
+    """The losses equal a cross-entropy that is computed token by token."""
     logits, labels = torch.randn(2, 5, 7, dtype=torch.float64), torch.tensor([[-100, -100, 3, 6, -100], [-100, 1, 0, 2, 5]])
     expected = [
         math.log(sum(math.exp(v) for v in logits[row, place - 1].tolist())) - float(logits[row, place - 1, labels[row, place]])
@@ -179,7 +179,7 @@ def test_one_client_trains_as_a_plain_loop_with_peft(tmp_path: Path, llama: str)
 
 @pytest.mark.slow
 def test_packed_batches_have_the_losses_of_single_rows(tmp_path: Path, llama: str) -> None:
-    """No instruction sees another one, and positions start again."""
+    """An instruction does not attend to the others in its row, and its positions start at 0."""
     model = module(llama).double()
     for _, adapter in adapters(model):
         nn.init.normal_(adapter.B)
@@ -195,7 +195,7 @@ def test_packed_batches_have_the_losses_of_single_rows(tmp_path: Path, llama: st
 
 @pytest.mark.slow
 def test_evaluation_gives_perplexity_and_greedy_matches(tmp_path: Path, llama: str) -> None:
-    """A model that has learnt the test set by heart: its greedy answers are compared one by one."""
+    """The model trains on the test instructions, so that it answers some correctly. Its greedy answers are compared one by one."""
     from transformers import AutoTokenizer
 
     model, source = module(llama), data(tmp_path, llama, test=write_lines(tmp_path / "same.jsonl", SUMS[:8:2]), num_clients=1)
@@ -233,7 +233,7 @@ def test_only_adapters_are_sent_and_frozen_weights_are_held_once(tmp_path: Path,
 def test_options_that_change_no_result(
     tmp_path: Path, llama: str, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    if hasattr(torch, "fake"):  # the tests' device: checkpoints ask the accelerator of a process, whatever the model runs on
+    if hasattr(torch, "fake"):  # gradient checkpointing asks the process's accelerator, here the tests' fake device
         monkeypatch.setattr(torch.fake, "get_amp_supported_dtype", lambda: [torch.bfloat16], raising=False)
     rows = [
         fit(tmp_path, module(llama, **some), data(tmp_path, llama, packing=packing)).history[-1]
@@ -256,7 +256,7 @@ def test_bfloat16_weights(tmp_path: Path, llama: str, precision: Any) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("weights", ["4bit", "8bit"])
 def test_quantised_weights(tmp_path: Path, llama: str, weights: Any) -> None:
-    """A run's loss is that of its module, in training and in evaluation, and close to the loss of exact weights."""
+    """A run's losses are close to the losses with exact weights, and its module in training mode has the loss of the evaluation."""
     pytest.importorskip("bitsandbytes")
     model = module(llama, weights=weights)
     quantised = [value for value in model.parameters() if value.dtype in (torch.uint8, torch.int8)]
@@ -266,7 +266,7 @@ def test_quantised_weights(tmp_path: Path, llama: str, weights: Any) -> None:
     assert rows[0]["train/loss"] == pytest.approx(rows[1]["train/loss"], rel=0.03)
     source = data(tmp_path, llama).federation.test
     batch = source.inputs.read(np.arange(len(source)), None)
-    with torch.no_grad():  # by the module in training mode
+    with torch.no_grad():  # the module stays in training mode
         losses, counted = answer_losses(model.train()(batch), batch["labels"])
     assert float(losses.sum() / counted.sum()) == pytest.approx(rows[0]["test/loss"], rel=1e-3)
     assert rows[0]["comm/up_bytes"] == rows[1]["comm/up_bytes"]
@@ -332,10 +332,10 @@ def test_a_named_decoder_is_not_in_checkpoints_and_a_changed_one_is_refused(
     written = [name for path in last.parent.glob("frozen-*") for name in torch.load(path, weights_only=True)["params"]]
     assert bool(written) == drawn and all(name.endswith(".A") for name in written)
     assert first.history[0]["test/loss"] == whole.history[0]["test/loss"]
-    # Another seed draws other matrices A. Frozen ones are in a file of their own, trained ones in the checkpoint.
+    # Another seed draws other matrices A. The resumed run reads frozen ones from their own file, trained ones from the checkpoint.
     assert train("half", 2, 5, last).history[-1]["test/loss"] == whole.history[-1]["test/loss"]
     tensors = files.load_file(Path(base, "model.safetensors"))
-    for change in (lambda value: value.roll(1, 0).contiguous(), lambda value: 2 * value):  # the second one changes scales alone
+    for change in (lambda value: value.roll(1, 0).contiguous(), lambda value: 2 * value):  # the second change affects only scales
         changed = {name: change(value) if "down_proj" in name else value for name, value in tensors.items()}
         files.save_file(changed, Path(base, "model.safetensors"), {"format": "pt"})
         with pytest.raises(ValueError, match=rf"last.ckpt was trained with other frozen weights than {base} has now: load those"):
@@ -344,7 +344,7 @@ def test_a_named_decoder_is_not_in_checkpoints_and_a_changed_one_is_refused(
 
 @pytest.mark.slow
 def test_clients_elsewhere_refuse_weights_of_other_scales(tmp_path: Path, llama: str) -> None:
-    """Integers alone would be other weights."""
+    """Quantised weights are integers with scales. The same integers with other scales are other weights."""
     pytest.importorskip("bitsandbytes")
     files = pytest.importorskip("safetensors.torch")
     other = str(shutil.copytree(llama, tmp_path / "other"))

@@ -1,4 +1,4 @@
-"""LoRA's layers against the merged weight, and what of a network it freezes, adapts and trains."""
+"""LoRA's layers compute the same as merged weights, and only the chosen layers of a network are adapted and trained."""
 
 import copy
 import csv
@@ -24,14 +24,14 @@ def trained(model: nn.Module) -> list[str]:
 
 
 def stirred(model: nn.Module) -> nn.Module:
-    """The model with adapters that change something: a new one's B is zero."""
+    """The model with random matrices B. In a new adapter, B is zero, and the adapter changes nothing."""
     for _, adapter in adapters(model):
         nn.init.normal_(adapter.B)
     return model
 
 
 class Conv1D(nn.Module):
-    """Linear as GPT-2 of transformers has it: the weight is [inputs, outputs]."""
+    """The linear layer of GPT-2 in transformers. Its weight has the shape [inputs, outputs]."""
 
     def __init__(self, nf: int, nx: int) -> None:
         super().__init__()
@@ -73,7 +73,7 @@ def test_layers_whose_weights_are_read_by_others_are_adapted_too() -> None:
     assert [name for name, _ in adapters(adapted)] == ["self_attn.out_proj", "linear1", "linear2"]
     outputs = adapted(x)
     with torch.no_grad():
-        torch.testing.assert_close(adapted.eval()(x), outputs)  # in evaluation torch reads the weights itself
+        torch.testing.assert_close(adapted.eval()(x), outputs)  # in evaluation mode, torch reads the weights itself
     assert not torch.allclose(outputs, plain(x))
     outputs.sum().backward()
     assert all(adapter.A.grad.norm() > 0 and adapter.B.grad.norm() > 0 for _, adapter in adapters(adapted))
@@ -119,7 +119,7 @@ def test_a_frozen_batchnorm_keeps_its_statistics() -> None:
 
 
 def test_it_trains_as_a_parametrised_weight_does() -> None:
-    """Federated, against deep copies of a network whose weights torch itself computes from A and B."""
+    """A federated run equals the reference with a network whose weights torch's parametrisation computes from A and B."""
 
     class Sum(nn.Module):
         def __init__(self, adapter: Adapter) -> None:

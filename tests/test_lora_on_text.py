@@ -1,4 +1,4 @@
-"""A small pretrained transformer is fine-tuned with LoRA on token files like AG News'; adapters made by peft train as well."""
+"""A small pretrained transformer is fine-tuned with LoRA on token files like AG News. Adapters made by peft train as well."""
 
 from pathlib import Path
 from typing import Any
@@ -46,7 +46,10 @@ model:
 
 
 def articles(count: int, rng: np.random.Generator, words: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Four topics with words of their own, a quarter of each text, among words of all; ids from 2, ragged, padded with 0."""
+    """Texts of four topics. A quarter of the words belong to the topic, the others to all topics.
+
+    Token ids start at 2. The texts have different lengths and are padded with 0.
+    """
     topics = rng.integers(4, size=count)
     tokens = rng.integers(100, 200, size=(count, 24))
     own = words[topics[:, None], rng.integers(TOPIC_WORDS, size=tokens.shape)]
@@ -55,7 +58,7 @@ def articles(count: int, rng: np.random.Generator, words: np.ndarray) -> tuple[n
 
 
 def pretrain(folder: Path, tokens: np.ndarray, labels: np.ndarray) -> None:
-    """On other topics over the same words."""
+    """Pretrain a network on other topics over the same words."""
     torch.manual_seed(0)
     network = HuggingFace(CONFIGURATION, num_classes=4)
     adam = torch.optim.Adam(network.parameters(), lr=3e-3)
@@ -72,7 +75,7 @@ def test_a_small_transformer_learns_ag_news_tokens_by_its_adapters(tmp_path: Pat
     pytest.importorskip("transformers")
     rng = np.random.default_rng(0)
     words = np.arange(2, 2 + 4 * TOPIC_WORDS).reshape(4, TOPIC_WORDS)
-    others = np.roll(words, TOPIC_WORDS // 2).reshape(4, TOPIC_WORDS)  # half of each topic's words are the next one's
+    others = np.roll(words, TOPIC_WORDS // 2).reshape(4, TOPIC_WORDS)  # half of each topic's words come from the topic before
     pretrain(tmp_path / "pretrained", *articles(800, rng, others))
     (train_tokens, train_labels), (test_tokens, test_labels) = (articles(count, rng, words) for count in (1200, 400))
     np.savez(tmp_path / "ag.npz", tokens_train=train_tokens, y_train=train_labels, tokens_test=test_tokens, y_test=test_labels)

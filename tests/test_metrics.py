@@ -51,7 +51,7 @@ def test_multilabel(threshold: float) -> None:
 
 
 def test_multilabel_as_torchmetrics_has_it() -> None:
-    """FedCOG's C-P, C-R and C-F1 are macro averages, a label without predictions or positives counting as 0."""
+    """FedCOG's C-P, C-R and C-F1 are macro averages. A label without predictions or positives counts as 0."""
     torch.manual_seed(4)
     outputs, targets = torch.randn(80, 5) - 0.5, (torch.rand(80, 5) < 0.3).long()
     outputs[:, 1], targets[:, 2] = -1.0, 0
@@ -65,7 +65,7 @@ def test_multilabel_as_torchmetrics_has_it() -> None:
 def test_logits_within_the_unit_interval_are_still_logits() -> None:
     torch.manual_seed(2)
     outputs, targets = torch.rand(30, 3), torch.randint(0, 2, (30, 3))
-    outputs[:7] *= 9  # one batch alone leaves the interval
+    outputs[:7] *= 9  # only one batch has values outside the interval
     assert scores(multilabel_metrics(3), outputs, targets) == pytest.approx(multilabel_reference(outputs, targets), abs=1e-6)
 
 
@@ -96,7 +96,7 @@ def test_tied_scores_are_one_threshold() -> None:
 
 
 def test_f1_is_the_mean_of_the_labels_f1() -> None:
-    """Two labels with P, R = 1, 1/2 and 1/2, 1: the mean of F1 is 2/3, the harmonic mean of C-P and C-R is 3/4."""
+    """Two labels have P, R = 1, 1/2 and 1/2, 1. The mean of F1 is 2/3, but the harmonic mean of C-P and C-R is 3/4."""
     outputs = torch.tensor([[1.0, 1.0], [-1.0, 1.0]])
     targets = torch.tensor([[1, 1], [1, 0]])
     computed = scores(multilabel_metrics(2), outputs, targets)
@@ -150,17 +150,17 @@ def collections() -> list[MetricCollection]:
 def score_share(rank: int, world: int, directory: str, data: list[tuple[Tensor, Tensor]]) -> None:
     torch.set_num_threads(1)
     torch.distributed.init_process_group("gloo", init_method=f"file://{directory}/store", rank=rank, world_size=world)
-    # torchmetrics warns of a process without samples, and only in rank 0, which every fork takes itself for.
+    # torchmetrics warns of a process without samples only in rank 0, and every forked process regards itself as rank 0.
     warnings.filterwarnings("ignore", "The ``compute`` method")
     results = {}
     for collection, (outputs, targets) in zip(collections(), data, strict=True):
-        # Uneven shares: a third process has nothing.
+        # The shares are uneven, and the third process has no samples.
         mine = [slice(0, 20), slice(20, 33), None][rank]
         if mine is not None:
             collection.update(outputs[mine], targets[mine])
         results |= {key: value.item() for key, value in collection.compute().items()}
     torch.save(results, f"{directory}/{rank}.pt")
-    # Nobody calls destroy_process_group: in torch 2.7 it waits for ever if another process has left before.
+    # destroy_process_group is not called: in torch 2.7 it waits forever if another process has already exited.
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="forks; starting Python anew would cost seconds a process")

@@ -36,7 +36,7 @@ from flcog.models import (
 )
 from flcog.models.loading import read_weights
 
-# Parameter counts: from the papers and their code (shared facts: SimpleCNN, CIFAR100CNN, VGG11), or from the layers' formulas.
+# Parameter counts are from the papers and their code (SimpleCNN, CIFAR100CNN, VGG11), or from the formulas of the layers.
 RESNET = 11_689_512 - 513 * 1000  # torchvision documents 11,689,512 with its 1000-class head
 MODELS: dict[str, tuple[Callable[[], FeatureModel], tuple[int, ...], int]] = {
     "SimpleCNN": (SimpleCNN, (3, 32, 32), 62_006),
@@ -99,7 +99,7 @@ def test_contract(name: str) -> None:
 def test_vmap_equals_loop(name: str) -> None:
     build, shape, _ = MODELS[name]
     torch.manual_seed(0)
-    # In double precision, as BatchNorm over two samples magnifies rounding.
+    # In double precision, because BatchNorm over two samples magnifies rounding errors.
     models = [build().double(), build().double()]
     for k, model in enumerate(models):
         set_keys(model, k + 5)
@@ -132,7 +132,7 @@ def set_keys(model: nn.Module, key: int) -> None:
 
 @pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last])
 def test_lenet_against_functional(memory_format: torch.memory_format) -> None:
-    """The order of layers in the papers: ReLU before the pooling."""
+    """The layers have the order of the papers: ReLU before the pooling."""
     model = SimpleCNN()
     c1, c2 = model.convolutions[0], model.convolutions[3]
     f1, f2 = model.hidden[0], model.hidden[2]
@@ -148,7 +148,7 @@ def test_lenet_against_functional(memory_format: torch.memory_format) -> None:
 @pytest.mark.parametrize("norm", ["group", "batch"])
 @pytest.mark.slow
 def test_resnet_is_batched_in_full(norm: Literal["group", "batch"], tmp_path: Path) -> None:
-    """No layer is computed client by client: torch would do so with one that it cannot batch, and is told not to."""
+    """No layer is computed client by client. torch would do so for an operation that it cannot batch, but its fallback is disabled."""
     trainer = FederatedTrainer(rounds=1, local_steps=1, executor="vmap", logger=False, default_root_dir=str(tmp_path))
     data = RandomData(shape=(8, 8, 3), num_samples=8, num_test_samples=0, num_clients=2, batch_size=2)
     trainer.prepare(Classifier(ResNet18(stem="3x3", norm=norm)), data)
@@ -162,7 +162,7 @@ def test_resnet_is_batched_in_full(norm: Literal["group", "batch"], tmp_path: Pa
 
 
 def test_pfl_cnn_against_its_layers() -> None:
-    """In the order that pfl-research has them, without dropout; weights are uniform within Glorot's bounds, and reach them."""
+    """Without dropout, the layers have pfl-research's order. Initial weights are uniform up to Glorot's bounds."""
     model = PflCNN(dropout=(0.0, 0.0))
     c1, c2, (dense, head) = model.convolutions[0], model.convolutions[2], (model.hidden[1], model.head)
     x = inputs((3, 32, 32), 4)
@@ -222,7 +222,7 @@ def test_dropout_against_integers(key: int) -> None:
     word, golden = 2**64 - 1, 0x9E3779B97F4A7C15
     start = splitmix64((key + golden) & word)
     bits = [splitmix64((start + i * golden) & word) for i in range(24)]
-    # The hash is compared as a signed integer, whose lowest p of the range is dropped.
+    # The hash is compared as a signed integer. Values in the lowest share p of the range are dropped.
     signed = [b - 2**64 if b >= 2**63 else b for b in bits]
     expected = torch.tensor([b >= 0.3 * 2**64 - 2**63 for b in signed]).view(2, 3, 4)
     dropout = Dropout(0.3)
@@ -236,7 +236,7 @@ def test_dropout_rate_and_independence(p: float) -> None:
     masks = torch.stack([dropout(torch.ones(200, 300)) != 0 for _ in range(4)]).double()
     deviation = math.sqrt(p * (1 - p) / 60_000)
     assert (masks.mean((1, 2)) - (1 - p)).abs().max() < 5 * deviation
-    # Neither whole rows or columns go together, nor successive masks, nor a mask with its neighbour shifted.
+    # Whole rows or columns are not dropped together. A mask is correlated neither with the next mask nor with shifted masks.
     assert masks.mean(1).std() == pytest.approx(math.sqrt(p * (1 - p) / 200), rel=0.2)
     assert masks.mean(2).std() == pytest.approx(math.sqrt(p * (1 - p) / 300), rel=0.2)
     flat = masks.flatten(1)
@@ -311,7 +311,7 @@ def test_equal_keys_drop_equally_and_others_do_not() -> None:
 
 @pytest.fixture(scope="module")
 def torchvision_state(tmp_path_factory: pytest.TempPathFactory):
-    """A file as torchvision publishes it, and the network it came from."""
+    """A file of weights in torchvision's form, and the network that was saved in it."""
     network = torchvision.models.resnet18(num_classes=7).eval()
     for module in network.modules():
         if isinstance(module, nn.BatchNorm2d):

@@ -1,4 +1,4 @@
-"""What a release holds: the lock has every dependency in a version that pyproject.toml allows, with hashes and no hosts."""
+"""The files of a release: the lock has every dependency in a version that pyproject.toml allows, with hashes and without hosts."""
 
 import re
 import tomllib

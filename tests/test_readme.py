@@ -1,4 +1,4 @@
-"""What the README and the pages under docs/ show works as it stands."""
+"""The examples and commands in the README and in the pages under docs/ work as they are shown."""
 
 import argparse
 import copy
@@ -33,7 +33,7 @@ def blocks(text: str) -> list[str]:
 
 
 def block_of(method: str) -> str:
-    """The example of docs/your-method.md that defines a method."""
+    """The example in docs/your-method.md that defines this method."""
     return next(block for block in blocks(PAGES["your-method"]) if f"class {method}(" in block)
 
 
@@ -47,7 +47,7 @@ def test_the_python_example(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("WANDB_MODE", "disabled")
     for name in ("PL_GLOBAL_SEED", "PL_SEED_WORKERS"):
-        monkeypatch.setenv(name, "0")  # seed_everything leaves them set
+        monkeypatch.setenv(name, "0")  # seed_everything sets them
     history = execute(blocks(README)[0].replace("local_steps=20", "local_steps=2"))["trainer"].history
     assert [row["round"] for row in history] == [1, 2, 3, 4, 5] and "test/accuracy" in history[-1]
 
@@ -64,7 +64,7 @@ def test_the_python_example(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 )
 def test_a_method_of_ones_own(block: str, name: str, lines: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert len([line for line in block.splitlines() if line.strip()]) <= lines
-    monkeypatch.setitem(sys.modules, "readme", type(sys)("readme"))  # dataclasses look their module up
+    monkeypatch.setitem(sys.modules, "readme", type(sys)("readme"))  # dataclasses look up their module
     method = execute(block)[name]
 
     def params(executor: Any, *callbacks: Any) -> Any:
@@ -95,7 +95,7 @@ def test_data_of_ones_own(block: str, tmp_path: Path, monkeypatch: pytest.Monkey
 
 
 def test_clients_in_other_processes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The two programs of the page, the hosts' one on a thread in the place of a process."""
+    """The two programs of docs/scaling.md train the same as one process. The hosts' program runs in a thread instead of a process."""
     monkeypatch.chdir(tmp_path)
     hosts, server = blocks(PAGES["scaling"])[:2]
     model, data, (connection, other) = flcog.Classifier(flcog.models.SoftmaxRegression(784, 10)), Digits(num_clients=4), Pipe()
@@ -143,7 +143,7 @@ def test_the_table_of_methods_is_current(capsys: pytest.CaptureFixture[str]) -> 
 def test_the_table_of_data_is_current() -> None:
     exported = [getattr(flcog.datamodules, name) for name in flcog.datamodules.__all__]
     modules = [cls for cls in exported if isinstance(cls, type) and issubclass(cls, flcog.FederatedDataModule)]
-    # A task that depends on the files is a property, which the class itself cannot tell.
+    # If the task depends on the files, it is a property, and the class alone does not know it.
     rows = [(f"`{cls.__name__}`", cls.task if isinstance(cls.task, str) else "any", first_paragraph(cls)) for cls in modules]
     assert between("data-sets", "data") == markdown(["data module", "task", "what it reads"], rows)
 
@@ -165,12 +165,12 @@ SHOWN = [
     for line in re.findall(r"(?:^    (?:.* )?|`)(flcog [a-z][^`\n]*)", re.sub(r"\\\n *", "", path.read_text()), re.MULTILINE)
 ]
 NOT_SHIPPED = re.compile(r"[A-Z_.]+|runs/.*|crowd\.yaml")
-"""What stands for a config of the reader's."""
+"""Placeholders for a config of the reader."""
 
 
 @pytest.mark.parametrize(("page", "line"), SHOWN, ids=str)
 def test_a_command_that_a_page_shows_exists(page: str, line: str) -> None:
-    """Its name, the options that it is given, and the shipped configs that it names."""
+    """The command, its options and the shipped configs that it names exist."""
     words = shlex.split(re.split(r" -- |;|\||\.\.\.", line)[0])
     parser = argparse.ArgumentParser()
     completion.add_options(parser, COMMANDS[words[1]], words)
@@ -180,7 +180,7 @@ def test_a_command_that_a_page_shows_exists(page: str, line: str) -> None:
             assert shipped_configs.shipped(value), f"there is no config {value}"
         if option.startswith("--"):
             names = option.partition("=")[0].rstrip("+").split(".")
-            # An option of what a class path names stands below that of the class path.
+            # The options of a class extend the option for its class path: --data.num_clients extends --data.
             assert any(".".join(names[:length]) in known for length in range(1, len(names) + 1)), f"there is no option {option}"
 
 

@@ -1,4 +1,4 @@
-"""Two fits in Python: what the seed covers, and what a second fit of the same model starts from."""
+"""Two fits in Python: the trainer's seed does not cover the model's first weights, and a second fit starts from the trained model."""
 
 import contextlib
 import io
@@ -18,7 +18,7 @@ def fresh() -> flcog.Classifier:
 
 
 def fit(root: Path, model: flcog.Classifier, ckpt_path: str | None = None, rounds: int = 1) -> tuple[Params, str]:
-    """The trained model, and what the run printed."""
+    """The trained model, and the printed output of the run."""
     trainer = make_trainer(root, rounds=rounds)
     with contextlib.redirect_stdout(io.StringIO()) as printed:
         trainer.fit(model, TinyData(), ckpt_path)
@@ -27,7 +27,7 @@ def fit(root: Path, model: flcog.Classifier, ckpt_path: str | None = None, round
 
 def test_fresh_models_are_equal_from_the_same_seed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("PL_GLOBAL_SEED", "PL_SEED_WORKERS"):
-        monkeypatch.setenv(name, "0")  # seed_everything leaves them set
+        monkeypatch.setenv(name, "0")  # seed_everything sets them
     first, other = fit(tmp_path, fresh())[0], fit(tmp_path, fresh())[0]
     assert distance(first, other) > 0, "the trainer's seed comes after the model's first weights"
     seeded = []
@@ -48,7 +48,7 @@ def test_a_second_fit_says_that_it_starts_from_the_first_ones_model(tmp_path: Pa
 
 
 def test_a_module_that_keeps_results_is_trained_again(tmp_path: Path) -> None:
-    """Models of pytorch-forecasting keep the outputs of steps, whose gradients deepcopy refuses."""
+    """Models of pytorch-forecasting keep the outputs of their steps, and ``deepcopy`` refuses tensors with a gradient graph."""
 
     class Keeps(flcog.Classifier):
         def training_step(self, batch: Any, batch_idx: int) -> Any:

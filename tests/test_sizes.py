@@ -35,7 +35,7 @@ WIDE = {
 
 @functools.cache
 def functions(path: Path) -> list[tuple[str, ast.FunctionDef]]:
-    """The functions of a file, by the file and their names within it."""
+    """The functions of a file, each with the file's path and its name within the file."""
 
     def within(node: ast.AST, prefix: str) -> Iterator[tuple[str, ast.FunctionDef]]:
         for child in ast.iter_child_nodes(node):
@@ -48,7 +48,7 @@ def functions(path: Path) -> list[tuple[str, ast.FunctionDef]]:
 
 
 def length(function: ast.FunctionDef) -> int:
-    """Lines of the signature and the code, without the docstring."""
+    """The number of lines of the signature and the code, without the docstring."""
     first = function.body[0]
     documented = ast.get_docstring(function) is not None
     return (function.end_lineno or 0) - function.lineno + 1 - (((first.end_lineno or 0) - first.lineno + 1) if documented else 0)

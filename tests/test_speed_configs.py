@@ -1,4 +1,4 @@
-"""Configs that are timed without a data set: their sizes are those that they say, and each is timed on a small part of its data."""
+"""Configs that are timed on random data: they have the sizes that they state, and each is timed on a small part of its data."""
 
 import re
 from pathlib import Path
@@ -14,7 +14,7 @@ from flcog.commands.cli import main
 
 CONFIGS = ROOT / "configs/speed"
 
-# Shape of an input, parameters, clients in all, clients in a round, steps of each, samples in a step.
+# The shape of an input, then the numbers of parameters, clients, clients in a round, their local steps, and samples in a step.
 PHOTOGRAPHS, LARGE, RESNET = (32, 32, 3), (224, 224, 3), 11_689_512 - 513 * 1000 + 513 * 10
 SIZES: dict[str, tuple[tuple[int, ...], int, int, int, int, int]] = {
     "simple-cnn": (PHOTOGRAPHS, 62_006, 10, 10, 40, 64),

@@ -1,4 +1,4 @@
-"""Every setting of ours trains: its model, its split, its observers, on random data of the shape that its data set has."""
+"""Every shipped setting trains with its model, split and observers, on random data with the shape of its data set."""
 
 import inspect
 from pathlib import Path
@@ -16,7 +16,7 @@ from flcog.commands.cli import main
 CONFIGS = ROOT / "configs"
 
 PHOTOGRAPHS, GREY = (32, 32, 3), (28, 28, 1)
-# The shape of a sample, how many classes (none: values), and arguments that save time.
+# The shape of a sample, the number of classes (0 for regression), and arguments that save time.
 SETTINGS: dict[str, tuple[tuple[int, ...], int, dict[str, Any]]] = {
     "cifar10": (PHOTOGRAPHS, 10, {}),
     "cifar100": (PHOTOGRAPHS, 100, {}),
@@ -33,7 +33,7 @@ SETTINGS: dict[str, tuple[tuple[int, ...], int, dict[str, Any]]] = {
     "studies/fedssyn-dsprites": ((64, 64, 1), 3, {"data.batch_size": 16}),
     "studies/fedssyn-mnist": (GREY, 10, {"data.batch_size": 16}),
     "studies/fedssyn-mnist-rounds": (GREY, 10, {}),
-    "studies/fedssyn-quadratics": ((), 0, {}),  # Its data are drawn, not read.
+    "studies/fedssyn-quadratics": ((), 0, {}),  # Its data are generated, not read.
     "studies/opacus-mnist": (GREY, 10, {"trainer.clients_per_round": 20, "data.num_clients": 2000}),
     "studies/privacy": (GREY, 10, {"trainer.clients_per_round": 2, "data.num_clients": 10}),
     "studies/robustness": (GREY, 10, {"data.num_clients": 3}),
@@ -85,7 +85,7 @@ def test_it_trains(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 @pytest.mark.usefixtures("command_line")
 @pytest.mark.parametrize("name", sorted(ELSEWHERE | set(SETTINGS)))
 def test_its_optimizer_has_what_it_says_and_nothing_more(name: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """An option that the file leaves out is torch's, not one of the optimiser that trains where no file names any."""
+    """An option that the file leaves out has torch's default, not a value of the optimiser that flcog uses if no file names one."""
     file = CONFIGS / f"{name}.yaml"
     written = yaml.safe_load(file.read_text())["model"]["init_args"]["optimizer"]
     optimizer = getattr(torch.optim, written["class_path"].rpartition(".")[2])

@@ -1,4 +1,4 @@
-"""timm's networks: what they compute, where their weights come from, and that both executors train them alike."""
+"""timm's networks compute the same as in timm, load weights from files, and train equally in both executors."""
 
 import inspect
 from pathlib import Path
@@ -22,7 +22,7 @@ RESNET = {"name": "resnet10t", "num_classes": 3}
 
 
 class Pictures(TinyData):
-    """The tiny data's rows as pictures."""
+    """The rows of the tiny data set as images."""
 
     def load(self) -> flcog.Splits:
         return flcog.Splits(*(self._drawn(part) for part in (super().load().train, super().load().test)))
@@ -63,7 +63,7 @@ def test_an_argument_that_timm_does_not_have() -> None:
 
 
 def test_weights_are_loaded_without_a_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of several, each would hold memory for this process, and torch would warn."""
+    """The states of GPUs are not saved: with several GPUs, this would take memory on each, and torch would warn."""
     torch.save(timm.create_model("resnet10t", num_classes=3).state_dict(), tmp_path / "weights.pth")
     asked: list[object] = []
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)

@@ -1,4 +1,4 @@
-"""Runs a test module's function on one process and on two, to compare their results."""
+"""Run a function of a test module on one process and on two, to compare the results."""
 
 import json
 import subprocess
@@ -18,12 +18,12 @@ from {module} import {function}
 
 
 def on_one_and_two_processes(function: Callable[..., None], folder: Path, *arguments: str) -> list[Any]:
-    """The results of a function on one process and on two, which its first process writes as JSON.
+    """The results of a function on one process and on two. The first process writes its result as JSON.
 
     Args:
-        function: of a test module; called with the path of its result, ``arguments``, and the keyword ``devices``.
-        folder: for the script and the results.
-        arguments: of the function.
+        function: a function of a test module. It is called with the path of its result, ``arguments``, and the keyword ``devices``.
+        folder: the folder for the script and the results.
+        arguments: further arguments of the function.
     """
     script, ends = folder / "script.py", []
     script.write_text(PROCESS.format(tests=str(TESTS), module=function.__module__, function=function.__name__))

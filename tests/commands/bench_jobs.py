@@ -1,4 +1,4 @@
-"""What the tests of ``flcog bench`` share: a prepared trainer with its clients' batches, and plain torch on these."""
+"""Helpers for the tests of ``flcog bench``: a prepared trainer with its clients' batches, and plain torch on the same batches."""
 
 import copy
 from collections.abc import Callable
@@ -22,7 +22,7 @@ def prepared(optimizer: Callable[..., Any] = MOMENTUM, **options: Any) -> tuple[
 
 
 def reference(trainer: Any, batches: Batches, rounds: int, optimizer: Callable[..., Any] = MOMENTUM) -> dict[str, torch.Tensor]:
-    """Plain torch on the rounds' batches, under the network's own names."""
+    """The model that plain torch trains on the batches of these rounds, with the parameter names of the network itself."""
     clients = [
         [
             Client(k, batches.samples(k)[1], [(inputs, targets) for inputs, targets in batches.of(round, k)])

@@ -57,7 +57,7 @@ def test_a_contender_does_not_take_our_processes_for_its_own(monkeypatch: pytest
 
 
 def stand_in(turns: Turns, folder: str) -> None:
-    """A contender in plain torch, which forgets the first client if the folder says so."""
+    """A contender in plain torch. It leaves out the first client if the folder's name contains ``forgetful``."""
     job, program = load(folder)
     turns.say(ready="plain torch")
     while (request := turns.next()) is not None:
@@ -80,7 +80,7 @@ def stand_in(turns: Turns, folder: str) -> None:
 
 @contextmanager
 def in_a_thread(name: str, python: str, folder: Path, job: ContenderJob) -> Iterator[Contender]:
-    """What ``started`` does, with the stand-in on a thread in the place of a process."""
+    """Do the same as ``started``, but run the stand-in in a thread instead of a process."""
     pipes = [os.pipe(), os.pipe()]
     requests, answers = os.fdopen(pipes[0][0]), os.fdopen(pipes[1][1], "w")
 
@@ -165,7 +165,7 @@ def test_one_model_is_trained_on_as_much_in_large_batches(
 
 
 def test_a_contender_that_does_not_end_is_ended(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Also when Ctrl-C comes while it has time to end by itself."""
+    """It is killed after a timeout, and also if Ctrl-C arrives while it still has time to end by itself."""
     for how in (subprocess.TimeoutExpired("python", 20), KeyboardInterrupt()):
         waits, killed = [how, None], []
         monkeypatch.setattr(os, "killpg", lambda group, signal, killed=killed: killed.append(group))
@@ -216,13 +216,17 @@ def test_a_program_that_lacks_its_framework_says_so(tmp_path: Path) -> None:
 
 
 WHERE = os.environ.get("FLCOG_BENCH_AGAINST", ",".join(PEERS))
-"""Who has the frameworks: ``FLCOG_BENCH_AGAINST=pfl=/path/to/python,flower=/path/to/python pytest -m slow ...``."""
+"""The Python programs that have the frameworks: ``FLCOG_BENCH_AGAINST=pfl=/path/to/python,flower=/path/to/python pytest -m slow ...``."""
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", PEERS)
 def test_a_framework_ends_at_our_model(name: str, tmp_path: Path) -> None:
-    """Two rounds of ragged batches as plain torch trains them; and one of whole passes, whose order is no matter, as flcog does."""
+    """Two rounds of each framework end at the model of plain torch.
+
+    In the second case a batch is a client's whole data set, so the order of samples has no effect, and flcog's own rounds are
+    compared too.
+    """
     python = interpreters(WHERE).get(name, sys.executable)
     for case, options in {"ragged": {"batch_size": 5}, "whole": {"batch_size": 16, "clients_per_round": 8}}.items():
         trainer, batches, structure = prepared(**options)

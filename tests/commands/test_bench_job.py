@@ -1,4 +1,4 @@
-"""What ``flcog bench`` has others train: the batches, the bare loop, the program of the loss, the optimiser."""
+"""``flcog bench``: the bare loop, and the job for other frameworks with its batches, the program of the loss and the optimiser."""
 
 from collections.abc import Callable
 from functools import partial
@@ -25,7 +25,7 @@ from flcog.models import MLP, ResNet18, SimpleCNN, TextCNN
 
 
 def test_clients_make_the_batches_that_the_engine_would() -> None:
-    """Of the same sizes, each sample once a pass, and others in the next round."""
+    """The batches have the engine's sizes, contain each sample once per pass, and differ in the next round."""
     trainer, batches, _ = prepared(local_epochs=2)
     partition, engine = trainer.run.federation.partition, trainer.run.engine
     for k in range(batches.num_clients):
@@ -84,7 +84,7 @@ def test_a_program_computes_the_loss_without_flcog(name: str, tmp_path: Path) ->
     torch.save(program, file)
     assert b"flcog" not in file.read_bytes()
     read = torch.load(file, weights_only=False)
-    for rows in (slice(0, 4), slice(1, 4)):  # a pass ends with a smaller batch
+    for rows in (slice(0, 4), slice(1, 4)):  # the last batch of a pass is smaller
         loss = nn.functional.cross_entropy(module.train()(inputs[rows]), targets[rows])
         loss.backward()
         written = read.train()(*(leaf[rows] for leaf in leaves))
@@ -94,7 +94,7 @@ def test_a_program_computes_the_loss_without_flcog(name: str, tmp_path: Path) ->
     for parameter, value in read.named_parameters():
         torch.testing.assert_close(value.grad, gradients[parameter])
     assert len(gradients) == len(list(read.parameters()))
-    assert not any(node.target in (getattr, "size") for node in read.graph.nodes)  # questions were asked once
+    assert not any(node.target in (getattr, "size") for node in read.graph.nodes)  # shapes were queried once, during tracing
 
 
 def test_dropout_is_torchs_in_a_program() -> None:
@@ -165,7 +165,7 @@ def test_what_others_cannot_train_is_refused() -> None:
 
 @pytest.mark.slow
 def test_an_accelerator_is_timed_too(capsys: pytest.CaptureFixture[str]) -> None:
-    """The images lie on it, of which the loader that ours is compared with reads one after another on the CPU."""
+    """The images are on the accelerator; the DataLoader in the comparison reads them one by one on the CPU."""
     with computing_there():
         waits.clear()
         trainer = make_trainer(None, precision="32-true", clients_per_round=2, local_steps=1)

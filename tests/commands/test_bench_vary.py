@@ -42,7 +42,7 @@ def test_every_combination_is_timed_in_turn(capsys: pytest.CaptureFixture[str]) 
 
 
 def test_rounds_are_those_of_the_configuration() -> None:
-    """Each trains the same model on the same samples, whatever was trained before it."""
+    """Each variation trains the same model on the same samples, independent of the variations before it."""
     trainer = make_trainer(None, FedProx(mu=0.1))
     contestants = variations.variations(trainer, {"executor": ["loop", "vmap"], "precision": ["64-true", "bf16-mixed"]})
     ready = warmed_up(contestants, classifier(), TinyData())
@@ -80,7 +80,7 @@ def test_all_ratios_are_to_be_known() -> None:
 
 
 def test_ratios_and_memory_are_each_ones_own(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    """A round's memory is what it takes beyond what is held anyway, also by the others."""
+    """The memory of a round is its peak beyond the memory that was allocated before it, also by other variations."""
     held, peaks = 3 * 2**30, iter([4 * 2**30, 5 * 2**30, 3.5 * 2**30])
     monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda device: None)
     monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device: held)
@@ -168,7 +168,7 @@ def test_ctrl_c_prints_what_was_measured(monkeypatch: pytest.MonkeyPatch, capsys
     rounds, calls = Contestant.round, iter(range(100))
 
     def interrupted(self: Any) -> float:
-        if next(calls) == 2:  # after the first round, and one that was timed
+        if next(calls) == 2:  # after the first round and one timed round
             raise KeyboardInterrupt
         return rounds(self)
 

@@ -1,4 +1,4 @@
-"""Options of a run's callbacks by name, on the command line, in a table's arguments and in configs."""
+"""Options of single callbacks by name, on the command line, in a table's arguments and in configs."""
 
 from pathlib import Path
 from typing import Any
@@ -47,7 +47,7 @@ def test_a_name_reaches_that_callback_alone(capsys: pytest.CaptureFixture[str]) 
 
 @pytest.mark.slow
 def test_what_one_callback_has_needs_no_name_wherever_it_stands(capsys: pytest.CaptureFixture[str]) -> None:
-    """As ``--trainer.callbacks.mu`` with an observer after FedProx, and an option of the data inside a method."""
+    """For example, ``--trainer.callbacks.mu`` with an observer after FedProx, and an option of the data inside a method."""
     leash = ["-c", str(ROOT / "configs/methods/fedwalk.yaml"), "--trainer.callbacks+=FedProx", "--trainer.callbacks+=LocalModels"]
     found = listed(capsys, *leash, "--trainer.callbacks.mu=0.5", "--trainer.callbacks.leash.batch_size=7")
     assert found["FedProx"]["mu"] == 0.5 and found["FedWalk"]["leash"]["init_args"]["batch_size"] == 7
@@ -100,7 +100,7 @@ def test_a_tables_arguments_name_callbacks(tmp_path: Path, capsys: pytest.Captur
 
 
 class Own(flcog.Callback):
-    """A user's observer with an argument of its base's."""
+    """A user's observer with an argument of its own. It passes other arguments to its base class."""
 
     def __init__(self, depth: int, **kwargs: Any) -> None:
         super().__init__(**kwargs)
@@ -113,7 +113,7 @@ def test_whose_option_it_is() -> None:
     assert find([own, prox, rounds], "init_args.mu") == (1, "init_args.mu")
     assert find([own, prox, rounds], "RoundsToTarget.target") == (2, "target")
     assert find([own, prox], "class_path") == (1, "class_path")
-    assert find([], "mu") == (-1, "mu")  # the parser says that there is nothing to change
+    assert find([], "mu") == (-1, "mu")  # the parser then reports that there is nothing to change
 
 
 def test_only_a_mapping_of_names_is_taken_out_of_a_config() -> None:

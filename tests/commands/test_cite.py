@@ -1,4 +1,4 @@
-"""flcog cite: every paper that a run rests on, by the one list of entries."""
+"""``flcog cite`` prints every paper that a run is based on, from a single list of entries."""
 
 import inspect
 import re
@@ -19,7 +19,7 @@ from flcog.method import Method
 pytestmark = pytest.mark.usefixtures("command_line")
 
 WITHOUT = {"ArrayData", "InstructionData"}
-"""Classes of no data or method of anybody's."""
+"""Classes without a paper: they hold the user's own data."""
 
 CITED = [
     cls
@@ -37,7 +37,7 @@ def test_whoever_names_a_paper_has_its_entry(cls: type) -> None:
 
 
 def test_entries_say_what_docstrings_say() -> None:
-    """Title, year and place of a method's paper stand in both; they must not drift apart."""
+    """The title, year and venue of a method's paper are in its docstring and in the list of entries, and must agree."""
     text = " ".join(" ".join((inspect.getdoc(cls) or "").split()) for cls in CITED)
     for authors, title, place, year, address in re.findall(
         r"([A-Z]\w+) et al\., ([A-Z][^.]*?), (?:(\w+) )?(20\d\d), (https://arxiv\.org/abs/[\d.]+\d)", text
@@ -107,9 +107,9 @@ def test_a_run_made_in_python_has_no_config(tmp_path: Path, capsys: pytest.Captu
 def test_only_a_folder_that_one_trusts_is_imported_from(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A stranger's run may hold modules of its own, and so may the folder in which somebody looks at it."""
+    """The folder of a stranger's run may contain Python modules. They are imported only if ``--import-from`` names the folder."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("sys.path", [str(tmp_path), *sys.path])  # as `python -m flcog` has it
+    monkeypatch.setattr("sys.path", [str(tmp_path), *sys.path])  # as `python -m flcog` does
     (tmp_path / "evil_to_cite.py").write_text("open('executed', 'w')\nraise SystemExit\n")
     make_run(tmp_path, ["Evil()"], ["evil_to_cite.Evil"], None)
     main(["cite", "."])

@@ -1,4 +1,4 @@
-"""Classes that a config names and that refuse what it gives them: one line for a refusal, a traceback for a fault."""
+"""Classes in a config that refuse their arguments: a refusal is printed in one line, and a fault in the class keeps its traceback."""
 
 import sys
 from pathlib import Path
@@ -46,7 +46,7 @@ REFUSALS = {
     "--data own_data.Mine --data.what refuses": "what must not be this; got refuses (own_data.py, line 9)",
     "--data own_data.Mine --data.what opens": "[Errno 2] No such file or directory: 'no_such_file.csv' (own_data.py, line 11)",
     "--data own_data.Late": "no samples here (own_data.py, line 19), in Late.load",
-    # Those of other packages, by whatever kind of error.
+    # Classes of other packages, with any kind of error.
     "--model.model torch.nn.Conv2d --model.model.in_channels 3 --model.model.out_channels 4 --model.model.kernel_size 3 "
     "--model.model.groups 2": "Conv2d cannot be made: in_channels must be divisible by groups",
     "--model.model torch.nn.Linear --model.model.in_features -1 --model.model.out_features 2": "Linear cannot be made: Trying to "

@@ -29,7 +29,7 @@ def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command_line: No
 
 
 def run(*arguments: str) -> int:
-    """The exit status of a command."""
+    """Run a command and return its exit status."""
     try:
         main(list(arguments))
     except SystemExit as exit:
@@ -106,7 +106,7 @@ def test_a_run_is_predicted_with_exported_and_loaded(capsys: pytest.CaptureFixtu
     assert run("export", folder, "--checkpoint", "last") == 0
     network = flcog.models.SimpleCNN(in_channels=1, num_classes=10)
     network.load_state_dict(torch.load(the_run() / "model.pt", weights_only=True))
-    # Without arguments: the checkpoint says how the command line made the model.
+    # No arguments are needed: the checkpoint records how the command line made the model.
     loaded = flcog.Classifier.load_from_checkpoint(the_run() / "checkpoints/last.ckpt")
     assert all(torch.equal(value, loaded.state_dict()[f"model.{name}"]) for name, value in network.state_dict().items())
     capsys.readouterr()
@@ -124,7 +124,7 @@ def test_a_run_is_predicted_with_exported_and_loaded(capsys: pytest.CaptureFixtu
 
 @pytest.mark.slow
 def test_a_run_of_another_machine_is_looked_at_here(capsys: pytest.CaptureFixture[str]) -> None:
-    """One with GPUs."""
+    """The other machine has GPUs."""
     assert run("fit", "-c", QUICKSTART, *SMALL, "--trainer.rounds", "1") == 0
     config, folder = the_run() / "config.yaml", str(the_run())
     config.write_text(config.read_text().replace("accelerator: auto", "accelerator: cuda").replace("devices: 1", "devices: 4"))
@@ -148,7 +148,7 @@ def test_replay_runs_one_client_again(capsys: pytest.CaptureFixture[str]) -> Non
     assert run("replay", run_dir, "--round", "2", "--client", cohort[1]) == 0
     printed = capsys.readouterr().out
     assert f"round 2, client {cohort[1]}" in printed and len(re.findall(r"step +\d+  task loss", printed)) == 3
-    # last.ckpt lies after round 2 began
+    # last.ckpt was written after round 2, so a replay of round 2 cannot start from it
     assert (
         f"replaying client {cohort[1]} in round 2 of {run_dir}\nfrom the initial model, because there is no earlier checkpoint;"
         in printed
@@ -193,7 +193,7 @@ def test_bench_compares_with_a_bare_loop(capsys: pytest.CaptureFixture[str]) -> 
 def test_a_bench_is_settled_once_its_median_is_known_to_a_twentieth() -> None:
     quiet, noisy = [1.0, 1.01, 0.99, 1.0, 1.02], [1.0, 2.0, 0.5, 1.5, 0.8]
     assert uncertainty(quiet) < 0.05 < uncertainty(noisy)
-    assert uncertainty(noisy * 100) < 0.1 * uncertainty(noisy) * 1.01  # by the root of their number
+    assert uncertainty(noisy * 100) < 0.1 * uncertainty(noisy) * 1.01  # it falls with the square root of the number of rounds
     assert uncertainty([1.0]) == float("inf")
 
 
@@ -211,7 +211,7 @@ def test_print_config_and_help(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_null_on_a_command_line_is_none(capsys: pytest.CaptureFixture[str]) -> None:
-    """However deep: an argument of a model inside the model, or of a method's data."""
+    """This also holds for nested options: an argument of a model inside the model, or of a method's data."""
     study, leash = str(METHODS.parent / "studies" / "fedwalk.yaml"), str(METHODS / "fedwalk-imagenet.yaml")
     options = ["--model.model.weights", "null", "--trainer.callbacks.leash.mean=null", "--trainer.callbacks.leash.std", "null"]
     assert run("fit", "-c", study, "-c", leash, *options, "--print_config") == 0
@@ -270,6 +270,6 @@ def test_every_method_file_names_its_command() -> None:
     ],
 )
 def test_every_method_file_parses(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The contracts run the quick tests' other files."""
+    """The quick tests parse only the files that the contract tests cannot run on tiny data. The others are slow tests."""
     assert run("fit", "-c", QUICKSTART, "-c", str(path), "--print_config") == 0
     assert yaml.safe_load(capsys.readouterr().out)["trainer"]["callbacks"]

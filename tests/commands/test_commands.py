@@ -1,4 +1,4 @@
-"""The list of commands: each says what it does in one place, and those of methods come with their families."""
+"""The list of commands: the help is taken from each command's docstring, and families of methods add their own commands."""
 
 import pytest
 

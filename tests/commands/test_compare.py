@@ -1,4 +1,4 @@
-"""``flcog compare``: the runs of a table, what it says of them, and that nothing is run twice."""
+"""``flcog compare``: the runs of a table, the report on them, and that no run is trained twice."""
 
 import csv
 import re
@@ -32,7 +32,7 @@ def plan_file(folder: Path, **content: Any) -> Path:
 
 
 def fake_run(cell: Cell, accuracies: list[float], time: float = 1.0, finished: bool = False, **columns: Sequence[float]) -> Path:
-    """A run's directory with these figures round by round; further ones by name, in which __ stands for /."""
+    """Write a run's directory with these values for each round. Keywords add further columns; ``__`` in their names becomes ``/``."""
     run = cell.folder / "20260101-000000"
     run.mkdir(parents=True)
     count = len(accuracies)
@@ -59,7 +59,7 @@ def test_every_table_of_ours_is_read(path: Path, tmp_path: Path) -> None:
 
 
 def configured(config: Any, key: str) -> Any:
-    """What a run's config holds under the key of a command line's argument; the class path where that is a class."""
+    """The value in a run's config for the key of a command-line argument. For a class this is its class path."""
     for name in key.split("."):
         if isinstance(config, list):
             named = [each for each in config if each["class_path"].endswith(f".{name}")]
@@ -79,7 +79,7 @@ def test_every_table_of_ours_reaches_its_settings(path: Path, tmp_path: Path, ca
     last_row, last_column = list(plan.rows)[-1], list(plan.columns)[-1]
     seen = set()
     for cell in cells(replace(plan, seeds=plan.seeds[:1]), tmp_path, []):
-        # For the sake of the tests' time, each name of an argument once, not each of its values.
+        # To save time, each name of an argument is checked once, not with each of its values.
         column, row = plan.columns[cell.column], plan.rows[cell.row]
         inside = row.columns.get(cell.column, {})
         names = (column.configs, *column.arguments, row.configs if row.arguments else (), *row.arguments, *inside)
@@ -131,7 +131,7 @@ def test_scores_over_seeds(tmp_path: Path) -> None:
     ]
     a = ["A", "60.00 ± 14.14", "30.00 ± 14.14", "41.67 ± 11.79", "", "1.00 (6.00 s)", "1.00 (2.00 s)", "1.5 KiB"]
     assert rows[0] == a
-    # Five evaluations back, the sixth is forgotten. Without measured speeds of the machine, times have no ratio.
+    # The mean is over the last five evaluations, not the sixth. Without a measured speed of the machine, times have no ratio.
     b = ["B", "90.00 (n = 1)", "25.00 (n = 1)", "5.00 (n = 1)", "71.50", "(30.0 s)", "(5.00 s)", "3.0 KiB"]
     assert rows[1] == b
     header, rows = summarise(filled(replace(plan, last=6), runs))
@@ -141,7 +141,7 @@ def test_scores_over_seeds(tmp_path: Path) -> None:
 def test_rounds_to_targets_over_seeds(tmp_path: Path) -> None:
     plan = read_table(plan_file(tmp_path, seeds=[0, 1], rows={"A": None, "B": None, "C": None}))
     runs = cells(plan, tmp_path / "out", [])
-    rounds = {("A", 0): 2, ("A", 1): 3, ("B", 0): 2}  # B's other seed does not get there, C has not been run.
+    rounds = {("A", 0): 2, ("A", 1): 3, ("B", 0): 2}  # Seed 1 of B does not reach the target. C has not been run.
     for cell in runs:
         if cell.row == "C":
             continue
@@ -189,7 +189,7 @@ def test_a_run_is_told_by_the_tables_metric(
     arguments = ["compare", str(plan_file(tmp_path, metric="comm/up_bytes")), "--out", str(tmp_path / "out")]
     main(arguments)
     assert "A · seed 0: best 512.00, last 512.00" in capsys.readouterr().out
-    # A metric that no run has is seen at the end, and costs no run.
+    # A metric that no run has logged is reported at the end, without the loss of a run.
     arguments[1] = str(plan_file(tmp_path, metric="test/accurracy"))
     with pytest.raises(SystemExit):
         main(arguments)
@@ -214,13 +214,13 @@ def test_only_what_is_unfinished_is_run(
 
     monkeypatch.setattr("flcog.commands.compare.training.subprocess.Popen", Process)
     arguments = ["compare", str(path), "--out", str(tmp_path / "out"), "--jobs", "2"]
-    # Settings may change as long as nothing was run with them.
+    # The settings of a claimed cell may change until it is run.
     (cell, *_) = cells(read_table(path), tmp_path / "out", ["--trainer.rounds", "99"])
     cell.files.claim()
     with pytest.raises(SystemExit):
         main(arguments)
     assert "1 of 2 runs failed, the first, B · seed 0: the disk is full" in capsys.readouterr().err
-    # The failed arm had got as far as a checkpoint.
+    # The failed run had already written a checkpoint.
     (tmp_path / "out/B/seed0/20260101-000000/checkpoints").mkdir(parents=True)
     (tmp_path / "out/B/seed0/20260101-000000/checkpoints/last.ckpt").touch()
     started.clear()
@@ -229,7 +229,7 @@ def test_only_what_is_unfinished_is_run(
     started.clear()
     main(arguments)
     assert not started and "2 runs, 2 of them finished before" in capsys.readouterr().out
-    # Another clone of the configs, and runs that were moved, are still this comparison.
+    # A copy of the configs together with the runs is still the same comparison.
     shutil.copytree(tmp_path, tmp_path / "elsewhere")
     main(["compare", str(tmp_path / "elsewhere" / path.relative_to(tmp_path)), "--out", str(tmp_path / "elsewhere/out")])
     assert not started and "2 runs, 2 of them finished before" in capsys.readouterr().out
@@ -238,7 +238,7 @@ def test_only_what_is_unfinished_is_run(
 def test_a_slip_in_the_command_is_told_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Of an option that no run knows; one row that is refused holds up no other."""
+    """An option that no run knows is reported once. A row that is refused does not stop the other rows."""
     started = []
 
     class Process:

@@ -1,4 +1,4 @@
-"""A finished run whose metrics.csv was damaged afterwards counts as unfinished, says so, and is trained again."""
+"""A finished run whose metrics.csv was damaged afterwards counts as unfinished, is reported, and is trained again."""
 
 from pathlib import Path
 from typing import Any
@@ -105,7 +105,7 @@ def test_a_report_says_where_a_run_is_damaged(tmp_path: Path, capsys: pytest.Cap
 
 
 def test_the_notes_of_a_run_are_read_with_care(tmp_path: Path) -> None:
-    """A stranger's run.yaml may contain anything."""
+    """A run.yaml from elsewhere may contain anything."""
     _, (first, _) = finished_table(tmp_path)
     assert first.run is not None
     for text in ("trainer: !!timedelta 3", "a: &a [*a]", "time: 2026-99-99"):

@@ -1,4 +1,4 @@
-"""How often the rule of ``flcog compare`` passes true and false replications, by simulation."""
+"""Simulations of how often the rule of ``flcog compare`` accepts true and false replications."""
 
 import numpy as np
 import pytest
@@ -12,7 +12,7 @@ MARGIN = 2.0
 
 
 def passes(count: int, off: float, mark: str, error: float = 1.0, margin: float = MARGIN) -> float:
-    """The share of verdicts of this kind if the paper's arm is ``off`` deviations away, and the paper's ± is one deviation."""
+    """The share of verdicts ``mark`` if the paper's arm is ``off`` deviations away and the paper's ± is ``error`` deviations."""
     rng = np.random.default_rng(count)
     found = 0
     for _ in range(DRAWS):
@@ -26,7 +26,7 @@ def passes(count: int, off: float, mark: str, error: float = 1.0, margin: float 
 def test_a_true_replication_rarely_passes_with_a_margin_of_two_deviations(count: int, share: float) -> None:
     assert passes(count, 0, REPRODUCED) == pytest.approx(share, abs=0.025)
     assert passes(count, 0, CONTRADICTED) < 0.01
-    # Twice the margin is passed by most.
+    # With twice the margin, most true replications pass.
     assert passes(count, 0, REPRODUCED, margin=2 * MARGIN) > 0.5
 
 
@@ -38,7 +38,7 @@ def test_a_paper_two_deviations_off_passes_in_at_most_one_of_twenty(count: int) 
 
 @pytest.mark.slow
 def test_looking_at_each_seed_errs_in_one_of_six() -> None:
-    """A gain of zero, tested after each of 3 to 10 seeds at 95 %: some interval excludes 0 in 17 % of cases; the last one in 5 %."""
+    """The gain is zero. If it is tested at 95 % after each of 3 to 10 seeds, some interval excludes 0 in 17 % of cases, the last in 5 %."""
     rng = np.random.default_rng(0)
     early = last = 0
     for gains in rng.normal(0, 1, (DRAWS, 10)):
@@ -51,7 +51,7 @@ def test_looking_at_each_seed_errs_in_one_of_six() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("count", [3, 5, 10])
 def test_a_gain_of_zero_is_rarely_reproduced(count: int) -> None:
-    """The published gain is two deviations of the paired difference, with a margin of half of it; the true gain is zero."""
+    """The true gain is zero. The published gain is two deviations of the paired difference, and the margin is half of this gain."""
     rng = np.random.default_rng(count)
     found = 0
     for gains in rng.normal(0, 1, (DRAWS, count)):

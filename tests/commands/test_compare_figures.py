@@ -1,4 +1,4 @@
-"""The figures of ``flcog compare`` for scores against a number, and for rounds to a target."""
+"""The figures of ``flcog compare``: scores against a number, and rounds to a target."""
 
 import math
 from pathlib import Path
@@ -50,7 +50,7 @@ def test_rows_are_points_over_their_numbers(tmp_path: Path) -> None:
     (axes,) = figure.axes
     (points,) = axes.containers
     assert [*points.lines[0].get_xdata()] == [1, 8] and [*points.lines[0].get_ydata()] == pytest.approx([50, 80])
-    # Student's t with two degrees of freedom, 4.303, times 10 / sqrt(3).
+    # Half of the interval is Student's t with two degrees of freedom, 4.303, times 10 / sqrt(3).
     (bars,) = points.lines[2]
     assert np.allclose(
         [segment[1][1] - segment[0][1] for segment in bars.get_segments()], 2 * 4.3027 * 10 / math.sqrt(3), rtol=1e-4

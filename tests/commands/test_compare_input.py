@@ -1,4 +1,4 @@
-"""``flcog compare``: tables, names and leftovers that no run can be made of are one line, and nothing leaves --out."""
+"""``flcog compare`` refuses malformed tables in one line, and no name of a row or column leads outside ``--out``."""
 
 import random
 import re
@@ -102,7 +102,7 @@ def test_a_folder_is_no_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]
 
 @pytest.mark.slow
 def test_any_bytes_are_a_table_or_one_line(tmp_path: Path) -> None:
-    """Tables of ours with letters changed, cut out or put in."""
+    """Bytes of shipped tables are replaced, removed or inserted at random."""
     draw, path = random.Random(0), tmp_path / "table.yaml"
     sources = [path.read_bytes() for path in sorted((ROOT / "configs/tables").glob("digits*.yaml"))]
     sources.append(

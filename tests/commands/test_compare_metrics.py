@@ -1,4 +1,4 @@
-"""A table that shows several metrics of the same runs, as FedWalk's Table 2 has training and test accuracies."""
+"""Tables with several metrics of the same runs, such as the training and test accuracies in FedWalk's Table 2."""
 
 import csv
 from pathlib import Path
@@ -35,7 +35,7 @@ def test_every_setting_has_a_column_for_each(tmp_path: Path) -> None:
     assert list(plan.columns) == ["x loss", "x training", "y loss", "y training"]
     runs = cells(plan, tmp_path / "out", [])
     assert [cell.metric for cell in runs if cell.row == "A"] == list(METRICS.values()) * 2
-    # A setting's columns show the same runs, of which each is run once, whatever part of the table is asked for.
+    # The columns of a setting show the same runs. Each run is trained once, even if only a part of the table is requested.
     folders = {"x": tmp_path / "out/x/A/seed0", "y": tmp_path / "out/y/A/seed0"}
     assert {cell.column: cell.folder for cell in runs if cell.row == "A"} == {name: folders[name[0]] for name in plan.columns}
     assert [cell.folder for cell in apart(runs)] == list(dict.fromkeys(cell.folder for cell in runs)) and len(apart(runs)) == 4
@@ -69,7 +69,7 @@ def test_each_column_is_of_its_metric(tmp_path: Path) -> None:
 
 
 def test_a_metric_may_have_a_summary_of_its_own(tmp_path: Path) -> None:
-    """As FedWalk's training accuracy, which is the last value of what was noted at the best evaluation so far, not the largest."""
+    """For example, FedWalk reports the training accuracy at the best evaluation so far: its last value, not its largest."""
     metrics = {"noted": {"metric": "training/accuracy_at_best", "summary": "last"}, "test": "test/accuracy"}
     plan = read_table(plan_file(tmp_path, metrics=metrics, published={"A": {"noted": 70.0}}))
     runs = cells(plan, tmp_path / "out", [])
@@ -90,7 +90,7 @@ def test_a_metric_may_have_a_summary_of_its_own(tmp_path: Path) -> None:
 
 
 def test_a_metric_may_be_of_a_runs_first_rounds(tmp_path: Path) -> None:
-    """As FedDisco's Table 12: one run of three rounds shows what it was after the first, the second and the third."""
+    """For example, one run of three rounds gives FedDisco's Table 12: the accuracy after the first, second and third round."""
     metrics = {f"round {last}": {"metric": "test/accuracy", "round": last} for last in (1, 2, 9)}
     plan = read_table(plan_file(tmp_path, metrics=metrics, summary="last"))
     runs = cells(plan, tmp_path / "out", [])
@@ -99,7 +99,7 @@ def test_a_metric_may_be_of_a_runs_first_rounds(tmp_path: Path) -> None:
         fake_run(cell, [0.5, 0.625, 0.25], finished=True)
     header, (a, _) = summarise(filled(plan, runs))
     assert (header[1:4], a[1:4]) == (["round 1", "round 2", "round 9"], ["50.00", "62.50", "25.00"])
-    # What it cost is the whole run's.
+    # The time covers the whole run.
     assert a[4].endswith("(3.00 s)")
     with mock.patch("flcog.commands.compare.curves.curves_figure", wraps=curves_figure) as drawn:
         assert draw_curves(plan, results_of(plan, runs, None), tmp_path)

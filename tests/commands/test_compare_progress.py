@@ -1,4 +1,4 @@
-"""``flcog compare`` says what remains: runs, rounds, time, and on a terminal the table as it fills."""
+"""``flcog compare`` reports the remaining runs, rounds and time, and on a terminal shows the table as it fills."""
 
 import re
 from pathlib import Path
@@ -13,7 +13,7 @@ ROUNDS = {"A · seed 0": 10, "B · seed 0": 10, "C · seed 0": 10}
 
 
 def cell(folder: Path, row: str, rounds: int, finished: bool = False) -> Cell:
-    """A run that has come so far."""
+    """A cell whose run has done this number of rounds."""
     made = Cell(row, "", 0, folder / row, [])
     run = made.folder / "20260101-000000"
     run.mkdir(parents=True)
@@ -48,7 +48,7 @@ def test_what_remains_is_told_with_each_run(tmp_path: Path, capsys: pytest.Captu
     runs, in_hand = [before, interrupted, branching, plain], [branching]
     rounds = ROUNDS | {"D · seed 0": 10}
     with Progress(runs, runs[1:], rounds, lambda: in_hand, lambda: ([], [])) as progress:
-        # 6 rounds are left of B, 4 of C, 10 of D.
+        # Remaining rounds: 6 of B, 4 of C, which branches after round 6 of B, and 10 of D.
         clock[0] = 60.0
         write(branching, 8)
         progress.tell(interrupted, "best 50.00", 60.0)

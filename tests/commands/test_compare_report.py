@@ -1,4 +1,4 @@
-"""What ``flcog compare`` says of arms and papers, and the files that it ends as."""
+"""The report of ``flcog compare`` on arms and papers, and the files that it writes."""
 
 import csv
 import itertools
@@ -40,7 +40,7 @@ A, B, C = [0.50, 0.60, 0.70], [0.52, 0.63, 0.71], [0.40, 0.40, 0.40]
 
 
 def fill(folder: Path, scores: dict[str, list[float]], **content: Any) -> ResultTable:
-    """A table with a row for each name and its seeds' scores; None for a seed that has not finished."""
+    """A table with a row for each name and its seeds' scores; NaN marks a seed that has not finished."""
     plan = read_table(plan_file(folder, rows=dict.fromkeys(scores), **{"seeds": [0, 1, 2]} | content))
     return ResultTable(
         plan,
@@ -64,7 +64,7 @@ def test_differences_are_paired_with_the_first_row(tmp_path: Path) -> None:
     interval = expected[0].confidence_interval()
     assert b[:4] == ["B", "A", "3", "+2.00"] and b[4] == f"{100 * interval.low:.2f} to {100 * interval.high:.2f}"
     assert [float(row[5]) for row in (b, c)] == [pytest.approx(found.pvalue, abs=5e-4) for found in expected]
-    # Of two tests, each counts twice where it is the smaller, and the larger no less.
+    # Holm's correction of two tests doubles the smaller p-value, and the larger one becomes at least as large as this.
     smaller = 2 * min(found.pvalue for found in expected)
     assert [float(row[6]) for row in (b, c)] == [pytest.approx(max(smaller, found.pvalue), abs=5e-4) for found in expected]
 
@@ -139,7 +139,7 @@ def test_options_choose_partner_confidence_and_spread(tmp_path: Path, capsys: py
 RULE: dict[str, Any] = {"reason": "A test."}
 
 
-# Seeds 60 +- 0.1: the 90 % interval is 2.92 / sqrt(3) deviations to each side, the 95 % interval 4.303 / sqrt(3).
+# The seeds' scores are 60 +- 0.1. The 90 % interval is 2.92 / sqrt(3) deviations to each side, the 95 % interval 4.303 / sqrt(3).
 @pytest.mark.parametrize(
     ("published", "margin", "mark"),
     [
@@ -159,19 +159,19 @@ def test_a_figure_is_judged_by_two_one_sided_tests(published: Any, margin: float
 
 
 def test_a_noisy_arm_reproduces_nothing(tmp_path: Path) -> None:
-    """60, 80 and 95 % have an interval that contains 84, and nearly everything else."""
+    """The interval of the scores 60, 80 and 95 % contains the published 84, and nearly every other value."""
     given = fill(tmp_path, {"A": [0.6, 0.8, 0.95]}, published={"A": {"": 84}}, margin=2, **RULE)
     assert verdicts(given)[0].mark == "undecided"
 
 
 def test_the_interval_is_welchs(tmp_path: Path) -> None:
-    """Our mean has the variance 1/3 with two degrees of freedom, and the paper the known variance 0.25."""
+    """Our mean has the variance 1/3 with two degrees of freedom; the paper's mean has the known variance 0.25."""
     found = judge(estimate([59.0, 60.0, 61.0], 0.95), 0.95, 60.5, error=0.5)
     variance = 1 / 3 + 0.25
     freedom = variance**2 / ((1 / 3) ** 2 / 2)
     half = stats.t.ppf(0.95, freedom) * math.sqrt(variance)
     assert found.narrow == (pytest.approx(-0.5 - half), pytest.approx(-0.5 + half))
-    # Over splits, the paper's draw of one split varies as each of our seeds does.
+    # If each seed draws its own split, the paper's result on one split varies as much as each of our seeds.
     split = judge(estimate([59.0, 60.0, 61.0], 0.95), 0.95, 60.0, over_splits=True)
     assert split.wide[1] == pytest.approx(stats.t.ppf(0.975, 2) * math.sqrt(1 / 3 + 1))
 
@@ -182,15 +182,14 @@ def test_the_interval_is_welchs(tmp_path: Path) -> None:
         ([0.6399, 0.64, 0.6401], 64.5, "reproduced"),  # a gain of 4 for the published 4.5
         ([0.66, 0.6402, 0.62], 64.5, "undecided"),
         ([0.6009, 0.601, 0.6011], 64.5, "contradicted"),
-        ([0.6099, 0.61, 0.6101], 60.9, "undecided"),  # a margin of 2 would allow no gain at all: it is 0.45
+        ([0.6, 0.61, 0.62], 60.9, "undecided"),  # 2 would accept no gain at all: it is 0.45, half of the gain
         ([0.6399, 0.64, 0.6401], 60, "not judged"),
     ],
 )
 def test_gains_are_paired_and_come_first(b: list[float], published: float, mark: str, tmp_path: Path) -> None:
-    a = [0.5999, 0.6, 0.6001]
-    if published == 60.9:
-        b = [0.6, 0.61, 0.62]
-    given = fill(tmp_path, {"A": a, "B": b}, published={"A": {"": 60.0}, "B": {"": published}}, margin=2, **RULE)
+    given = fill(
+        tmp_path, {"A": [0.5999, 0.6, 0.6001], "B": b}, published={"A": {"": 60.0}, "B": {"": published}}, margin=2, **RULE
+    )
     first = verdicts(given)[0]
     assert (first.row, first.quantity, first.mark) == ("B", "gain", mark)
 
@@ -208,11 +207,11 @@ def test_a_gain_without_scores_is_judged(tmp_path: Path) -> None:
     ("b", "published", "shown", "mark"),
     [
         ([0.749, 0.75, 0.751], "14 to 20", "+14.00 to +20.00", "reproduced"),
-        ([0.809, 0.81, 0.811], "14 to 20", "+14.00 to +20.00", "reproduced"),  # 21, within the margin of 2
+        ([0.809, 0.81, 0.811], "14 to 20", "+14.00 to +20.00", "reproduced"),  # a gain of 21, within the margin of 2
         ([0.829, 0.83, 0.831], "14 to 20", "+14.00 to +20.00", "contradicted"),
         ([0.604, 0.6045, 0.605], "-0.75 to 0.75", "-0.75 to +0.75", "reproduced"),
         ([0.6, 0.6045, 0.609], "-0.75 to 0.75", "-0.75 to +0.75", "undecided"),
-        ([0.609, 0.61, 0.611], "-0.75 to 0.75", "-0.75 to +0.75", "contradicted"),  # the range is the whole margin
+        ([0.609, 0.61, 0.611], "-0.75 to 0.75", "-0.75 to +0.75", "contradicted"),  # the range itself is the margin
     ],
 )
 def test_a_gain_may_be_a_range(b: list[float], published: str, shown: str, mark: str, tmp_path: Path) -> None:
@@ -263,7 +262,7 @@ def test_rounds_to_a_target_are_compared_as_ratios(
     assert (line[2], line[-1]) == (ours, mark)
 
 
-# A takes 100 rounds of 10 bytes, of which it needs 80 or does not get there; B needs 4 rounds and 20 bytes more.
+# A trains for 100 rounds of 10 bytes and reaches the target after 80 rounds or never. B needs 4 rounds and 20 extra bytes.
 @pytest.mark.parametrize(
     ("needed", "published", "mark", "shown"),
     [
@@ -332,7 +331,7 @@ def test_bytes_and_seconds(tmp_path: Path) -> None:
 
 
 def test_an_average_over_settings_is_seed_by_seed(tmp_path: Path) -> None:
-    """The mean over settings varies less over seeds than each, where they vary the other way."""
+    """Over seeds, the mean over settings varies less than each setting, because the settings vary in opposite directions."""
     given = fill(tmp_path, {"A": A}, columns={"x": None, "y": None}, average="all", published={"A": {"all": [60, 0.5]}})
     results = [replace(result, scores={"best": 1.2 - result.scores["best"]}) for result in given.of("A", "y")]
     given = ResultTable(given.table, [*given.of("A", "x"), *results[:2]])
@@ -394,7 +393,7 @@ def test_what_is_best_says_by_what_it_was_chosen(tmp_path: Path) -> None:
 
 
 def test_runs_with_other_settings_are_named(tmp_path: Path) -> None:
-    """As those of a trial: flcog compare fedcog -- --trainer.rounds 5."""
+    """For example, the runs of a trial: flcog compare fedcog -- --trainer.rounds 5."""
     given = fill(tmp_path, {"A": A, "B": B}, published={"A": {"": 60}, "B": {"": 62}}, margin=20, **RULE)
     assert not any("other settings" in note for note in notes(given, "std"))
     short = [replace(result, facts=Facts(other="trainer.rounds 5 instead of 9")) for result in given.of("A", "")]
@@ -408,7 +407,7 @@ def test_runs_with_other_settings_are_named(tmp_path: Path) -> None:
 
 
 def test_each_run_of_a_version_is_counted(tmp_path: Path) -> None:
-    """Cells of one row, seed and day differ by their settings; cells that read one run share them."""
+    """Runs with the same row, seed and day are distinguished by their settings. Cells with equal settings show the same run."""
     given = fill(tmp_path, {"A": A})
     first = given.of("A", "")[0]
     made = [
@@ -448,9 +447,9 @@ def test_unfinished_runs_are_named_and_in_no_mean(tmp_path: Path) -> None:
     )
     assert [row[1] for row in summarise(given)[1]] == ["56.25 ± 8.84", "50.00 (n = 1)"]
     assert r"B & \underline{50.00} \\" in latex(given, "std")
-    (runs[-2].folder / "finished").unlink()  # now B has none that has finished: it shows how far both have come
+    (runs[-2].folder / "finished").unlink()  # now no run of B has finished, and the table shows the scores of both so far
     assert summarise(filled(plan, runs))[1][1][1] == "56.25 ± 8.84"
-    # But not in a paper.
+    # The LaTeX table for a paper leaves unfinished runs out.
     assert r"B & -- \\" in latex(filled(plan, runs), "std") and "mean over 2 seeds" in latex(filled(plan, runs), "std")
 
 
@@ -472,7 +471,7 @@ def test_latex_has_the_best_bold_and_the_second_underlined(tmp_path: Path) -> No
 @pytest.mark.slow
 @pytest.mark.skipif(shutil.which("pdflatex") is None, reason="there is no pdflatex")
 def test_latex_compiles(tmp_path: Path) -> None:
-    """Every table of ours, and one with the letters that mean something to LaTeX; none is wider than the page's text."""
+    """All shipped tables compile, and so does a table with LaTeX's special characters. No table is wider than the page's text."""
     letters = "[A] * → ≈ ≠ & 50% $5 #1 a_b {c} ~ ^ \\ <α> Δ | ± × ≥ ≤ ∞ − · é"
     tables = [latex(with_scores(replace(read_table(path), seeds=(0, 1, 2))), "interval") for path in TABLES]
     tables.append(latex(fill(tmp_path, {letters: A, "[B]": B, "*": C}, columns={letters: None}, title=letters), "std"))
@@ -521,7 +520,7 @@ def test_latex_escapes_what_it_would_read_as_its_own() -> None:
     greek = "αβγδεζηθικλμνξπρςστυφχψω"
     named = "alpha beta gamma delta epsilon zeta eta theta iota kappa lambda mu nu xi pi rho sigma sigma tau upsilon phi chi psi omega"
     assert escape(greek) == "".join(f"$\\{name}$" for name in named.split())
-    assert escape("[2] *") == "{[}2{]} {*}"  # after the \\\\ of the line before, they would belong to it
+    assert escape("[2] *") == "{[}2{]} {*}"  # after the \\\\ of the previous row, LaTeX would read [ or * as its argument
 
 
 def test_the_csv_holds_numbers(tmp_path: Path) -> None:
@@ -545,7 +544,7 @@ def test_curves_are_means_with_their_intervals(tmp_path: Path) -> None:
     assert curve.rounds.tolist() == [1, 2, 3] and curve.mean.tolist() == pytest.approx([30, 60, 90])
     half = 4.302653 * np.array([10, 20]) / math.sqrt(3)
     assert curve.high[:2] - curve.mean[:2] == pytest.approx(half) and curve.mean[:2] - curve.low[:2] == pytest.approx(half)
-    assert math.isnan(curve.low[2])  # one seed has no interval, and that of two is too wide to look at
+    assert math.isnan(curve.low[2])  # one seed has no interval, and the interval of two seeds is too wide to be useful
     assert np.isnan(over_seeds(series[:2], 0.95).low).all()
     figure = curves_figure({"x": {"A": series, "B": []}, "y": {"A": series[:2]}}, dict.fromkeys("xy", "Test accuracy (%)"), 0.95)
     said = "Means over 2 to 3 seeds; bands: 95 % intervals of the mean (Student's t, from three seeds on)."
@@ -569,7 +568,7 @@ def test_panels_whose_axes_differ_say_so() -> None:
 
 
 def test_no_two_lines_of_a_panel_look_alike() -> None:
-    """Bands have a panel each, in which the other arms are grey; more arms than there are colours have a further panel."""
+    """Each band has its own panel, with the other arms in grey. If there are more arms than colours, they continue in further panels."""
     one = [[(1, 20.0), (2, 40.0)], [(1, 25.0), (2, 45.0)], [(1, 30.0), (2, 60.0)]]
     figure = curves_figure({"": dict.fromkeys("ABC", one)}, {"": "Test loss"}, 0.95)
     assert [axes.get_title() for axes in figure.axes] == ["A", "B", "C"]
@@ -606,7 +605,7 @@ def test_scores_are_drawn_against_megabytes_if_arms_send_unlike_amounts(tmp_path
 
 
 def test_private_arms_which_withhold_their_bytes_are_not_drawn_against_megabytes(tmp_path: Path) -> None:
-    """A run of ``DPFedAvg`` has no columns of bytes."""
+    """Runs of ``DPFedAvg`` have no columns of bytes."""
     plan = read_table(plan_file(tmp_path, rows={"private": None, "A": None, "B": None}, seeds=[0]))
     runs, drawn = cells(plan, tmp_path / "out", []), []
     for cell in runs:
@@ -626,7 +625,7 @@ def test_a_papers_figure_as_text(tmp_path: Path) -> None:
 
 
 def with_scores(table: Table) -> ResultTable:
-    """With scores that are the paper's on average over three seeds."""
+    """Results for the table whose scores equal the paper's on average over three seeds."""
     rng = np.random.default_rng(0)
     results = []
     for row, column, shift in itertools.product(table.rows, table.columns, (-1.0, 0.0, 1.0)):
@@ -641,7 +640,7 @@ def with_scores(table: Table) -> ResultTable:
 
 @pytest.mark.parametrize("path", TABLES, ids=lambda path: path.stem)
 def test_every_table_of_ours_is_reported(path: Path, tmp_path: Path) -> None:
-    """No published score is contradicted by seeds that have it as their mean."""
+    """A published score is not contradicted if it is the mean of the seeds."""
     given = with_scores(replace(read_table(path), seeds=(0, 1, 2)))
     table, said = given.table, text(given, "std")
     assert said.startswith(table.title) and not re.search(r"\b(nan|inf)\b", said)

@@ -40,7 +40,7 @@ PAPERS: dict[str, Any] = {
 
 @pytest.fixture
 def clone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A working directory with a paper and two tables of it, and one that is of none."""
+    """A working directory with a paper, two tables that reproduce it, and a table that belongs to no paper."""
     tables = tmp_path / "configs/tables"
     tables.mkdir(parents=True)
     (tmp_path / "configs/papers.yaml").write_text(yaml.safe_dump(PAPERS, sort_keys=False))
@@ -63,7 +63,7 @@ def run(clone: Path, table: str, scores: dict[tuple[str, int], float], extra: li
 
 
 def page(*arguments: str) -> dict[str, list[str]]:
-    """The page's lines by the table or the item that they are about."""
+    """The lines of the page by the name of their table or item."""
     main(["compare", "--reproduced", *arguments])
     found: dict[str, list[str]] = {}
     for line in Path("REPRODUCED.md").read_text().splitlines():
@@ -90,7 +90,7 @@ def test_what_has_been_run_is_judged(clone: Path) -> None:
     run(clone, "one", {("A", 0): 0.5, ("A", 1): 0.5, ("B", 0): 0.5, ("B", 1): 0.5}, [])
     run(clone, "other", {("A", 0): 0.5}, [])
     found = page()
-    # A has its figure; B has neither its figure of 90 nor its gain of 40.
+    # A reproduces its published score of 50. B contradicts its score of 90 and its gain of 40.
     assert found["one"][3:7] == ["1 reproduced, 2 contradicted", "4 / 4", "0, 1", "2026-01-01"]
     assert found["other"][3:6] == ["none", "1 / 4", "0"]
 
@@ -139,7 +139,7 @@ def test_what_cannot_be_asked(clone: Path, capsys: pytest.CaptureFixture[str]) -
 def test_our_list_of_the_papers() -> None:
     commands = {"fit", "partition", *(command.name for command in flcog.callbacks.COMMANDS)}
     papers = read_papers(ROOT / "configs/papers.yaml")
-    # Counted in the papers: tables and figures, and the two sections with figures of FedDisco's appendix.
+    # Counted in the papers: the tables and figures, and the two sections of FedDisco's appendix that contain figures.
     assert {name: len(paper["items"]) for name, paper in papers.items()} == {
         "FedCOG": 17,
         "FedDisco": 23,
@@ -165,7 +165,7 @@ COMMANDS = {
 @pytest.mark.usefixtures("command_line")
 @pytest.mark.parametrize("command", sorted(COMMANDS))
 def test_the_papers_commands_are_accepted(command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Those that take configs are not run."""
+    """Commands with configs are only parsed, not run."""
     monkeypatch.chdir(tmp_path)
     words = shlex.split(command)[1:]
     if "-c" not in words:

@@ -1,4 +1,4 @@
-"""What a run came to: its scores, the rounds in which it acts, and results that are kept when its directory is gone."""
+"""The results of a run: its scores, the rounds where all methods act, and results that are kept after its directory is deleted."""
 
 import csv
 import json
@@ -52,7 +52,7 @@ def test_the_validation_set_chooses_a_round(cell: Cell) -> None:
     fake_run(cell, [0.1, 0.5, 0.3], val__accuracy=[0.2, 0.3, 0.4], val__loss=[1, 3, 2])
     assert came_to(cell).scores["val"] == 0.3
     assert came_to(cell, "test/accuracy").scores["val"] == 0.3
-    # Of equally good rounds the first, which is what best.ckpt holds.
+    # Of equally good rounds, the first one counts, as in best.ckpt.
     shutil.rmtree(cell.folder)
     fake_run(cell, [0.1, 0.5, 0.3], val__accuracy=[0.2, 0.4, 0.4])
     assert came_to(cell).scores["val"] == 0.5
@@ -70,7 +70,7 @@ def test_errors_are_best_where_they_are_small(cell: Cell) -> None:
     fake_run(cell, [0.0] * 3, time__error=[0.5, 0.25, 0.75], test__accuracy_std=[0.2, 0.3, 0.4])
     error, spread = came_to(cell, "time/error"), came_to(cell, "test/accuracy_std")
     assert error.scores["best"] == 0.25 and percent_scale([error]) == 1
-    # The spread of a share is shown in percentage points.
+    # The spread of accuracies is shown in percentage points.
     assert spread.scores["best"] == 0.2 and percent_scale([spread]) == 100
 
 
@@ -87,7 +87,7 @@ def test_no_score_is_no_best_one(cell: Cell) -> None:
         ([FedProx(mu=0.1)], [1, 70]),
         ([FedProx(mu=0.1), FedCOG(start_round=50)], [51, 70]),
         ([FedProx(mu=0.1, stop_round=60), FedCOG(start_round=50)], [51, 60]),
-        # They never act together, or not in this run.
+        # The methods never act together, or do not act in this run.
         ([FedProx(mu=0.1, stop_round=40), FedCOG(start_round=50)], [1, 70]),
         ([FedCOG(start_round=70)], [1, 70]),
     ],
@@ -97,7 +97,7 @@ def test_rounds_in_which_all_methods_act(methods: list[Any], rounds: list[int]) 
 
 
 def test_time_is_the_total_and_that_of_acting_rounds(cell: Cell) -> None:
-    """One slow round in five: the median round would not show it."""
+    """One round in five is slow, which the median time of a round would not show."""
     run = fake_run(cell, [0.1] * 5, time__round=[1.0, 1.0, 1.0, 1.0, 9.0], comm__total_bytes=[10, 20, 30, 40, 50])
     assert (came_to(cell).facts.seconds, came_to(cell).facts.acting_seconds) == (13, 2.6)
     (run / "run.yaml").write_text("{acting_rounds: [5, 5], flcog_commit: abc}")
@@ -110,7 +110,7 @@ def test_time_is_the_total_and_that_of_acting_rounds(cell: Cell) -> None:
 
 @pytest.mark.slow
 def test_time_that_another_run_took_is_marked(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """B acts in round 3 alone and has its first two from "A, late"; A's are all its own."""
+    """B acts only in round 3 and takes its first two rounds from "A, late". All rounds of A are its own."""
     path, out, saved = plan_file(tmp_path, rows={"A": None, "A, late": None, "B": None}), tmp_path / "out", tmp_path / "results"
     for cell in cells(read_table(path), out, []):
         run = fake_run(cell, [0.1, 0.2, 0.3], finished=True, time__round=[1.0, 2.0, 6.0])
@@ -181,7 +181,7 @@ def test_saved_results_are_read_where_the_runs_are_gone(tmp_path: Path, capsys: 
     again = capsys.readouterr().out
     scores = [line for line in shown.splitlines() if line.startswith("| A |")]
     assert scores and set(scores) <= set(again.splitlines())
-    # Saving some again leaves the others.
+    # Saving some runs again keeps the others.
     fake_run(runs[0], [0.9], finished=True)
     main([*command, "--save-results", "--seeds", "0"])
     assert [line["round"] for line in csv.DictReader((saved / "table.csv").open())] == ["1", "1 2", "1 2"]
@@ -191,7 +191,7 @@ QUICKSTART = str(ROOT / "configs/quickstart.yaml")
 
 
 def real_run(cell: Cell, *changes: str) -> None:
-    """A finished run with the configuration that its command line has."""
+    """Write a finished run whose configuration comes from the cell's command line with these changes."""
     run = fake_run(cell, [0.25, 0.5], finished=True, test__loss=[1.5, 0.75])
     config = resolved(cell, [*cell.common_arguments, *changes])
     (run / "config.yaml").write_text(yaml.safe_dump(json.loads(json.dumps(config))))
@@ -203,7 +203,7 @@ def a_table(folder: Path, **content: Any) -> Path:
 
 @pytest.mark.slow
 def test_settings_are_compared_by_content(tmp_path: Path) -> None:
-    """A changed number in a config, a default or a column is another cell; a comment or a folder is none."""
+    """A changed number in a config, a default or a column makes another cell. A changed comment or folder does not."""
     (tmp_path / "own.yaml").write_text("model: {init_args: {optimizer: {init_args: {lr: 0.01}}}}\n")
     table = read_table(plan_file(tmp_path, configs=[QUICKSTART, "own.yaml"], rows={"A": None}))
     (cell,) = cells(table, tmp_path / "out", [])
@@ -271,7 +271,7 @@ def test_saved_results_with_a_fault_are_one_line(old: str, new: str, message: st
 
 
 def test_seeds_with_other_metrics_are_one_line(tmp_path: Path) -> None:
-    """Without an accuracy, the loss would be the main metric of a seed, and the mean over seeds one of accuracies and losses."""
+    """Without an accuracy, the main metric of a seed would be its loss, and the mean over seeds would mix accuracies and losses."""
     table, saved = read_table(a_table(tmp_path, seeds=[0, 1])), tmp_path / "saved.csv"
     runs = cells(table, tmp_path / "out", [])
     for cell in runs:
@@ -315,7 +315,7 @@ def test_a_diverged_run_counts_with_its_last_score(tmp_path: Path) -> None:
 
 
 def test_the_curve_that_crosses_a_target_is_monotone_and_interpolated(cell: Cell) -> None:
-    """Best so far 0.2, 0.6, 0.6, 1.0 in rounds 1 to 4: it reaches 0.8 half-way between rounds 3 and 4."""
+    """The best accuracies so far are 0.2, 0.6, 0.6, 1.0 in rounds 1 to 4, so 0.8 is reached half-way between rounds 3 and 4."""
     fake_run(cell, [0.2, 0.6, 0.4, 1.0], comm__total_bytes=[10, 20, 30, 40])
     cell.target = 0.8
     assert came_to(cell).targets == {"accuracy_0.8": (pytest.approx(3.5), pytest.approx(35))}
@@ -324,7 +324,7 @@ def test_the_curve_that_crosses_a_target_is_monotone_and_interpolated(cell: Cell
 
 
 def test_withheld_bytes_are_unknown(tmp_path: Path) -> None:
-    """Private runs write no bytes, which would tell the cohort."""
+    """Private runs write no bytes, because bytes would reveal the cohort."""
     plan = read_table(plan_file(tmp_path, rows={"A": None, "B": None}, seeds=[0]))
     first, second = cells(plan, tmp_path / "out", [])
     withheld: Any = [""]

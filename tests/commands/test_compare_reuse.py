@@ -1,4 +1,4 @@
-"""``flcog compare`` does not run a cell twice that another table under the same root has finished."""
+"""``flcog compare`` reuses a cell that another table under the same root has finished."""
 
 import csv
 import json
@@ -38,7 +38,7 @@ def identities(folder: Path, *extra: str, **content: Any) -> list[str]:
 
 @pytest.fixture
 def started(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
-    """The folders of the runs that were started, which end at once with two rounds."""
+    """The folders of the started runs. Each run ends at once with two rounds."""
     folders: list[Path] = []
 
     class Process:
@@ -80,13 +80,13 @@ def test_what_another_table_has_finished_is_taken(
     assert yaml.safe_load((tmp_path / f"runs/two/FedAvg/seed0/{SAME_RUN}").read_text()) == {
         "folder": "../../../one/x/FedAvg/seed0"
     }
-    # Again, shown, and moved together: still the same.
+    # The finished run is still used when the command is repeated, and with --show after all runs were moved together.
     compare("two")
     assert len(started) == 2 and "2 runs, 2 of them finished before" in capsys.readouterr().out
     shutil.move(tmp_path / "runs", tmp_path / "elsewhere")
     main(["compare", str(tmp_path / "two.yaml"), "--out", str(tmp_path / "elsewhere/two"), "--show"])
     assert "| FedAvg | 50.00 | 25.00 |" in capsys.readouterr().out
-    # What is deleted is noticed, and run.
+    # A cell is trained if the run that it used was deleted.
     shutil.rmtree(tmp_path / "elsewhere/one")
     main(["compare", str(tmp_path / "two.yaml"), "--out", str(tmp_path / "elsewhere/two")])
     assert started[2:] == [tmp_path / "elsewhere/two/FedAvg/seed0"]
@@ -124,7 +124,7 @@ def test_what_makes_a_run_the_same(tmp_path: Path) -> None:
     assert plain and plain != prox
     same = (
         ["--trainer.logger", "false"],
-        ["--trainer.rounds", "20"],  # as the config has it
+        ["--trainer.rounds", "20"],  # the same as in the config
         ["--trainer.callbacks+=Checkpoint", "--trainer.callbacks.keep_rounds", "[2]"],
     )
     for words in same:
@@ -133,7 +133,7 @@ def test_what_makes_a_run_the_same(tmp_path: Path) -> None:
         ["--trainer.executor", "loop"],
         ["--trainer.precision", "64-true"],
         ["--data.batch_size", "16"],
-        ["--trainer.callbacks+=ClassAccuracy"],  # adds columns
+        ["--trainer.callbacks+=ClassAccuracy"],  # adds columns to metrics.csv
     )
     found = [identities(tmp_path, *words)[0] for words in others]
     assert len({plain, *found}) == 5
@@ -163,7 +163,7 @@ def test_tables_of_a_paper_share_what_they_have_in_common(arms: tuple[tuple[str,
 def test_seeds_and_what_they_draw(tmp_path: Path) -> None:
     first, second = identities(tmp_path, rows={"A": None}, seeds=[0, 1])
     zero, one = identities(tmp_path, rows={"A": None}, seeds=[0, 1], vary=["seed", "partition_seed"])
-    # The split that seed 0 draws is the one that all share else.
+    # Seed 0 draws the same split that all seeds share if only the seed varies.
     assert zero == first and len({first, second, one}) == 3
 
 
@@ -194,7 +194,7 @@ def test_a_dry_run_describes_the_cells_and_writes_nothing(
     assert "trainer.local_steps: " in common and "trainer.rounds" not in common and "mu:" not in common
     texts = {text.partition("\n")[0]: text.partition("\n")[2] for text in arms}
     reused = f"reused, finished in {tmp_path / 'runs/one/short/FedAvg/seed0'}"
-    # The stand-in's rounds take a second, and the run of four rounds has two.
+    # Each round of the stand-in takes one second, and each of its runs writes two rounds.
     assert texts["FedAvg · short"] == (
         f"  unlike other cells of its row:\n    trainer.rounds: 4\n  seed 0: {reused}\n"
         "  seed 1: to be trained; about 0:04, at 1 s a round as in earlier runs of this row"

@@ -1,4 +1,4 @@
-"""``flcog compare`` and what it starts: no run outlives it, none has two writers, and the same command goes on."""
+"""``flcog compare`` and its runs: runs end with the comparison, no run has two writers, and the same command continues."""
 
 import csv
 import os
@@ -50,7 +50,7 @@ def table(folder: Path) -> Path:
 
 
 class Run:
-    """Stands for a run: sends a signal to the comparison, and ends when it hears of one."""
+    """A stand-in for a run. It sends a signal to the comparison and ends when it receives one."""
 
     started: list["Run"] = []
     sends, says = 0, b""
@@ -98,7 +98,7 @@ def test_a_signal_goes_to_the_runs_and_no_more_are_begun(
 def test_what_another_process_trains_is_no_failure(
     tmp_path: Path, runs: list[Run], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Neither where another comparison has the cell, nor where an orphan's lock on the run itself is what the run found."""
+    """This holds if another comparison has locked the cell, and if a run finds that an orphaned process has locked the run itself."""
     writer = WriterLock()
     (tmp_path / "out/A/seed0").mkdir(parents=True)
     assert writer.take(tmp_path / "out/A/seed0") is None
@@ -124,7 +124,7 @@ def test_what_another_comparison_has_finished_meanwhile_is_not_run_again(tmp_pat
 
 @pytest.mark.slow
 def test_a_process_ends_with_the_one_that_started_it(tmp_path: Path) -> None:
-    """It is asked to save first, and killed where it does not end."""
+    """It is asked to save first, and killed if it does not end."""
     child = ORPHAN.format(module=str(Path(processes.__file__)), folder=str(tmp_path))
     environment = f"{{**os.environ, {processes.PARENT!r}: str(os.getpid())}}"
     parent = subprocess.Popen(
@@ -138,7 +138,7 @@ def test_a_process_ends_with_the_one_that_started_it(tmp_path: Path) -> None:
     wait_for((tmp_path / "ready").exists)
     assert not (tmp_path / "saved").exists()
     parent.kill()
-    assert parent.stdout is not None and parent.stdout.read() == b""  # until the last process that holds it has ended
+    assert parent.stdout is not None and parent.stdout.read() == b""  # returns when the last process with this pipe has ended
     assert (tmp_path / "saved").exists()
     parent.wait()
 
@@ -159,7 +159,7 @@ SETTINGS = ["--trainer.rounds", "6", "--trainer.local_steps", "2", "--trainer.lo
 def test_a_killed_comparison_goes_on_and_leaves_no_orphan(name: str, devices: int, tmp_path: Path) -> None:
     tables = ROOT / "configs/tables/digits.yaml"
 
-    def command(out: str) -> list[str]:  # each in a folder of its own: tables side by side take over each other's runs
+    def command(out: str) -> list[str]:  # separate folders, because tables under one root reuse runs
         options = ["--only", "FedAvg", "Dirichlet(0.1)", "--", *SETTINGS, "--trainer.devices", str(devices)]
         return [sys.executable, "-m", "flcog", "compare", str(tables), "--out", str(tmp_path / out / "digits"), *options]
 

@@ -1,4 +1,4 @@
-"""``flcog compare --launcher slurm`` on queues that the tests make up. tests/queues/test_slurm.py uses a real Slurm."""
+"""``flcog compare --launcher slurm`` with simulated queues. tests/queues/test_slurm.py uses a real Slurm."""
 
 import os
 import signal
@@ -42,7 +42,7 @@ def end(cell: Cell, code: int, error: str = "") -> None:
 
 
 class MadeUp:
-    """A queue whose jobs end at once: the functions ``ends`` end one job each, in the order in which the jobs are submitted."""
+    """A simulated queue whose jobs end at once. The functions ``ends`` end the jobs in the order of their submission."""
 
     def __init__(self, *ends: Callable[[Cell], Any], looks: Sequence[Any] | Iterator[Any] = ()) -> None:
         self.ends, self.looks = iter(ends), iter(looks)
@@ -78,7 +78,7 @@ def killed_at_its_start(cell: Cell) -> None:
 
 
 def killed(_: Cell) -> None:
-    """It leaves no note."""
+    """Leave no note of the job's end."""
 
 
 def results(queue: MadeUp, todo: list[Cell], jobs: int = 9) -> list[tuple[str, str | None]]:
@@ -137,7 +137,7 @@ def test_a_file_system_may_show_a_result_late(tmp_path: Path) -> None:
 
     def looks() -> Iterator[dict[str, str]]:
         yield {}
-        yield {}  # the job has ended, and its result is not to be seen
+        yield {}  # the job has ended, but its result is not visible yet
         finishes(cell)
         yield {}
 
@@ -200,7 +200,7 @@ def test_a_submission_that_ctrl_c_ends_is_no_refusal(tmp_path: Path) -> None:
 
 
 class Ends:
-    """A run's process that has ended."""
+    """The process of a run, which has already ended."""
 
     def __init__(self, code: int) -> None:
         self.code = code
@@ -225,7 +225,7 @@ def test_a_job_notes_its_end(tmp_path: Path, on_a_node: None, monkeypatch: pytes
 
     def start(cell: Cell, threads: int, output: Any) -> Ends:
         assert threads == 3 and end_of(cell.folder) is None and os.environ["SLURM_JOB_NAME"] == "bash"
-        os.kill(os.getpid(), signal.SIGTERM)  # Slurm's, to all processes of the job
+        os.kill(os.getpid(), signal.SIGTERM)  # Slurm sends it to all processes of the job
         output.write(b"flcog: error: bad\n")
         return Ends(next(codes))
 
@@ -233,7 +233,7 @@ def test_a_job_notes_its_end(tmp_path: Path, on_a_node: None, monkeypatch: pytes
     for code, error in ((75, "bad"), (2, "bad"), (0, "")):
         Job(cell)()
         assert end_of(cell.folder) == (code, error) and cell.finished == (code == 0)
-    Job(cell)()  # has nothing left to do
+    Job(cell)()  # the cell is finished, so nothing is left to do
     assert end_of(cell.folder) == (0, "")
 
 
@@ -255,7 +255,7 @@ def test_a_job_waits_for_the_process_of_a_lost_node(tmp_path: Path, on_a_node: N
 
 
 def programs(folder: Path, **scripts: str) -> str:
-    """A PATH with programs of these names, and the usual ones."""
+    """A PATH with these programs in addition to the usual ones."""
     folder.mkdir()
     for name, script in scripts.items():
         (folder / name).write_text(f"#!/bin/sh\n{script}\n")

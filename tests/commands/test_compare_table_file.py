@@ -1,4 +1,4 @@
-"""What a table's YAML file says of seeds, comparisons and a paper, and what becomes of it in the runs' command lines."""
+"""Seeds, comparisons and published figures in a table's YAML file, and the command lines of its runs."""
 
 import shlex
 import statistics
@@ -53,7 +53,7 @@ def test_rows_are_compared_with_the_named_ones(against: Any, expected: dict[str,
 
 
 def test_a_row_has_arguments_of_its_own_in_single_columns(tmp_path: Path) -> None:
-    """After the column's and the row's own, so that they count."""
+    """They come after the arguments of the column and the row, so that they take precedence."""
     columns = {"x": {"arguments": {"lr": 1}}, "y": None}
     rows = {"A": None, "B": {"arguments": {"lr": 2}, "columns": {"x": {"lr": 3, "mu": 4}}}}
     whole = table(tmp_path, rows=rows, columns=columns)
@@ -106,7 +106,7 @@ def test_a_split_that_the_seeds_draw_is_not_given_too(extra: list[str], tmp_path
 
 
 def test_part_of_a_table(tmp_path: Path) -> None:
-    """A row that is left out is compared with nothing, and a mean over some of the settings is not the paper's."""
+    """No row is compared with a row that is left out, and the average is left out with any of its settings."""
     figures = {"A": {"x": 1, "all": 2}, "C": {"y": 3}}
     whole = table(tmp_path, columns={"x": None, "y": None}, average="all", against={"C": "B"}, published=figures)
     assert select(whole, ["A", "C"]).against == {"A": "A", "C": "A"} and select(whole, ["B", "C"]).against == {"B": "B", "C": "B"}
@@ -121,7 +121,7 @@ def test_our_tables_fill_what_the_papers_have(path: Path) -> None:
     items = {f"{name}, {item}" for name, paper in papers.items() for item in paper["items"]}
     table = read_table(path)
     assert set(table.reproduces) <= items
-    # FedDisco has five trials; Fedssyn has three, and the others do not say. FedCOG's Table 1 needs five to decide its gains.
+    # FedDisco reports five trials, Fedssyn three, and the others no number. FedCOG's Table 1 needs five seeds to decide its gains.
     for paper in {item.partition(",")[0] for item in table.reproduces}:
         assert len(table.seeds) == (5 if paper == "FedDisco" or path.stem == "fedcog" else 3)
 
@@ -163,7 +163,7 @@ def test_our_margins_follow_the_rule_of_the_documentation(path: Path) -> None:
 
 @pytest.mark.parametrize("path", TABLES, ids=lambda path: path.stem)
 def test_the_command_at_the_head_is_of_its_table(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)  # where nothing lies: it goes by the name
+    monkeypatch.chdir(tmp_path)  # no config is here, so the table is found by its name
     words = shlex.split(path.read_text().splitlines()[0].removeprefix("# "))
     own = words[3 : words.index("--") if "--" in words else None]
     assert words[:2] == ["flcog", "compare"] and Path(shipped_configs.find(words[2], within="tables")) == path
@@ -177,7 +177,7 @@ def test_the_command_at_the_head_is_of_its_table(path: Path, tmp_path: Path, mon
     ids=lambda path: path.stem,
 )
 def test_fedssyns_local_steps_are_those_of_its_text(path: Path) -> None:
-    """10 n_i / 256, of the n_i images on which a client trains; its scripts go by epochs."""
+    """The paper's text says 10 n_i / 256 steps for client i with n_i training images. The authors' scripts count epochs instead."""
     plan = read_table(path)
     for column in plan.columns.values():
         options = {"data.num_clients": 10, "trainer.local_steps": 195, **plan.common.arguments, **column.arguments}

@@ -1,4 +1,4 @@
-"""Arms that are the same until a round train the rounds before it once, and come to the same numbers."""
+"""Arms that are identical up to a round train these rounds only once, with the same results."""
 
 import shutil
 import threading
@@ -26,13 +26,13 @@ COG = {"trainer.callbacks.FedCOG.start_round": 3, "trainer.callbacks.steps": 2, 
 
 
 def arm(*names: str, **arguments: Any) -> dict[str, Any]:
-    """A row; underscores in arguments stand for dots after ``trainer``."""
+    """A row of the table. In the names of arguments, ``__`` becomes a dot, and ``trainer.`` comes first."""
     options = {f"trainer.{name.replace('__', '.')}": value for name, value in arguments.items()}
     return {"configs": [str(METHODS / f"{name}.yaml") for name in names], "arguments": options}
 
 
 def planned(folder: Path, rows: Mapping[str, Any], **content: Any) -> tuple[dict[str, Cell], int]:
-    """The table's cells by their rows, and the rounds that they share."""
+    """The table's cells by row, and the number of rounds that need not be trained again."""
     path = folder / "table.yaml"
     setting = {"trainer.rounds": 5, "trainer.local_steps": 2, "trainer.logger": False}
     path.write_text(
@@ -75,7 +75,7 @@ def test_arms_branch_from_one_that_gathers_what_they_need(tmp_path: Path) -> Non
 def test_who_shares_more_rounds_branches_later(tmp_path: Path) -> None:
     rows = {"FedAvg": None, "three": arm("fedprox", callbacks__start_round=3), "four": arm("fedprox", callbacks__start_round=4)}
     found, saved = planned(tmp_path, rows)
-    # FedAvg and "four" are the same for four rounds, "three" and they for three.
+    # FedAvg and "four" share four rounds, and "three" shares three rounds with both.
     assert saved == 7 and sorted(cell.trunk.round for cell in found.values() if cell.trunk) == [3, 4]
     for cell in found.values():
         seen = []
@@ -99,7 +99,7 @@ def test_only_what_is_the_same_until_then_is_shared(tmp_path: Path) -> None:
     found, saved = planned(tmp_path, rows)
     assert saved == 3 and {row for row, cell in found.items() if cell.trunk} <= {"SCAFFOLD", "beside SCAFFOLD"}
     _, saved = planned(tmp_path, {"FedAvg": None, "late": later}, columns={"x": None, "y": {"arguments": {"data.batch_size": 8}}})
-    assert saved == 6  # in each setting by itself
+    assert saved == 6  # three rounds in each setting
 
 
 MOON = {"callbacks__start_round": 3, "callbacks__projection": None}
@@ -111,7 +111,7 @@ def carried(cell: Cell) -> dict[str, Mapping[str, Any]]:
 
 @pytest.mark.slow
 def test_the_trunk_carries_what_others_gather(tmp_path: Path) -> None:
-    """FedCOG and MOON each need clients' last models of their own at round 3; whoever trains these rounds gathers both."""
+    """FedCOG and MOON both need their own records of the clients' last models at round 3; the run of these rounds collects both."""
     rows = {
         "SCAFFOLD": arm("scaffold"),
         "FedProx": arm("fedprox"),
@@ -228,7 +228,7 @@ def test_runs_wait_for_the_rounds_that_they_share(tmp_path: Path, monkeypatch: p
     other_began = threading.Event()
 
     class Process:
-        """The first three rounds of the trunk take until the arm that shares nothing has begun."""
+        """The trunk finishes its first three rounds only after the arm that shares no rounds has started."""
 
         def __init__(self, command: list[str], **_: Any) -> None:
             self.row = Path(command[command.index("--trainer.default_root_dir") + 1]).parent.name
@@ -244,7 +244,7 @@ def test_runs_wait_for_the_rounds_that_they_share(tmp_path: Path, monkeypatch: p
                 (run / "metrics.csv").write_text("round\n3\n")
                 kept_checkpoint(run, 3).touch()
                 deadline = time.monotonic() + 20
-                while "late" not in commands and time.monotonic() < deadline:  # which begins before the trunk has ended
+                while "late" not in commands and time.monotonic() < deadline:  # starts before the trunk has ended
                     time.sleep(0.02)
             return 0
 

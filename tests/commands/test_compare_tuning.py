@@ -1,4 +1,4 @@
-"""``flcog compare --tune``: the grid, the choice by validation data on other seeds, and the faults of one line."""
+"""``flcog compare --tune``: the grid, the choice by validation data on separate seeds, and the one-line errors."""
 
 import itertools
 from collections.abc import Sequence
@@ -30,7 +30,7 @@ def table(folder: Path, **content: Any) -> Table:
 
 
 def option(cell: Cell, name: str) -> str:
-    """An option's value on a cell's command line; the last one counts."""
+    """The value of an option on a cell's command line. If it occurs several times, the last value counts."""
     return cell.arguments[len(cell.arguments) - cell.arguments[::-1].index(f"--{name}")]
 
 
@@ -46,7 +46,7 @@ def test_the_choice_is_by_validation_data_and_reported_with_the_whole_grid(tmp_p
     def train(_: Table, runs: Sequence[Cell]) -> list[Cell]:
         for cell in runs:
             seen.append((cell.setting, cell.seed, trained(cell)))
-            # The test set, and the rounds to a target on it, would choose 0.01.
+            # By accuracy on the test set, or by the rounds to a target on it, 0.01 would be chosen.
             val = {0.01: 0.5, 0.1: 0.6, 1.0: 0.7, 0.3: 0.4}[trained(cell)]
             target: dict[str, Any] = {
                 "to_accuracy_0.2__rounds": [100 * val],
@@ -72,13 +72,13 @@ def test_the_choice_is_by_validation_data_and_reported_with_the_whole_grid(tmp_p
 
 @pytest.mark.slow
 def test_halving_stops_the_worse_half_once_all_methods_act(tmp_path: Path) -> None:
-    """Eight rounds. Row A is judged after rounds 2 and 4; row B, whose method starts after round 4, after rounds 5 and 6."""
+    """Of eight rounds, row A is halved after rounds 2 and 4. Row B, whose method starts after round 4, is halved after rounds 5 and 6."""
     tuned: dict[str, Any] = {"arguments": {LR: 0.1}, "tune": {LR: [0.01, 0.1, 0.2]}}
     late = {LR: 0.1, "trainer.callbacks.FedProx.start_round": 4}
     rows = {"A": tuned, "B": {**tuned, "arguments": late, "configs": [str(ROOT / "configs/methods/fedprox.yaml")]}}
     arguments = {"data.client_val": 0.2, "trainer.rounds": 8, "trainer.eval_every": 1}
     given, seen = table(tmp_path, rows=rows, columns={"x": None}, arguments=arguments, halving=True), []
-    scores = {  # by round; 0.01 wins in row A in the end, but is the worst at first
+    scores = {  # by round; in row A, 0.01 would win in the end but is the worst at first
         ("A", 0.01): [0, 0.1, 0, 0, 0, 0, 0, 1.0],
         ("A", 0.1): [0, 0.3, 0, 0.4, 0, 0, 0, 0],
         ("A", 0.2): [0, 0.2, 0, 0.5, 0, 0, 0, 0.6],

@@ -1,4 +1,4 @@
-"""An error in the user's code names the hook, its file and line, the client and the round in one line of the command line."""
+"""For an error in the user's code, the command line prints one line with the hook, its file and line, the client and the round."""
 
 import re
 from pathlib import Path
@@ -13,6 +13,7 @@ from torch.utils.data import Dataset
 import flcog
 from flcog.commands.refusals import mistakes_in_one_line, refusal
 from flcog.core.trees import map_leaves
+from flcog.server import aggregate
 
 
 class Model(BoringModel):
@@ -32,7 +33,7 @@ class Rows(RandomDataset):
 
 
 def broken(base: type, hook: str, *arguments: Any) -> Any:
-    """An object of the class whose hook looks up a missing key."""
+    """An instance of a subclass of ``base`` whose hook looks up a missing key."""
 
     def fail(self: Any, *arguments: Any, **options: Any) -> None:
         {}["x"]
@@ -42,7 +43,7 @@ def broken(base: type, hook: str, *arguments: Any) -> Any:
 
 
 def fails(tmp_path: Path, part: Any) -> Exception:
-    """The error of a run with this module, data or callback."""
+    """The exception of a run with this module, data or callback."""
     model = part if isinstance(part, L.LightningModule) else BoringModel()
     data = part if isinstance(part, L.LightningDataModule | Dataset) else BoringDataModule()
     trainer = flcog.FederatedTrainer(
@@ -103,8 +104,20 @@ def test_an_item_that_cannot_be_read(tmp_path: Path) -> None:
 
 
 def test_a_fault_of_flcog_keeps_its_traceback(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Even if the user's code called flcog, and so does every error if the environment asks for it."""
-    monkeypatch.setattr(flcog.Classifier, "per_example_loss", None)
+    def fail(*arguments: Any, **options: Any) -> None:
+        {}["x"]
+
+    # The function counts as a part of flcog's own file.
+    code = fail.__code__.replace(co_filename=aggregate.__file__)
+    monkeypatch.setattr(aggregate.Aggregate, "combine", FunctionType(code, vars(aggregate)))
+    error = fails(tmp_path, Model())
+    assert refusal(error) is None
+    with pytest.raises(KeyError, match="x"), mistakes_in_one_line():
+        raise error
+
+
+def test_a_variable_asks_for_the_traceback(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An error in the user's hook is one line, unless FLCOG_TRACEBACK=1 asks for the traceback, which then names the client."""
     model = broken(Model, "training_step")
     error = fails(tmp_path, model)
     with pytest.raises(SystemExit), mistakes_in_one_line():
@@ -124,7 +137,7 @@ def test_a_fault_of_flcog_keeps_its_traceback(tmp_path: Path, monkeypatch: pytes
     ],
 )
 def test_code_of_a_package_that_flcog_calls_is_no_hook(module: str, file: str) -> None:
-    """Wherever the package lies: a fault there keeps its traceback."""
+    """A fault in an installed package, or in code that torch generates, keeps its traceback."""
     names: dict[str, Any] = {"__name__": module}
     exec(compile("def fail(leaf): return {}[leaf]", file, "exec"), names)
     with pytest.raises(KeyError) as caught:

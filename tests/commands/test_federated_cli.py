@@ -1,4 +1,4 @@
-"""FederatedCLI in a user's own script: classes of the script's, LightningCLI's hooks, defaults and links."""
+"""FederatedCLI in a user's own script, with the script's classes, LightningCLI's hooks, defaults and links."""
 
 import re
 from pathlib import Path
@@ -58,7 +58,7 @@ class ListSet(Dataset[Any]):
 
 
 class Wrapper(Lit):
-    """A model that passes keywords to another package."""
+    """A model that passes keyword arguments to another package."""
 
     takes_keywords = "further"
 
@@ -74,7 +74,7 @@ def options(root: Path, *more: str) -> list[str]:
 
 @pytest.mark.slow
 def test_a_script_with_its_own_classes(tmp_path: Path) -> None:
-    """The defaults, a link, a callback at a fixed place and LightningCLI's hooks."""
+    """The script has defaults, a link, a callback at a fixed place and LightningCLI's hooks."""
     called: list[str] = []
 
     class CLI(flcog.FederatedCLI):
@@ -101,7 +101,7 @@ def test_a_script_with_its_own_classes(tmp_path: Path) -> None:
 
 
 def test_classes_of_the_users_choice(tmp_path: Path) -> None:
-    """Plain Lightning classes and data sets by their class paths, without a verb."""
+    """Plain Lightning classes and data sets are given by their class paths, without a verb."""
     words = [*options(tmp_path), "--model", f"{__name__}.Lit", "--data", f"{__name__}.ListSet", "--data.count", "20"]
     cli = flcog.FederatedCLI(args=words, run=False)
     assert isinstance(cli.datamodule, ListSet) and cli.trainer.history == []
@@ -122,7 +122,7 @@ def test_the_command_takes_lightnings_data_modules_and_data_sets(tmp_path: Path)
 
 
 def test_a_callback_of_lightnings_by_its_path(tmp_path: Path) -> None:
-    """A name alone is flcog's class."""
+    """A name alone means flcog's class."""
     path = ["--trainer.callbacks+=lightning.pytorch.callbacks.EarlyStopping", "--trainer.callbacks.monitor", "train/loss"]
     words = [*options(tmp_path), *path, "--trainer.callbacks+=EarlyStopping"]
     cli = flcog.FederatedCLI(Lit, Rows, args=words, run=False)
@@ -177,7 +177,7 @@ def test_a_config_saver_of_the_users(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_config_file_of_the_users_name(tmp_path: Path) -> None:
-    """Lightning's options of the file, which a resumed run replaces."""
+    """``save_config_kwargs`` applies. A resumed run replaces the file and, without ``overwrite``, keeps a copy of the earlier one."""
     (tmp_path / "data.yaml").write_text("width: 3\n")
     for overwrite in (False, True):
         root, kept = tmp_path / str(overwrite), ["own-1.yaml"] * (not overwrite)
@@ -219,7 +219,7 @@ def test_a_mistake_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str
 
 
 def test_the_config_of_a_script_needs_the_script(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """It names no classes, and has options that only the script knows."""
+    """Such a config names no classes, or has options that only the script knows."""
     from flcog.commands.cli import main
 
     sections = [

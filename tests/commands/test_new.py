@@ -1,4 +1,4 @@
-"""flcog new method: what it writes passes its own tests and runs; what it refuses, it leaves nothing of."""
+"""``flcog new method`` writes files that pass their own tests and run. If it refuses a name, it writes no files."""
 
 import subprocess
 import sys

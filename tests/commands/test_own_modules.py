@@ -1,4 +1,4 @@
-"""Class paths of modules that lie in the working directory, from a folder that is no clone."""
+"""Class paths of modules in the working directory, outside a clone of the repository."""
 
 import csv
 import os
@@ -19,12 +19,12 @@ SECTION = (ROOT / "docs/your-method.md").read_text()
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The README's method and its YAML, as a reader would write them down."""
+    """A folder with the method and the YAML of docs/your-method.md, as a reader would write them."""
     for file, language in (("my_module.py", "python"), ("crowd.yaml", "yaml")):
         blocks = re.findall(rf"```{language}\n(.*?)```", SECTION, re.S)
         assert file in SECTION
         (tmp_path / file).write_text(next(block for block in blocks if "FollowTheCrowd" in block))
-    # Neither is what Python means by these names.
+    # Python must not import these files instead of the modules with the same names.
     for name in ("random", "torch", "yaml"):
         (tmp_path / f"{name}.py").write_text("raise SystemExit('not the one that was meant')")
     monkeypatch.chdir(tmp_path)

@@ -50,7 +50,7 @@ def test_the_tables_figures() -> None:
 
 
 def test_on_a_gpu_a_kernels_time_counts_once() -> None:
-    """torch gives it to the kernel, and again to what asked for it: an operation, or a range that the user has named."""
+    """torch counts the time for the kernel, and again for its caller: an operation, or a range that the user has named."""
 
     def event(key: str, device: DeviceType, named: bool = False) -> SimpleNamespace:
         return SimpleNamespace(key=key, count=1, device_type=device, is_user_annotation=named, self_device_time_total=6e4)

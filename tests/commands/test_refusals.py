@@ -1,4 +1,4 @@
-"""Mistakes on the command line and in configs: each gets one line that says what was given, what is allowed, and how to mend it."""
+"""Each mistake on the command line or in a config gets one line with the given value, the allowed values and a remedy."""
 
 import re
 import shlex
@@ -31,7 +31,7 @@ def refusal(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
     return lines[0]
 
 
-# After `fit -c configs/quickstart.yaml`. On the right what the line must hold, parted by |.
+# Options after `fit -c configs/quickstart.yaml`, and the parts that the error line must contain, separated by |.
 OPTIONS = {
     # Values of the wrong type.
     "--trainer.rounds abc": "trainer.rounds must be a whole number; got 'abc'",
@@ -69,7 +69,7 @@ OPTIONS = {
     "--trainer.devices foo": "devices=foo|devices of this machine",
     "--trainer.devices -3": "devices=-3|devices of this machine",
     "--trainer.accelerator tpu": "accelerator=tpu|devices of this machine",
-    # Options that there are not: the guess is an option of the same group.
+    # Options that do not exist: the suggestion is an option of the same group.
     "--data.num_client 3": "data (Digits) has no option 'num_client'. Did you mean 'num_clients'?",
     "--data lightning.pytorch.demos.boring_classes.BoringDataModule --data.num_clients 3": "belong to LightningData: --data LightningData "
     "--data.module lightning.pytorch.demos.boring_classes.BoringDataModule --data.num_clients 10",
@@ -114,7 +114,7 @@ OPTIONS = {
 @pytest.mark.parametrize("options", OPTIONS)
 def test_an_option_is_refused_in_one_line(options: str, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     (tmp_path / "my_module.py").write_text(OWN_CLASSES)
-    sys.modules.pop("my_module", None)  # another test's
+    sys.modules.pop("my_module", None)  # another test may have imported it
     arguments = ["fit", "-c", QUICKSTART, *("--trainer.logger=false",) * ("logger" not in options), *shlex.split(options)]
     line = refusal(arguments, capsys)
     assert all(words in line for words in OPTIONS[options].split("|")), line
@@ -153,7 +153,7 @@ def test_an_error_in_a_hook_is_shown_in_one_line(
     callback: str, message: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     (tmp_path / "my_hooks.py").write_text(HOOKS)
-    sys.modules.pop("my_hooks", None)  # another test's
+    sys.modules.pop("my_hooks", None)  # another test may have imported it
     options = "--trainer.logger=false --trainer.rounds=1 --trainer.local_steps=2 --trainer.eval_every=0"
     with pytest.raises(SystemExit) as exit:
         main(["fit", "-c", QUICKSTART, *options.split(), f"--trainer.callbacks+=my_hooks.{callback}"])
@@ -184,7 +184,7 @@ def test_a_command_is_refused_in_one_line(command: str, capsys: pytest.CaptureFi
 
 MINE = "{class_path: flcog.callbacks.FedProx, init_args: {mu: 1}}"
 CONFIGS = {
-    # No config at all.
+    # Files that are not a config.
     b"trainer: {rounds: 3}\n# caf\xe9\n": "config.yaml is not UTF-8 text (byte 26): save it as UTF-8",
     b"\x91\x02\xff": "is not UTF-8 text",
     b"\0\0": "is no YAML: unacceptable character",
@@ -195,7 +195,7 @@ CONFIGS = {
     b"trainer: [3\n": "is no YAML: expected|(line 2, column 1)",
     b"a: " + b"[" * 2000: "config.yaml cannot be read: its brackets or lists are nested too deeply",
     b"trainer: !!python/object/apply:os.system [ls]": "could not determine a constructor|config.yaml",
-    # Options that do not get where they should.
+    # Options that are repeated, misspelt or of the wrong form.
     b"trainer:\n  rounds: 3\n  rounds: 4\n": "config.yaml has 'rounds' twice, in lines 2 and 3: keep one",
     b"trainer:\n": "trainer must be a mapping of options; got nothing",
     b"trainer: 3\n": "trainer must be a mapping of options; got 3",
@@ -228,16 +228,17 @@ def test_a_folder_or_a_class_s_file_for_a_config(tmp_path: Path, capsys: pytest.
 
 
 def test_a_text_for_a_checkpoint(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """torch says of it: 101, the number of its first letter."""
+    """torch's own message would be 101, the code of the file's first letter."""
     (tmp_path / "notes.ckpt").write_text("e")
     line = refusal(["test", "-c", QUICKSTART, "--ckpt_path", "notes.ckpt"], capsys)
     assert "notes.ckpt is no readable flcog checkpoint" in line and "101" not in line
 
 
 def test_what_a_config_may_hold(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Anchors, an alias of an alias, and the same key in two mappings are no doubles."""
+    """An anchor with its alias, and the same key in two mappings, are no duplicates."""
+    second = "    - {class_path: SCAFFOLD, init_args: {}}"
     (tmp_path / "config.yaml").write_text(
-        "trainer:\n  rounds: 7\n  callbacks: &all\n    - &mine " + MINE + "\n    - class_path: SCAFFOLD\n"
+        f"trainer:\n  rounds: &seven 7\n  local_steps: *seven\n  callbacks:\n    - {MINE}\n{second}\n"
     )
     with pytest.raises(SystemExit) as exit:
         main(["fit", "-c", QUICKSTART, "-c", "config.yaml", "--print_config"])
@@ -256,7 +257,7 @@ def test_a_folder_of_no_run(command: str, tmp_path: Path, capsys: pytest.Capture
 
 
 def array(shape: str, kind: str) -> bytes:
-    """A file whose header declares an array, and which holds eight bytes of it."""
+    """A .npy file whose header declares an array, followed by only eight bytes of data."""
     header = f"{{'descr': '{kind}', 'fortran_order': False, 'shape': {shape}, }}".ljust(117).encode() + b"\n"
     return b"\x93NUMPY\x01\x00" + len(header).to_bytes(2, "little") + header + bytes(8)
 

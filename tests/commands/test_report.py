@@ -1,4 +1,4 @@
-"""flcog report: what the page says is what the run's files hold, and it needs nothing but itself."""
+"""``flcog report``: the page shows the contents of the run's files, and it needs no other file and no network."""
 
 import base64
 import csv
@@ -24,7 +24,7 @@ VOID = {"meta", "img", "br", "line", "circle", "polyline", "polygon"}
 
 
 class Page(HTMLParser):
-    """The page's tables, headings, addresses and scripts, and whether every tag is closed where it should be."""
+    """The tables, headings, addresses and chart data of the page. Fails if a tag is not closed in the right place."""
 
     def __init__(self, text: str) -> None:
         super().__init__()
@@ -62,12 +62,12 @@ class Page(HTMLParser):
             self.charts[self.headings[-1]] = json.loads(data)
 
     def row(self, name: str) -> list[str]:
-        """The cells of the first row with this name, which is its first cell or, after a score, its second."""
+        """The cells of the first row with this name in its first cell or, after a score, in its second."""
         return next(row for table in self.tables for row in table if name in row[:2])
 
 
 def make_run(root: Path, name: str, methods: list[str], accuracy: list[float], seed: int = 0, **columns: Any) -> Path:
-    """A run's directory, made by hand."""
+    """Write a run's directory without a run."""
     directory = root / name
     (directory / "figures").mkdir(parents=True)
     with (directory / "metrics.csv").open("w", newline="") as file:
@@ -106,7 +106,7 @@ def test_one_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     curve = page.charts["test/accuracy (%)"]
     assert [point[2:] for point in curve["series"][0]["points"]] == [["1", "25"], ["2", "75"], ["3", "50"]]
     (x1, y1, *_), (x2, y2, *_), (x3, y3, *_) = curve["series"][0]["points"]
-    assert x2 - x1 == pytest.approx(x3 - x2) and y1 - y3 == pytest.approx(y3 - y2) and y2 < y3 < y1  # up is less in SVG
+    assert x2 - x1 == pytest.approx(x3 - x2) and y1 - y3 == pytest.approx(y3 - y2) and y2 < y3 < y1  # y grows downwards in SVG
     assert [point[3] for point in page.charts["Sent up"]["series"][0]["points"]] == ["1 KiB", "2 KiB", "3 KiB"]
     assert {"Clients", "Pictures", "Partition", "Configuration"} <= set(page.headings)
     text = (tmp_path / "page.html").read_text()
@@ -120,7 +120,7 @@ def test_one_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_simulated_time_stands_beside_rounds_and_bytes(tmp_path: Path) -> None:
-    """The mean over the seeds of a method; runs without a clock have none."""
+    """It is the mean over the seeds of a method. Runs without simulated time have an empty cell."""
     for seed, end in ((0, 1500.0), (1, 2500.0)):
         make_run(tmp_path, f"a{seed}", ["FedProx"], [0.25, 0.5], seed, **{"time/simulated": [700.0, end]})
     make_run(tmp_path, "b", [], [0.5])
@@ -165,7 +165,7 @@ def test_several_runs_side_by_side(tmp_path: Path) -> None:
 
 
 def test_seeds_of_a_method_are_one_line(tmp_path: Path) -> None:
-    """Their mean with a band, in one row; beyond eight methods lines are grey, and all charts share one legend."""
+    """They have one row and one line, their mean with a band. Beyond eight methods, lines are grey; all charts share one legend."""
     runs = [
         make_run(tmp_path, f"{name}{seed}", [name] if name else [], [0.2 + 0.1 * seed, 0.5 + 0.1 * seed], seed)
         for name in ("", *(f"Mine{number}" for number in range(9)))
@@ -274,7 +274,7 @@ BROWSERS = ("chromium", "chromium-browser", "google-chrome", "chrome")
 @pytest.mark.slow
 @pytest.mark.parametrize("width", [500, 1280])
 def test_in_a_browser(width: int, tmp_path: Path) -> None:
-    """Nothing sticks out, pictures load, the pointer reads values, with no network at all."""
+    """The page does not overflow, pictures load, and the pointer reads values, without a network."""
     browser = next(filter(None, map(shutil.which, BROWSERS)), None)
     if browser is None:
         pytest.skip("no Chromium here: apt-get install chromium")

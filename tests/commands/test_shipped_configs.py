@@ -30,7 +30,7 @@ def test_a_file_of_the_users_comes_first(tmp_path: Path) -> None:
 
 
 def test_a_folder_of_that_name_is_no_config(tmp_path: Path) -> None:
-    """As ``flcog compare digits --out digits`` leaves one."""
+    """For example, ``flcog compare digits --out digits`` leaves such a folder."""
     (tmp_path / "digits").mkdir()
     assert Path(shipped_configs.find("digits", within="tables")) == ROOT / "configs/tables/digits.yaml"
     assert shipped_configs.find(str(tmp_path)) == str(tmp_path)
@@ -44,7 +44,7 @@ def test_only_what_follows_the_option_is_a_name() -> None:
 
 
 def test_fit_and_compare_take_names(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit):  # once it has printed
+    with pytest.raises(SystemExit):  # --print_config exits
         main(["fit", "-c", "quickstart", "-c", "methods/fedprox", "--print_config"])
     assert "flcog.callbacks.FedProx" in capsys.readouterr().out
     main(["compare", "digits", "--show"])
@@ -82,13 +82,13 @@ def test_a_slip_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
 
 @pytest.mark.slow
 def test_the_wheel_holds_them(tmp_path: Path) -> None:
-    """Installed without its clone, a run is one command; the packages it needs are lent by this environment."""
+    """The wheel alone trains a run with one command. The environment of this test provides the packages that flcog needs."""
     subprocess.run(["uv", "build", "--wheel", "-q", "-o", tmp_path, ROOT], check=True)
     (wheel,) = tmp_path.glob("*.whl")
     zipfile.ZipFile(wheel).extractall(tmp_path / "site")
     code = "import sys, flcog; assert 'site' in flcog.__file__; from flcog.commands.cli import main; main(sys.argv[1:])"
     words = ["fit", "-c", "quickstart", "-c", "methods/scaffold", "--trainer.rounds", "1", "--trainer.logger", "false"]
-    # -P keeps the working directory off the path; the editable install comes after PYTHONPATH.
+    # -P keeps the working directory off the path, and PYTHONPATH comes before the editable install.
     subprocess.run([sys.executable, "-P", "-c", code, *words], check=True, env=_environment(tmp_path), cwd=tmp_path)
     assert list((tmp_path / "runs").glob("*/metrics.csv"))
 

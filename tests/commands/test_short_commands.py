@@ -1,4 +1,4 @@
-"""What a short command costs: no torch for a list, a version or a mistake; and what a shell may complete."""
+"""Short commands import no torch for a list, a version or a mistake; and a shell completes commands, options and classes."""
 
 import argparse
 import dataclasses
@@ -72,7 +72,7 @@ def test_every_command_is_where_the_list_says(name: str) -> None:
 
 
 def completions(line: str, folder: Path) -> list[str]:
-    """What a shell is told at the end of a line, as argcomplete asks for it; nothing heavy is loaded for it."""
+    """The completions at the end of a line, requested as by argcomplete. The packages in ``HEAVY`` cannot be imported for them."""
     answer = folder / "answer"
     asked = {"_ARGCOMPLETE": "1", "COMP_LINE": line, "COMP_POINT": str(len(line)), "_ARGCOMPLETE_STDOUT_FILENAME": str(answer)}
     asked |= {"COMP_TYPE": "9", "_ARGCOMPLETE_IFS": "\n", "_ARGCOMPLETE_SUPPRESS_SPACE": "1", "_ARGCOMPLETE_COMP_WORDBREAKS": ""}
@@ -138,7 +138,7 @@ OTHERWISE = {"feddisco-bound": {"--eta", "--sigma", "--tau", "--gap"}}
 @pytest.mark.filterwarnings("ignore:LightningCLI's args parameter")
 @pytest.mark.parametrize("name", COMMANDS)
 def test_the_options_that_are_completed_are_those_that_there_are(name: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """The first are read off the sources, the second are what a command says of itself."""
+    """The completed options are read from the source files, the existing ones from the command's help."""
     with pytest.raises(SystemExit):
         main([name, "--help"])
     lines = re.findall(r"^ +(-.*?)(?:  |$)", capsys.readouterr().out, re.MULTILINE)

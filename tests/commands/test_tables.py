@@ -1,4 +1,4 @@
-"""The table of methods: what it counts, and that it fits a terminal."""
+"""The table of methods: the papers and bytes that it lists, and that it fits a terminal."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -42,7 +42,7 @@ def test_no_other_paper_and_no_unknown_method_is_named() -> None:
 
 @dataclass(frozen=True)
 class SendsThings(Method):
-    """Sends a tensor every round, and exchanges data before the first."""
+    """Sends a tensor every round, and exchanges data before the first round."""
 
     def prepare_data(self, federation: Federation, rng: torch.Generator, workspace: Path | None) -> Exchange:
         return Exchange(federation, (100_000, 40_000))
@@ -58,7 +58,7 @@ class SendsThings(Method):
 
 
 def test_bytes_are_those_that_travel() -> None:
-    """Two clients of SimpleCNN, 44,426 parameters of four bytes; a round's bytes and those before it are told apart."""
+    """Two clients have SimpleCNN with 44,426 parameters of four bytes. Bytes before the first round are counted separately."""
     plain = tables.bytes_of_a_round()
     assert plain == (2 * 4 * 44_426, 2 * 4 * 44_426, 0, 0, False)
     assert tables.bytes_of_a_round(SendsThings()) == (plain.up + 2 * 2000, plain.down + 2 * 4000, 100_000, 40_000, False)

@@ -1,4 +1,4 @@
-"""Every table of ours trains: each arm on each kind of data and model that it meets, and each setting, for a round on random data."""
+"""Every shipped table trains for a round on random data: each arm with each kind of data and model in its table, and each setting."""
 
 import json
 import re
@@ -85,12 +85,12 @@ LOADED: Mapping[str, Any] = {
     "FacebookComments": posts,
     "AGNews": news,
 }
-"""What data sets hold here whose files nobody has in a test. How files are read is tested where the data sets are."""
+"""Contents of the data sets whose files are not available to tests. The tests of the data sets read files."""
 
 
 @pytest.fixture(autouse=True)
 def data(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, command_line: None) -> None:
-    monkeypatch.chdir(tmp_path)  # where tables keep what their arms generate
+    monkeypatch.chdir(tmp_path)  # arms write their generated data here
     for name, load in LOADED.items():
         monkeypatch.setattr(f"flcog.datamodules.{name}.load", load)
         monkeypatch.setattr(f"flcog.datamodules.{name}.prepare_data", lambda self: None)
@@ -101,7 +101,7 @@ def data(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, command_line: None) ->
 
 
 def cut(value: Any, key: str = "") -> Any:
-    """The same settings, smaller, and no network from elsewhere."""
+    """The same settings with smaller numbers, and without pretrained weights."""
     if isinstance(value, dict):
         return {name: cut(inner, name) for name, inner in value.items()}
     if isinstance(value, list):
@@ -116,7 +116,7 @@ def cut(value: Any, key: str = "") -> Any:
 
 
 def smaller(config: Mapping[str, Any], folder: Path) -> dict[str, Any]:
-    """The run as it is but for its size."""
+    """The same run with a smaller size."""
     config = cut(json.loads(json.dumps(config, default=str)))
     trainer, data = config["trainer"], config["data"]["init_args"]
     starts = [(part.get("init_args") or {}).get("start_round", 0) for part in trainer.get("callbacks") or ()]
@@ -133,14 +133,14 @@ def smaller(config: Mapping[str, Any], folder: Path) -> dict[str, Any]:
 
 
 SEEN: set[Any] = set()
-"""What has been trained in any table: the same arms and settings stand in many."""
+"""The arms and settings that any table has trained. Many tables share them."""
 
 ALIKE = {"cifar100": "cifar10", "feddisco-participation": "cifar10", "fedssyn-cifar100": "fedssyn-cifar10"}
 """Settings whose data and models differ from another's in numbers only."""
 
 
 def is_new(table: Table, cell: Cell) -> bool:
-    """Whether no cell so far had this arm on this kind of data and model, or one of its arguments but for the numbers in it."""
+    """Whether the cell has an arm with a kind of data and model, or an argument, that no earlier cell had. Numbers do not count."""
     row, column = table.rows[cell.row], table.columns[cell.column]
     place = cell.column if column.setting is None else column.setting
     configs = tuple(ALIKE.get(path.stem, path.stem) for path in (*table.common.configs, *column.configs))
@@ -155,7 +155,7 @@ def is_new(table: Table, cell: Cell) -> bool:
 
 
 def plain(value: Any) -> str:
-    """A setting as text in which all numbers are alike."""
+    """A setting as text, with each number replaced by ``#``."""
     return re.sub(r"-?\d+(\.\d+)?(e-?\d+)?", "#", str(value))
 
 

@@ -1,4 +1,4 @@
-"""What a method's file under ``tests/methods`` registers: its cases, and the arguments that it refuses."""
+"""The types that a file under ``tests/methods`` uses to register its cases, and the arguments that its methods refuse."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -17,18 +17,18 @@ class Case:
     """One setting of one method.
 
     Args:
-        method: the setting under test; it must change what FedAvg does.
-        reference: the paper in plain torch, given the same hyper-parameters; None where no whole run can be compared.
-        neutral: a setting with which the method is FedAvg, if it has one.
-        optimizer: the local optimiser of the comparison.
-        module: makes the client module from the optimiser.
-        data: makes the data.
+        method: the setting under test. Its run must differ from FedAvg's.
+        reference: the paper's algorithm in plain torch, with the same hyper-parameters; None if no whole run can be compared.
+        neutral: a setting that makes the method equal to FedAvg, if there is one.
+        optimizer: the clients' optimiser in the comparison.
+        module: a function that makes the client module from the optimiser.
+        data: a function that makes the data.
         options: further arguments of the trainer.
-        like_fedavg: whether its global model is FedAvg's, because what it changes is the clients' own.
-        no_reference: why no whole run can be compared, where the method's file compares piece by piece.
-        random: whether it draws randomness of its own, so that clients with equal data differ.
+        like_fedavg: whether the method leaves the global model as FedAvg trains it, because it changes only the clients' own values.
+        no_reference: why no whole run can be compared; the method's file then compares single computations.
+        random: whether the method draws random numbers of its own, so that clients with equal data differ.
         rtol: tolerance against the reference in float64.
-        beside: methods that always run beside it, before it in the list.
+        beside: methods that run together with this method in every test, listed before it.
     """
 
     method: Method
@@ -46,4 +46,4 @@ class Case:
 
 
 Refusals = dict[type, list[tuple[dict[str, Any], str]]]
-"""Of each class: arguments, and what the error says of them after the class's name."""
+"""For each class: arguments that it refuses, and the error message after the class's name."""

@@ -1,8 +1,8 @@
-"""The registry of methods: one :class:`Case` per method (or per form of it) puts it through every contract of this folder.
+"""The registry of methods: this folder tests every method (or form of it) through a registered :class:`Case`.
 
 To add a method: write ``tests/reference/<method>.py`` with ``run(problem, **hyper_parameters) -> state_dict``, and
 ``tests/methods/test_<method>.py`` with a dictionary ``CASES`` of cases by name, a dictionary ``REFUSED`` of the arguments that it
-refuses, and the tests of what is its own.
+refuses, and the tests that concern this method alone.
 """
 
 import importlib
@@ -26,7 +26,7 @@ def files() -> Iterator[ModuleType]:
 
 
 def collected(name: str) -> dict[Any, Any]:
-    """The dictionaries of this name of all those files, as one."""
+    """Merge the dictionaries with this name in all those files."""
     parts = [getattr(file, name) for file in files() if hasattr(file, name)]
     merged = {key: value for part in parts for key, value in part.items()}
     assert len(merged) == sum(map(len, parts)), f"an entry of {name} is registered twice"
@@ -39,7 +39,7 @@ FIRST = {type(case.method): name for name, case in reversed(CASES.items())}
 
 
 def first_quickly(cases: Mapping[str, Case]) -> pytest.MarkDecorator:
-    """A test of several runs for all cases: the first case of each method is a quick test, and the others are slow tests."""
+    """Parametrize a test that needs several runs: the first case of each method is a quick test, and the others are slow tests."""
     params = [
         pytest.param(case, id=name, marks=() if FIRST[type(case.method)] == name else pytest.mark.slow)
         for name, case in cases.items()
@@ -48,7 +48,7 @@ def first_quickly(cases: Mapping[str, Case]) -> pytest.MarkDecorator:
 
 
 def run(case: Case, *callbacks: flcog.Callback, **options: Any) -> RecordingTrainer:
-    """The case's setting with these callbacks in the place of its method."""
+    """Run the case's setting with these callbacks in place of its method."""
     return train(
         *case.beside, *callbacks, **({"module": case.module(case.optimizer), "data": case.data()} | case.options | options)
     )

@@ -1,4 +1,4 @@
-"""Every method trains LoRA's adapters as it trains a whole model: under both executors, and nothing else travels or changes."""
+"""Every method can train LoRA adapters instead of a whole model, under both executors; no frozen parameter is sent or changed."""
 
 import copy
 
@@ -29,7 +29,7 @@ def test_it_trains_adapters(name: str) -> None:
     frozen = ("hidden.0.layer.weight", "hidden.0.layer.bias")
     assert not any(part.endswith(frozen) for part in loop.state) and any(part.endswith("hidden.0.B") for part in loop.state)
     for module in modules:
-        layer = module.state_dict()  # a method may have put the network into another, which gives it another name
+        layer = module.state_dict()  # a method may have wrapped the network, which changes its parameters' names
         assert all(
             any(torch.equal(value, before[f"model.{part}"]) for n, value in layer.items() if n.endswith(part)) for part in frozen
         )

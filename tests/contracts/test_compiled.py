@@ -1,6 +1,6 @@
-"""Every shipped method with ``trainer.compile``, by torch's own compiler: seconds to a minute for each, so all of this is slow.
+"""Every shipped method with ``trainer.compile`` and torch's own compiler, which takes seconds to a minute per method.
 
-``tests/engine/test_compile.py`` has what needs no compiler: that one program serves all steps, and what it is made of.
+``tests/engine/test_compile.py`` has the tests that need no compiler, for example that all steps share one program.
 """
 
 import pytest
@@ -40,7 +40,7 @@ def test_under_the_loop_and_on_threads(chunk_size: int) -> None:
 
 
 def test_keyed_noise_stays_where_it_belongs() -> None:
-    """A whole number that overflows on purpose must not tell the C++ compiler that the noise never ends."""
+    """The noise multiplies integers that overflow on purpose. A C++ compiler that rules this out may write beyond the end of the noise."""
     place = torch.ones(83 + 64)
 
     def fill(key: Tensor, place: Tensor) -> None:

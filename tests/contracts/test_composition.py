@@ -1,7 +1,7 @@
-"""Any two methods run in one run, under both executors, or are refused before any training with the reason.
+"""Any two methods either run together, under both executors, or are refused before training with a message that gives the reason.
 
-How the contributions of several methods are folded is written at each hook: sums, own slots and exclusive hooks do not depend on the
-order of the list, chains and nested hooks follow it.
+The documentation of each hook says how the contributions of several methods are combined. The order of the list does not matter for
+hooks whose results are summed, kept separately for each method, or allowed for one method only. It matters for chained and nested hooks.
 """
 
 import copy
@@ -47,15 +47,15 @@ from flcog.callbacks import (
 from flcog.method import Attack, Method, Params, check_methods
 
 FORMS: dict[str, Method] = {}
-"""Every method once, with the settings of its first case: what a tiny model and a few steps can carry."""
+"""Every method once, with the settings of its first case, which suit a tiny model and a few steps."""
 for _case in CASES.values():
     FORMS.setdefault(_case.method.name, _case.method)
-# Forms that fit any number of clients, and that leave the weights to other methods.
+# These settings work with any number of clients, and leave the clients' weights to other methods.
 for _method in (Availability(), PowerOfChoice(), UniformSelection(), WeightedSelection()):
     FORMS[_method.name] = _method
 FORMS |= {method.name: method for method in (Bucketing(s=1), Bulyan(f=0), Krum(f=0), MultiKrum(f=0))}
 FORMS |= {name: replace(method, clients=(1,)) for name, method in FORMS.items() if isinstance(method, Attack)}
-FORMS["MOON-projected"] = MOON(mu=2.0, projection=5)  # changes the model, as MOON without a projection does not
+FORMS["MOON-projected"] = MOON(mu=2.0, projection=5)  # with a projection, MOON changes the model
 
 NAMES = sorted(FORMS, key=str.lower)
 
@@ -78,7 +78,7 @@ EXCLUSIVE = {
     ("FedRep", "Local"): "both define 'personal', of which a run can have one",
     ("FineTune", "Local"): "both define 'personal', of which a run can have one",
 }
-"""Pairs that no order makes possible, and why."""
+"""Pairs that cannot run together in either order, and why."""
 EXCLUSIVE |= {
     ("Centralized", name): "the pooled data belong to one client, so no other client has a model of its own"
     for name in ("Ditto", "FedRep", "FineTune", "Local")
@@ -163,7 +163,7 @@ EXCLUSIVE |= {
 }
 
 REFUSED_ORDERS = {("VHL", "MOON-projected"): "a method listed after VHL has changed the head .* List VHL after it"}
-"""Pairs that run only the other way round."""
+"""Pairs that run only in the opposite order."""
 
 CHAINS = (
     "configure_model",
@@ -178,9 +178,9 @@ CHAINS = (
     "server_step",
     "evaluate_at",
 )
-"""Hooks in which each method gets what the one listed before it has made, or wraps it."""
+"""Hooks in which each method receives, or wraps, the result of the method listed before it."""
 
-# The combinations of the papers' own tables; "FedAvg" there is the method by itself.
+# The combinations in the papers' own tables, except the combination with "FedAvg", which is the method by itself.
 PAPERS = {
     "FedCOG": ("FedAvgM", "FedProx", "SCAFFOLD", "MOON"),
     "FedDisco": ("FedAvgM", "FedProx", "SCAFFOLD", "FedDyn", "FedNova", "MOON", "FedDC"),
@@ -189,7 +189,7 @@ PAPERS = {
 }
 
 DATA = TinyData(order=(1, 2, 3, 5))
-"""Four clients of 10 to 16 samples; it splits its samples once for all runs."""
+"""Four clients with 10 to 16 samples each. All runs share one split."""
 
 
 LEAKS = (
@@ -213,7 +213,7 @@ def outcome(names: tuple[str, ...], executor: str) -> tuple[Params, Params, list
     options: dict[str, Any] = {"rounds": 2, "local_steps": 2, "clients_per_round": 4, "data": DATA, "module": module}
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        for said in ("replaces the server's step", "its server's step does nothing"):  # of FlexLoRA, and beside FedDM
+        for said in ("replaces the server's step", "its server's step does nothing"):  # of FlexLoRA, and with FedDM
             warnings.filterwarnings("ignore", f".*{said}")
         trainer = train(*(FORMS[name] for name in names), executor=executor, **options)
     assert (trainer.executor.name == "vmap") == (executor == "vmap"), trainer.notes
@@ -221,7 +221,7 @@ def outcome(names: tuple[str, ...], executor: str) -> tuple[Params, Params, list
 
 
 def check(*names: str) -> None:
-    """Runs under both executors, with the same finite result."""
+    """Check that both executors give the same finite result."""
     state, clients, rows = outcome(names, "loop")
     for name, value in (state | clients).items():
         assert torch.isfinite(value).all(), f"{names}: {name} is not finite"
@@ -267,7 +267,11 @@ def test_the_papers_own_combinations(paper: str) -> None:
     ids=lambda value: getattr(value, "name", ""),
 )
 def test_disco_weighs_what_the_authors_code_weighs(partner: Method, reference: Callable[..., State]) -> None:
-    """FedDyn's and FedDC's means of the models alone, FedNova's both sums, SCAFFOLD's models and not its control, the others' mean."""
+    """FedDisco's weights apply to the same means as in its authors' program.
+
+    They apply to the mean of the models alone in FedDyn, FedDC and SCAFFOLD (not to its control variate), to both sums in FedNova, and to
+    the only mean in the other methods.
+    """
     disco = FedDisco(a=0.4, b=0.1)
     module, options = classifier(), {"data": DATA, "local_epochs": 1.5, "rounds": 3, "clients_per_round": 3}
     before = copy.deepcopy(module)
@@ -281,7 +285,7 @@ def test_disco_weighs_what_the_authors_code_weighs(partner: Method, reference: C
 
 @pytest.mark.slow
 def test_an_experiment_of_many() -> None:
-    """What an ablation starts from: data, loss, gradient, weights, server and system methods at once."""
+    """Methods that change the data, loss, gradient, weights, server step and system run together, as at the start of an ablation."""
     check(
         "FedCOG",
         "FedProx",
@@ -299,7 +303,7 @@ def test_an_experiment_of_many() -> None:
 
 @pytest.mark.slow
 def test_a_cross_section_of_pairs() -> None:
-    """Every method beside its neighbours in the alphabet. All pairs are tests with the mark ``long``."""
+    """Every method runs together with its neighbours in the alphabet. The tests of all pairs have the mark ``long``."""
     for i, name in enumerate(NAMES):
         partner = NAMES[(i + 1) % len(NAMES)]
         if not excluded(name, partner):
@@ -339,7 +343,7 @@ def test_order_means_nothing_without_a_common_chain(a: str, b: str) -> None:
 
 @pytest.mark.parametrize(("a", "b"), [("SCAFFOLD", "ClipGradient"), ("FedAvgM", "FedExP"), ("FedSAM", "FedReg")])
 def test_chains_follow_the_list(a: str, b: str) -> None:
-    """Clipping the corrected gradient is not correcting the clipped one."""
+    """The order of two methods in one chain matters: clipping a corrected gradient differs from correcting a clipped gradient."""
     assert share_a_chain(a, b)
     one, other = outcome((a, b), "loop")[0], outcome((b, a), "loop")[0]
     assert max(float((one[name] - other[name]).abs().max()) for name in one) > 1e-4

@@ -14,7 +14,7 @@ pytestmark = pytest.mark.filterwarnings("error")
 
 
 class Watch(L.Callback):
-    """A hook of a step, which only the faithful step calls."""
+    """A callback with a hook of training steps, which only the faithful step calls."""
 
     steps = 0
 
@@ -23,7 +23,7 @@ class Watch(L.Callback):
 
 
 QUICK = ("SCAFFOLD", "FedSAM", "MOON-batchnorm", "Ditto")
-"""A correction, a wrapped gradient, a loss and a hook after the step."""
+"""They use correct_gradient, wrap_gradient, loss and after_step, in this order."""
 
 
 HOOKED = {name: case for name, case in CASES.items() if not case.method.maps_gradient}
@@ -52,7 +52,7 @@ def test_hooks_of_a_step_are_refused_beside_gradients_of_samples() -> None:
 
 
 class Manual:
-    """The same training by hand."""
+    """The same training step with manual optimisation."""
 
     def training_step(self: Any, batch: Any, batch_idx: int) -> None:
         optimizer = self.optimizers()
@@ -73,7 +73,7 @@ MANUAL = {name: case for name, case in CASES.items() if acts_on_models(case)}
     "case", [pytest.param(case, id=name, marks=[pytest.mark.slow] * (name != "FedWalk")) for name, case in MANUAL.items()]
 )
 def test_manual_optimisation_gives_the_same_bits(case: Case) -> None:
-    """Of the methods that act on models alone."""
+    """This holds for the methods that only read and change models."""
     module = case.module(case.optimizer)
     module.__class__ = type("Manual", (Manual, type(module)), {})
     module.automatic_optimization = False

@@ -1,4 +1,4 @@
-"""FedAvg itself: against plain torch with any optimiser and network, with one client, and with clients that count for nothing."""
+"""FedAvg itself: against plain torch with several optimisers and networks, with one client, and with clients of weight 0."""
 
 import copy
 import math
@@ -75,7 +75,7 @@ def test_one_client_is_plain_sgd(method: Method | None) -> None:
 
 @dataclass(frozen=True)
 class Without(Method):
-    """Leaves one client out: before it trains, or when its update is weighed."""
+    """Leaves one client out: the client does not train, or it trains and its update has weight 0."""
 
     client: int = 0
     trains: bool = False

@@ -1,4 +1,4 @@
-"""What is imported only where it is needed."""
+"""Large packages are imported only where they are needed."""
 
 import ast
 import os
@@ -14,7 +14,7 @@ ROOT = Path(__file__).parents[2]
 
 
 def imported_at_once(node: ast.AST) -> Iterator[str]:
-    """The packages that a module imports when it is imported itself: not what its functions import, nor what only mypy reads."""
+    """The packages that importing a module imports, without the imports inside functions and under TYPE_CHECKING."""
     for child in ast.iter_child_nodes(node):
         if isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
             continue
@@ -36,7 +36,7 @@ def test_torchvision_is_imported_only_where_a_model_or_data_set_needs_it() -> No
 
 
 LATE = {"torchvision", "scipy.signal", "scipy.stats", "sklearn", "pandas", "wandb"}
-"""Packages that take long to import, and that the first round of a run does not need."""
+"""Packages that are slow to import and not needed in the first round of a run."""
 
 FIRST_ROUND = f"""
 import sys

@@ -1,4 +1,4 @@
-"""Methods on data they are made for and on data they refuse: kinds of labels, tokens, networks with BatchNorm."""
+"""Methods on kinds of data that they support and that they refuse: kinds of labels, tokens, networks with BatchNorm."""
 
 from functools import partial
 from typing import Any
@@ -62,7 +62,7 @@ def test_single_label_methods_refuse_other_data(method: Method) -> None:
 
 
 class Tokens(TinyData):
-    """Inputs that are numbers of words."""
+    """Inputs that are word indices."""
 
     def load(self) -> Splits:
         splits = super().load()
@@ -71,7 +71,7 @@ class Tokens(TinyData):
 
 
 class Words(flcog.models.FeatureModel):
-    """Embeddings' mean and a linear head."""
+    """The mean of the words' embeddings, and a linear head."""
 
     def __init__(self) -> None:
         super().__init__()

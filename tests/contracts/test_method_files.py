@@ -1,4 +1,4 @@
-"""One file per method or published form: what differs in a value or two is an argument of the table that wants it."""
+"""There is one config per method or published form. A setting that differs in one or two values is an argument in the tables instead."""
 
 from itertools import combinations
 from pathlib import Path

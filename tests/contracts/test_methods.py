@@ -1,4 +1,4 @@
-"""Every shipped method, against the paper in plain torch, against itself under other executors, and against theorems."""
+"""Every shipped method, compared with the paper in plain torch, with itself under other executors, and with known identities."""
 
 import copy
 import doctest
@@ -39,11 +39,11 @@ def each(cases: Mapping[str, Case]) -> pytest.MarkDecorator:
 
 
 WITH_REFERENCE = {name: case for name, case in CASES.items() if case.reference is not None}
-"""The others are compared with the paper piece by piece, each in a file of its own."""
+"""For each other case, the method's own file compares single computations with the paper."""
 MAY_WAIT = {name: case for name, case in CASES.items() if not isinstance(case.method, Withholding)}
-"""The others act in all rounds."""
+"""The other methods act in all rounds."""
 WITHOUT_DRAWS = {name: case for name, case in CASES.items() if not case.random}
-"""The others draw random numbers by the client's id, so that even clients with equal data differ."""
+"""The other methods draw random numbers that depend on the client's id, so that even clients with equal data differ."""
 
 _listed: dict[int, tuple[RecordingTrainer, flcog.ClientModule]] = {}
 _idle: dict[int, RecordingTrainer] = {}
@@ -51,7 +51,7 @@ _plain: dict[str, Params] = {}
 
 
 def as_listed(case: Case) -> tuple[RecordingTrainer, flcog.ClientModule]:
-    """The case itself, run once for all tests that compare with it, and the module that it started from."""
+    """Run the case once for all tests that compare with it. Returns the trainer and the initial module."""
     if id(case) not in _listed:
         module = case.module(case.optimizer)
         before = copy.deepcopy(module)
@@ -60,7 +60,7 @@ def as_listed(case: Case) -> tuple[RecordingTrainer, flcog.ClientModule]:
 
 
 def before_it_starts(case: Case) -> RecordingTrainer:
-    """The case with its method waiting for a round that never comes, or without it if it may not wait, also run once."""
+    """Run the case once with its method starting only after the last round, or without the method if it cannot start later."""
     if id(case) not in _idle:
         waiting = [] if isinstance(case.method, Withholding) else [replace(case.method, start_round=3)]
         _idle[id(case)] = run(case, *waiting)
@@ -68,7 +68,7 @@ def before_it_starts(case: Case) -> RecordingTrainer:
 
 
 def fedavg_of(case: Case) -> Params:
-    """FedAvg in the case's setting, run once for all cases that share it."""
+    """The model of FedAvg in the case's setting, which runs once for all cases with this setting."""
     setting = repr((case.module, case.optimizer, case.data, case.options, case.beside))
     if setting not in _plain:
         _plain[setting] = run(case).state
@@ -76,7 +76,7 @@ def fedavg_of(case: Case) -> Params:
 
 
 def run_on_all_samples(case: Case, order: Sequence[int]) -> RecordingTrainer:
-    """The case with every client in every round and all of its samples in every step, so that no draw tells clients apart."""
+    """Run the case with every client in every round and all of its samples in every step, so that no draw distinguishes clients."""
     full = {"clients_per_round": 1.0, "local_steps": 3, "local_epochs": None}
     return run(case, case.method, data=TinyData(batch_size=16, order=order), **full)
 
@@ -136,7 +136,7 @@ def test_neutral_setting_is_fedavg_and_others_are_not(case: Case) -> None:
 
 @first_quickly(CASES)
 def test_resume_is_bitwise(case: Case, tmp_path: Path) -> None:
-    """Whether it is written, evaluated or resumed changes no bit of a run's rounds."""
+    """Checkpoints, evaluation and a resume change no bit of a run's model and rows."""
     whole, _ = as_listed(case)
     setting = partial(fit, tmp_path, *case.beside, case.method, **case.options)
     half = setting(module=case.module(case.optimizer), data=case.data(), rounds=2)
@@ -161,7 +161,7 @@ def test_identical_clients_are_one(case: Case) -> None:
     assert_close(runs[1].state, runs[0].state, 1e-11)
 
 
-# What every method must have --------------------------------------------------------------------------------------------------------
+# Requirements on every method ---------------------------------------------------------------------------------------------------------
 
 EXPORTED = {name: getattr(flcog.callbacks, name) for name in flcog.callbacks.__all__}
 METHODS = {name: value for name, value in EXPORTED.items() if issubclass(value, Method)}
@@ -227,7 +227,7 @@ NOT_ON_TINY_DATA = {
     "fedwalk-pretraining-tiny-imagenet": "its leash is to be downloaded",
     "stragglers-feddisco": "it changes the data too",
 }
-"""Configs that are run elsewhere, or only parsed, and the reason."""
+"""Configs that do not run on the tiny data, and why. Other tests run or parse them."""
 
 
 @pytest.mark.parametrize("path", [path for path in CONFIGS if path.stem not in NOT_ON_TINY_DATA], ids=lambda path: path.stem)

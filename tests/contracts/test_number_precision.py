@@ -1,4 +1,4 @@
-"""Counts, shares and losses are as right in a bfloat16 run as in any other: only tensors of the model's size are rounded."""
+"""Counts, shares and losses are as exact in a bfloat16 run as in any other: only the model and tensors of its size are rounded."""
 
 import copy
 from collections.abc import Iterator
@@ -33,7 +33,7 @@ def default_dtype(dtype: torch.dtype) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Seen(Method):
-    """Listed last: the weights that come out, and the mean of a number that every client sends."""
+    """Listed last, it records the final weights, and the means of two numbers that every client sends."""
 
     cohorts: list[Cohort] = field(default_factory=list)
     means: list[Tensor] = field(default_factory=list)
@@ -104,7 +104,7 @@ def test_steps_beyond_256_are_counted(executor: str, momentum: float, monkeypatc
 @EXECUTORS
 @pytest.mark.slow
 def test_the_loss_of_many_steps_is_their_mean(executor: str) -> None:
-    """A bfloat16 sum of losses stands still after 256 steps."""
+    """In bfloat16, a sum of losses would stop growing after 256 steps."""
     options = {"executor": executor, "rounds": 1, "local_steps": 384, "clients_per_round": 2}
     half, single = (
         train(module=classifier(partial(torch.optim.SGD, lr=1e-9)), precision=precision, **options).rows[0]["train/loss"]
@@ -114,7 +114,7 @@ def test_the_loss_of_many_steps_is_their_mean(executor: str) -> None:
 
 
 def test_drawn_values_stay_below_one() -> None:
-    """One value in 500 would round up to 1 in bfloat16, and its logarithm make the noise infinite."""
+    """In bfloat16, one value in 500 would round up to 1, and its logarithm would make the noise infinite."""
     with default_dtype(torch.bfloat16):
         values, noise = uniform(torch.tensor(3), 0, (5000,)), normal(torch.tensor(3), 0, (5000,))
     assert values.max() < 1

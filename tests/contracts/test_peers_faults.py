@@ -1,6 +1,6 @@
-"""Faults found in other frameworks, each with the numbers that the fault would give: ours has none of them.
+"""Faults that were found in other frameworks do not occur here; many tests also show the numbers that the fault would give.
 
-Most runs here are small enough for a pencil: client k's loss is (w - t_k)^2, its gradient 2 (w - t_k).
+Most expected values were computed by hand: client k's loss is (w - t_k)^2, and its gradient is 2 (w - t_k).
 """
 
 import dataclasses
@@ -30,7 +30,7 @@ both_executors = pytest.mark.parametrize("executor", ["loop", "vmap"])
 
 
 class Point(nn.Module):
-    """A model that is one number, 2 at first."""
+    """A model with one parameter w, which is 2 at first."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -51,7 +51,7 @@ class InOrder(Partitioner):
 
 
 class Constants(flcog.FederatedDataModule):
-    """All of client k's samples, input and target, are ``values[k]``."""
+    """The input and the target of each of client k's samples are ``values[k]``."""
 
     task = "regression"
     num_classes = 2
@@ -71,7 +71,7 @@ def point(lr: float = 0.1) -> flcog.Regressor:
 
 
 def run(*methods: Any, values: Sequence[float], sizes: Sequence[int] | None = None, **options: Any) -> float:
-    """Where w ends."""
+    """Train, and return the final w."""
     data = Constants(values, sizes, options.pop("batch_size", 1))
     options = {"rounds": 1, "clients_per_round": len(values)} | options
     return float(train(*methods, module=point(), data=data, **options).params["model.w"])
@@ -82,7 +82,7 @@ def run(*methods: Any, values: Sequence[float], sizes: Sequence[int] | None = No
 
 @both_executors
 def test_scaffolds_correction_reaches_the_optimiser(executor: str) -> None:
-    """p2pfl adds it to ``.grad`` in a hook whose edits Lightning discards, and leaves ``- c`` out of the new control variate."""
+    """p2pfl adds the correction to ``.grad`` in a hook whose changes Lightning discards, and omits ``- c`` in the new control variate."""
     data = Constants([0.0, 1.0])
     trainer = make_trainer(None, SCAFFOLD(), local_steps=1, clients_per_round=2, executor=executor)
     trainer.prepare(point(), data)
@@ -90,16 +90,16 @@ def test_scaffolds_correction_reaches_the_optimiser(executor: str) -> None:
     for client, value in ((0, 0.2), (1, 1.0)):
         trainer.run.clients.put(client, {"SCAFFOLD": {"c": {"model.w": torch.tensor(value, dtype=torch.float64)}}})
     trainer.train_round()
-    # y_0 = 2 - 0.1 (4 - 0.2 + 0.5) = 1.57,  y_1 = 2 - 0.1 (2 - 1 + 0.5) = 1.85; without the correction the mean were 1.7.
+    # y_0 = 2 - 0.1 (4 - 0.2 + 0.5) = 1.57,  y_1 = 2 - 0.1 (2 - 1 + 0.5) = 1.85; without the correction, the mean would be 1.7.
     assert float(trainer.run.params["model.w"]) == pytest.approx((1.57 + 1.85) / 2, abs=1e-12)
-    # c_0 = 0.2 - 0.5 + 0.43 / 0.1 and c_1 = 1 - 0.5 + 0.15 / 0.1: the gradients at w = 2. Without "- c": 4.5 and 2.5.
+    # c_0 = 0.2 - 0.5 + 0.43 / 0.1 and c_1 = 1 - 0.5 + 0.15 / 0.1: the gradients at w = 2. Without "- c", they would be 4.5 and 2.5.
     own = [float(trainer.run.clients.by_client[k]["SCAFFOLD"]["c"]["model.w"]) for k in (0, 1)]
     assert own == pytest.approx([4.0, 2.0], abs=1e-12)
     assert float(trainer.run.server.servers["SCAFFOLD"]["c"]["model.w"]) == pytest.approx(0.5 + (3.8 + 1.0) / 2, abs=1e-12)
 
 
 def test_scaffold_corrects_parameters_not_statistics() -> None:
-    """NIID-Bench's loop runs over the whole ``state_dict``, BatchNorm's statistics included."""
+    """NIID-Bench corrects every entry of the ``state_dict``, including BatchNorm's statistics."""
     trainer = train(SCAFFOLD(), module=classifier(network=BatchNormMLP), rounds=1)
     assert trainer.run.buffers and set(trainer.run.server.servers["SCAFFOLD"]["c"]) == set(trainer.run.params)
 
@@ -109,14 +109,14 @@ def test_scaffold_corrects_parameters_not_statistics() -> None:
 
 @both_executors
 def test_statistics_are_everybodys(executor: str) -> None:
-    """PFLlib takes BatchNorm's from the first client; fluke the largest ``num_batches_tracked``."""
+    """PFLlib takes BatchNorm's statistics from the first client, and fluke takes the largest ``num_batches_tracked``."""
     values, sizes, steps = [1.0, 5.0, 3.0], [2, 4, 6], np.array([1, 2, 3])
     network = nn.Sequential(nn.BatchNorm1d(1), nn.Linear(1, 1))
     module = flcog.Regressor(network, optimizer=partial(torch.optim.SGD, lr=0.0))
     options: dict[str, Any] = {"local_epochs": 1, "clients_per_round": 3, "rounds": 1, "executor": executor}
     buffers = train(module=module, data=Constants(values, sizes, batch_size=2), **options).buffers
     shares = np.array(sizes) / sum(sizes)
-    # s batches of one value v move the running mean from 0 to v (1 - 0.9^s), and the variance from 1 to 0.9^s.
+    # s batches where every value is v move the running mean from 0 to v (1 - 0.9^s), and the variance from 1 to 0.9^s.
     means, variances = np.array(values) * (1 - 0.9**steps), 0.9**steps
     assert float(buffers["model.0.running_mean"]) == pytest.approx(shares @ means, abs=1e-12)
     assert float(buffers["model.0.running_var"]) == pytest.approx(shares @ variances, abs=1e-12)
@@ -129,7 +129,7 @@ def test_statistics_are_everybodys(executor: str) -> None:
 
 @both_executors
 def test_clients_count_by_their_samples(executor: str) -> None:
-    """FedLab's FedNova weighs clients by 1/m; ByteDance's looks weights up by client id, which fails in a partial cohort."""
+    """FedLab's FedNova weighs clients by 1/m. ByteDance's looks weights up by client id, which fails if only some clients are selected."""
     values, sizes, lr = np.array([0.0, 1.0, -3.0]), np.array([2, 4, 6]), 0.1
     steps = np.array([1, 2, 3])
     moves = (values - 2) * (1 - (1 - 2 * lr) ** steps)
@@ -149,7 +149,7 @@ def test_clients_count_by_their_samples(executor: str) -> None:
 
 @both_executors
 def test_fedprox_needs_no_help_from_the_client(executor: str) -> None:
-    """Flower's FedProx does nothing unless the user's own training loop adds the term."""
+    """Flower's FedProx does nothing unless the user's own training loop adds the proximal term."""
     # 2 -> 1.6 -> 1.6 - 0.1 (3.2 + mu (1.6 - 2)), which is 1.32 for mu = 1 and 1.28 for FedAvg.
     assert run(FedProx(mu=1.0), values=[0.0], local_steps=2, executor=executor) == pytest.approx(1.32, abs=1e-12)
     assert run(values=[0.0], local_steps=2, executor=executor) == pytest.approx(1.28, abs=1e-12)
@@ -172,7 +172,7 @@ def test_nobody_is_sampled_twice() -> None:
 
 
 def test_a_clients_state_stays_with_one_process() -> None:
-    """pfl's in-memory user states are wrong with more than one process: each has states of its own for every user."""
+    """pfl's in-memory user states are wrong with several processes, because each process keeps its own state of every user."""
     trainer = make_trainer(None, SCAFFOLD(), local_steps=1, clients_per_round=5)
     trainer.prepare(classifier(), TinyData())
     engine = dataclasses.replace(trainer.run.engine, processes=Processes(count=3))
@@ -190,8 +190,8 @@ def test_a_clients_state_stays_with_one_process() -> None:
 @both_executors
 @pytest.mark.parametrize("name", ["momentum", "adam"])
 def test_every_client_starts_with_a_fresh_optimiser(name: str, executor: str) -> None:
-    """A cache of fluke's let one client's momentum move the next."""
-    # From 2, one step each: 2 - 0.4 and 2 - 0.2; from their mean 1.7: 1.7 - 0.34 and 1.7 - 0.14. Adam's first step is its rate.
+    """In fluke, a cache passed one client's momentum to the next client."""
+    # One step of SGD each from 2: 2 - 0.4 and 2 - 0.2; from their mean 1.7: 1.7 - 0.34 and 1.7 - 0.14. Adam's first step is lr.
     optimizer, ends = {
         "momentum": (partial(torch.optim.SGD, lr=0.1, momentum=0.9), (1.7, 1.46)),
         "adam": (partial(torch.optim.Adam, lr=0.1), (1.9, 1.8)),
@@ -204,7 +204,7 @@ def test_every_client_starts_with_a_fresh_optimiser(name: str, executor: str) ->
 
 
 def test_a_client_smaller_than_a_batch_trains() -> None:
-    """FedDisco's and others' loaders drop the last batch: a client with less than one then divides by zero."""
+    """The loaders of FedDisco and others drop the last batch. A client with less than one batch then divides by zero."""
     data = TinyData(batch_size=12, drop_last=True)
     trainer = train(data=data, local_epochs=2, clients_per_round=8, rounds=1)
     steps = {client.id: [len(targets) for _, targets in client.batches] for client in trainer.recorded[0]}
@@ -224,13 +224,16 @@ def noisy() -> flcog.Classifier:
 
 def disturb(seed: int) -> None:
     torch.manual_seed(seed)
-    np.random.seed(seed)  # noqa: NPY002 - the global stream is what is disturbed
+    np.random.seed(seed)  # noqa: NPY002 - the global stream is disturbed on purpose
     random.seed(seed)
 
 
 @pytest.mark.slow
 def test_a_resumed_run_goes_on_with_the_same_randomness(tmp_path: Path) -> None:
-    """No peer saves its generators: k rounds, a resume and k rounds more are 2k rounds bit for bit, cohorts and batches included."""
+    """A run of k rounds and a resume for k more rounds give the same bits as 2k rounds, including cohorts and batches.
+
+    No other framework saves the state of its random number generators.
+    """
     methods = [
         SCAFFOLD(),
         FedCOG(num_samples=4, steps=1, batch_size=2),
@@ -262,7 +265,7 @@ def test_a_resumed_run_goes_on_with_the_same_randomness(tmp_path: Path) -> None:
 
 
 def test_one_seed_one_result() -> None:
-    """Flower and FLamby seed the global streams, which everything else draws from too."""
+    """Flower and FLamby seed the global random streams, which all other code also uses."""
     runs = []
     for seed in (1, 2):
         module = noisy()
@@ -275,7 +278,7 @@ def test_one_seed_one_result() -> None:
 
 
 def test_a_split_that_cannot_be_had_is_refused() -> None:
-    """PFLlib, FL-bench and early Flower redraw a Dirichlet split for ever if no draw leaves every client enough."""
+    """PFLlib, FL-bench and early Flower redraw a Dirichlet split forever if no draw gives every client enough samples."""
     labels = torch.arange(1000) % 10
     with pytest.raises(ValueError, match=r"Dirichlet\(beta=0\.001\).*clients"):
         Dirichlet(0.001, min_size=40)(Samples(labels, labels), 20, seed=0)

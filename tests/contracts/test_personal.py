@@ -1,4 +1,4 @@
-"""Personal models: one kind a run, and better than the global model where clients are unlike."""
+"""Personal models: a run has one kind of them, and they beat the global model if clients have opposed tasks."""
 
 from dataclasses import dataclass
 from typing import Any

@@ -1,4 +1,4 @@
-"""Methods on quadratics, where linear algebra says where they must end.
+"""Methods on quadratic losses: linear algebra gives the point where each method converges.
 
 Client k's loss is f_k(w) = 1/2 (w - b_k)^T A_k (w - b_k), and every gradient is exact, so K local steps are
 y = b_k + (I - lr A_k)^K (x - b_k).
@@ -41,7 +41,7 @@ IDENTITY = np.eye(DIMENSION)
 
 
 class Point(nn.Module):
-    """A model that is its parameters."""
+    """A model whose output is its parameter vector."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -52,7 +52,7 @@ class Point(nn.Module):
 
 
 class Quadratic(flcog.ClientModule):
-    """A sample of client k is the number k."""
+    """The clients' quadratic losses. The target of a sample of client k is the number k."""
 
     task = "classification"
     score_name = "loss"
@@ -75,7 +75,7 @@ class ByTarget(Partitioner):
 
 
 class Numbers(flcog.FederatedDataModule):
-    """SIZES[k] samples of client k, all alike: a batch of any size gives the exact gradient."""
+    """Client k has SIZES[k] equal samples, so that a batch of any size gives the exact gradient."""
 
     num_classes = len(SIZES)
 
@@ -88,7 +88,7 @@ class Numbers(flcog.FederatedDataModule):
 
 
 def end_of(*methods: Method, start: np.ndarray | None = None, rounds: int = 2, lr: float = LR, **options: Any) -> np.ndarray:
-    """Where the server is after some rounds of all clients."""
+    """The global model after some rounds with all clients."""
     module = Quadratic(lr)
     if start is not None:
         module.model.w.data = torch.tensor(start)
@@ -97,27 +97,27 @@ def end_of(*methods: Method, start: np.ndarray | None = None, rounds: int = 2, l
 
 
 def assert_ends_at(point: np.ndarray, *methods: Method, **options: Any) -> None:
-    """Who starts there stays, and who starts elsewhere comes nearer."""
+    """A run that starts at the point stays there, and a run that starts elsewhere comes nearer to it."""
     np.testing.assert_allclose(end_of(*methods, start=point, **options), point, rtol=1e-11)
     away = np.ones(DIMENSION)
     assert np.linalg.norm(end_of(*methods, start=point + away, rounds=5, **options) - point) < 0.5 * np.linalg.norm(away)
 
 
 def local_map(k: int, steps: int, lr: float = LR, mu: float = 0.0) -> tuple[np.ndarray, np.ndarray]:
-    """y = P x + q after ``steps`` steps on f_k(y) + mu/2 ||y - x||^2 from y = x."""
+    """P and q of y = P x + q, the result of ``steps`` steps on f_k(y) + mu/2 ||y - x||^2 from y = x."""
     inverse = np.linalg.inv(A[k] + mu * IDENTITY)
     contraction = np.linalg.matrix_power(IDENTITY - lr * (A[k] + mu * IDENTITY), steps)
     return contraction + (IDENTITY - contraction) @ (mu * inverse), (IDENTITY - contraction) @ inverse @ A[k] @ B[k]
 
 
 def fixed_point(maps: list[tuple[np.ndarray, np.ndarray]], weights: np.ndarray) -> np.ndarray:
-    """Where sum_k weights_k (P_k x + q_k - x) = 0."""
+    """The x with sum_k weights_k (P_k x + q_k - x) = 0."""
     drift = sum(w * (IDENTITY - p) for w, (p, _) in zip(weights, maps, strict=True))
     return np.linalg.solve(drift, sum(w * q for w, (_, q) in zip(weights, maps, strict=True)))
 
 
 def optimum(weights: np.ndarray) -> np.ndarray:
-    """Where sum_k weights_k grad f_k = 0."""
+    """The w with sum_k weights_k grad f_k(w) = 0."""
     return np.linalg.solve(np.einsum("k,kij->ij", weights, A), np.einsum("k,kij,kj->i", weights, A, B))
 
 
@@ -129,7 +129,7 @@ def test_fedavg_ends_beside_the_optimum(methods: tuple[Method, ...]) -> None:
     expected = fixed_point([local_map(k, 5) for k in range(3)], SHARES)
     assert_ends_at(expected, *methods, local_steps=5)
     assert np.linalg.norm(expected - optimum(SHARES)) > 0.05
-    # One step is a step of gradient descent, which is not biased.
+    # With one local step, a round is a step of gradient descent, which is not biased.
     assert_ends_at(optimum(SHARES), *methods, local_steps=1)
 
 
@@ -147,18 +147,18 @@ def test_fedprox_ends_nearer(mu: float) -> None:
 )
 @pytest.mark.slow
 def test_the_true_optimum_is_reached(methods: tuple[Method, ...]) -> None:
-    """That of the plain mean of the clients' losses, even where the models are averaged by samples."""
+    """The run reaches the optimum of the unweighted mean of the clients' losses, even if models are weighted by samples."""
     np.testing.assert_allclose(end_of(*methods, local_steps=5, rounds=40), optimum(EQUAL), rtol=1e-6)
     assert np.linalg.norm(fixed_point([local_map(k, 5) for k in range(3)], EQUAL) - optimum(EQUAL)) > 0.05
 
 
 def test_fednova_undoes_unequal_steps() -> None:
-    """Passes over 2, 4 and 10 samples: FedAvg counts the last client by its samples and by its steps, FedNova once."""
+    """Clients take one step per sample: 2, 4, 10. FedAvg counts a large client twice, by samples and by steps; FedNova counts it once."""
     once = SHARES / np.array(SIZES)
     maps = [local_map(k, size, 0.1) for k, size in enumerate(SIZES)]
     assert_ends_at(fixed_point(maps, SHARES), lr=0.1, local_epochs=1)
     assert_ends_at(fixed_point(maps, once), FedNova(), lr=0.1, local_epochs=1)
-    # With ever smaller steps FedNova's bias goes, FedAvg's stays.
+    # As the learning rate goes to 0, FedNova's bias vanishes and FedAvg's stays.
     for lr, bound in ((1e-2, 0.05), (1e-4, 5e-4)):
         maps = [local_map(k, size, lr) for k, size in enumerate(SIZES)]
         assert np.linalg.norm(fixed_point(maps, once) - optimum(SHARES)) < bound
@@ -166,7 +166,7 @@ def test_fednova_undoes_unequal_steps() -> None:
 
 
 def test_feddisco_by_hand() -> None:
-    """Three clients of 30, 30 and 40 samples with 2, all 10 and 1 of ten classes: KL to uniform is ln 5, 0 and ln 10."""
+    """Clients with 30, 30 and 40 samples hold 2, 10 and 1 of ten classes, so their KL divergences from uniform are ln 5, 0 and ln 10."""
     counts = torch.zeros(3, 10)
     counts[0, :2], counts[1], counts[2, 4] = 15, 3, 40
     target = torch.full((10,), 0.1)
@@ -177,7 +177,7 @@ def test_feddisco_by_hand() -> None:
     total = math.log(50)
     assert weights.tolist() == pytest.approx([0.4 - 0.5 * math.log(5) / total, 0.4, 0.5 - 0.5 * math.log(10) / total])
     assert (weights / weights.sum()).tolist() == pytest.approx([0.243, 0.5, 0.257], abs=5e-4)
-    # By hand: |1/2 - 1/10| twice and 1/10 eight times; the root of its squares; 1 - 1 / sqrt(2 * 5).
+    # l1: |1/2 - 1/10| twice and 1/10 eight times. l2: the root of their squares' sum. cosine: 1 - 0.1 / sqrt(1/2 * 1/10).
     assert [discrepancy(counts[0], target, metric) for metric in ("l1", "l2", "cosine")] == pytest.approx(
         [1.6, math.sqrt(0.4), 1 - 1 / math.sqrt(5)]
     )

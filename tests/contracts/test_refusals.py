@@ -1,4 +1,4 @@
-"""Arguments out of range: one line that names the class, the argument, what is allowed and what was given."""
+"""An argument out of range gives a message of one line, with the class, the argument, the allowed values and the given value."""
 
 import math
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""Clients in two other processes, each with the data of its own clients alone, compute the same bits as clients in this process."""
+"""Clients in two other processes compute the same bits as clients in this process; each process has only its clients' data."""
 
 import copy
 from collections.abc import Iterator, Sequence
@@ -25,7 +25,7 @@ EXTRA: dict[str, Sequence[Method]] = {
     "stages": (ClipUpdate(norm=0.5), LowPrecision()),
     "labels": (FedDisco(target="global"),),
 }
-"""Methods that follow a case's own, by name."""
+"""Methods that are listed after the case's own method, by name."""
 
 EVERYBODY = sorted(name for name, case in CASES.items() if case.method.reads_all_data)
 EXCHANGING = [name for name, case in CASES.items() if isinstance(case.method, DataExchange) and case.method.exchanges_data]
@@ -90,7 +90,7 @@ def test_stages_act_where_the_clients_are(hosts: list[Host], kind: str) -> None:
 
 @pytest.mark.parametrize("name", ["Fedssyn-real", "SCAFFOLD"])
 def test_label_counts_are_summed_where_the_clients_are(hosts: list[Host], name: str) -> None:
-    """After an exchange of samples, which changes the counts."""
+    """They are also right after an exchange of samples, which changes the counts."""
     name, methods = name if name in CASES else one_of(name), EXTRA["labels"]
     local = run(CASES[name], CASES[name].method, *methods)
     remote = prepared(hosts, name, [CASES[name].method, *methods], "labels")
@@ -158,7 +158,10 @@ class Stop(flcog.Callback):
 @pytest.mark.parametrize("kind", ["SCAFFOLD", "Fedssyn", "Ditto"])
 @pytest.mark.slow
 def test_a_fit_resumes_with_the_states_of_clients_elsewhere(hosts: list[Host], tmp_path: Path, kind: str) -> None:
-    """The hosts are started anew, and the checkpoint alone knows the clients' states. All equals a fit with clients in this process."""
+    """The resumed run takes the clients' states from the checkpoint and equals a run with clients in this process.
+
+    The hosts make new clients for it, so that only the checkpoint has the clients' states.
+    """
     name, data = one_of(kind), partial(TinyData, client_test=0.3)
     methods, data = [CASES[name].method], None if kind == "Fedssyn" else data
     options = CASES[name].options | {"rounds": 3, "eval_every": 1}

@@ -1,4 +1,4 @@
-"""Residuals of error feedback, which are state of clients: lost uploads, methods that begin later, and resumed runs."""
+"""The residuals of error feedback, which are part of a client's state: lost uploads, methods that begin later, and resumed runs."""
 
 from pathlib import Path
 
@@ -39,7 +39,7 @@ def test_residuals_exist_for_clients_that_took_part_and_for_all_large_tensors() 
 
 @pytest.mark.parametrize("executor", ["loop", "vmap"])
 def test_messages_that_begin_later_join_the_residual(executor: str, tmp_path: Path) -> None:
-    """Clients that have no residual, or one without SCAFFOLD's message, train beside others; and a resumed run repeats it."""
+    """Clients without a residual, or without SCAFFOLD's message in it, train beside the others. A resumed run repeats this."""
     methods = SCAFFOLD(start_round=2), TopK(fraction=0.3, error_feedback=True)
     whole = fit(tmp_path, *methods, rounds=4, executor=executor, clients_per_round=4)
     half = fit(tmp_path, *methods, rounds=3, executor=executor, clients_per_round=4)

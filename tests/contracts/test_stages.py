@@ -1,6 +1,7 @@
-"""ClipUpdate and LowPrecision beside methods that send all kinds of messages: under every executor, after a resume, on two processes.
+"""ClipUpdate and LowPrecision together with methods that send all kinds of messages.
 
-``test_remote.py`` has the same with clients in other processes, and a user's aggregator is in all of them.
+They run under every executor, after a resume and on two processes. ``test_remote.py`` tests the same with clients in other processes.
+``on_processes`` and ``test_remote.py`` also test a user's aggregator.
 """
 
 import json
@@ -35,9 +36,9 @@ NAMES = [
     next(name for name in CASES if type(CASES[name].method).__name__ == kind)
     for kind in ("SCAFFOLD", "FedDisco", "FedCOG", "FedRep", "FFALoRA")
 ]
-PRECISION: dict[str, Any] = {"precision": "32-true"}  # in which 16 bits are half of the bytes
+PRECISION: dict[str, Any] = {"precision": "32-true"}  # so that LowPrecision's 16 bits halve the bytes
 BIT = 2.0**-8
-"""The relative distance of two neighbours in bfloat16: executors that round a float32 otherwise may differ by it."""
+"""The relative distance of two neighbouring bfloat16 numbers. Executors whose float32 values are rounded differently may differ by it."""
 
 
 def stages() -> list[Method]:
@@ -85,10 +86,10 @@ def test_resume_is_bitwise(name: str, tmp_path: Path) -> None:
 
 
 def on_processes(path: str, name: str, devices: int) -> None:
-    """The end of a case with stages, and of the same with a median that drops a bad client, written by the first process."""
+    """Run a case with stages, codecs, robust rules, and a median that drops a bad client. The first process writes the results."""
     torch.set_num_threads(1)
     found = {}
-    # In float64 a different order of addition moves no number to another level.
+    # In float64, another order of addition does not change the levels of the quantized numbers.
     coded: tuple[Any, ...] = ("codecs", [*CODECS, CASES[name].method], {"precision": "64-true"})
     for key, methods, options in (
         *([coded] if type(CASES[name].method).__name__ == "SCAFFOLD" else []),

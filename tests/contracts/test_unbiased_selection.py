@@ -1,7 +1,7 @@
-"""Unbiased selections on quadratics: the exact expectation of the model after a round, over all selections of clients.
+"""Unbiased selections on quadratic losses: the exact expectation of the model after a round, over all selections of clients.
 
-Client k has n_k samples, all of the value b_k, and one local step of size 1 moves a model at 0 to b_k. The model after a round is therefore
-the weighted sum of the selected clients' values, and its expectation is known.
+Client k has n_k samples with the value b_k, and one local step with learning rate 1 moves a model at 0 to b_k. The model after a round is
+therefore the weighted sum of the selected clients' values, and its expectation is known.
 """
 
 import itertools
@@ -88,7 +88,7 @@ class Given(Selection):
 
 
 def model_after(method: Selection) -> float:
-    """The model after a round from 0."""
+    """The model after one round that starts at 0."""
     trainer = make_trainer(None, method, local_steps=1, clients_per_round=2)
     trainer.prepare(Quadratic(), Values())
     trainer.train_round()
@@ -96,7 +96,7 @@ def model_after(method: Selection) -> float:
 
 
 def expectation(cohorts: Sequence[tuple[tuple[int, ...], float]], method: Selection) -> float:
-    """The mean of the model after a round, over cohorts with their probabilities."""
+    """The expected model after one round, over the given cohorts and their probabilities."""
     return sum(chance * model_after(replace(method, clients=clients)) for clients, chance in cohorts)
 
 
@@ -117,7 +117,7 @@ def test_independent_clients_with_fixed_denominators(unbiased: bool | str, targe
     subsets = [subset for size in range(5) for subset in itertools.combinations(range(4), size)]
     cohorts = [(subset, rate ** len(subset) * (1 - rate) ** (4 - len(subset))) for subset in subsets]
     assert expectation(cohorts, Given(probability=rate, unbiased=unbiased)) == pytest.approx(target, abs=1e-12)
-    # The model stays at 0 without clients, and is the cohort's mean otherwise.
+    # Without these weights, the model is the mean of the cohort's samples, or stays at 0 without clients.
     assert abs(expectation(cohorts, Given()) - target) > 0.3
 
 
@@ -126,7 +126,7 @@ def test_size_proportional_clients_with_equal_weights() -> None:
     singles = [((client,), share) for client, share in enumerate(shares)]
     assert expectation(singles, Given(probability=shares)) == pytest.approx(OVER_SAMPLES, abs=1e-12)
     assert expectation(singles, Given()) == pytest.approx(OVER_SAMPLES, abs=1e-12), "their weights are equal"
-    # Of two clients, the one with more than half of the samples always takes part, and the other half of a round samples the rest.
+    # In cohorts of two, the client with more than half of all samples always takes part. The second client is sampled from the rest.
     pairs = [((client, 3), SIZES[client] / 6) for client in range(3)]
     probabilities = (1 / 6, 2 / 6, 3 / 6, 1.0)
     assert expectation(pairs, Given(probability=probabilities)) == pytest.approx(OVER_SAMPLES, abs=1e-12)

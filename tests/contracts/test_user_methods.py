@@ -1,4 +1,4 @@
-"""Methods as a user would write them, under every executor, against their papers in plain torch."""
+"""Methods as a user would write them, compared with their papers in plain torch under every executor."""
 
 import copy
 from collections.abc import Sequence
@@ -176,7 +176,7 @@ def test_label_counts_must_be_declared() -> None:
 
 @dataclass(frozen=True)
 class Kept(Method):
-    """Returns the live model, its buffers and views of both as state and as data, in every hook that may return such."""
+    """Returns the model's own tensors, its buffers and views of them as state and as inputs, in the hooks that may return tensors."""
 
     def start(self, apply: flcog.Apply, params: Params, ctx: Context) -> tuple[Params, Slot]:
         return params, {"buffers": ctx.buffers, "params": params}
@@ -275,7 +275,7 @@ def test_former_fields_name_their_replacement() -> None:
 
 
 def test_a_mask_alone_starts_each_round_from_the_global_value() -> None:
-    """As its docstring says: a trained value that nobody keeps is lost."""
+    """As the docstring of ``ParameterMask`` says, a trained value is lost if it is neither sent nor kept in the client's state."""
 
     @dataclass(frozen=True)
     class Masked(ParameterMask):

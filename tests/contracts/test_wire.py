@@ -1,4 +1,4 @@
-"""What methods send, counted in models."""
+"""The bytes that methods send, as a multiple of the bytes of the model."""
 
 from typing import Any
 
@@ -23,6 +23,7 @@ def test_what_methods_send() -> None:
         assert bytes_of(free) == (0, 0)
     for executor in ("loop", "vmap"):
         assert bytes_of(FedNova(), executor=executor) == (1 / num_params, 0)
-    # One float32 from each client in the first of two rounds of float64 models; three counts each way before it.
+    # Each client sends one float32 in the first of two rounds; the models are float64. With target="global", three counts are
+    # also sent in each direction before it.
     assert bytes_of(FedDisco()) == (4 / 8 / 2 / num_params, 0)
     assert bytes_of(FedDisco(target="global")) == (4 * 4 / 8 / 2 / num_params, 3 * 4 / 8 / 2 / num_params)

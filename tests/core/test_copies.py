@@ -1,4 +1,4 @@
-"""Copies that run ahead of computations: nothing is computed with before it has come, and no memory is given away before it was used."""
+"""Copies that run ahead of computations: no computation uses a copy before it is complete, and no memory is reused too early."""
 
 from contextlib import contextmanager
 from types import SimpleNamespace
@@ -17,12 +17,12 @@ SUMS = [4.0 * number for number in range(8)]
 
 
 def sums(queue: TwoQueues, monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """Each tree's sum, as it comes out of the queue of computations. One tree is under way while another is used."""
+    """The sum of each tree, computed in the queue of computations. The next tree is being copied while a tree is used."""
     monkeypatch.setattr(copies, "MOST_UNDER_WAY", 1)
     ahead, results = Ahead(TREES, queue), list[float]()
     for position in range(len(TREES)):
         tree = ahead.take(position)
-        x, y = tree["x"].detach(), tree["y"][0].detach()  # a queued kernel knows where its numbers lie, and refers to no tensor
+        x, y = tree["x"].detach(), tree["y"][0].detach()  # like a queued kernel, which has an address but no tensor
         queue.compute(lambda x=x, y=y: results.append(float(x.sum() + y.sum())))
         del tree, x, y
     queue.work_off()
@@ -75,7 +75,7 @@ def test_without_a_second_queue_trees_are_handed_over_as_they_are() -> None:
 
 
 def test_a_gpus_calls_are_made_on_the_right_stream(monkeypatch: pytest.MonkeyPatch) -> None:
-    """torch's own calls, written down: what they mean is torch's to keep."""
+    """Only the order of the calls of torch's functions is tested, without a GPU that executes them."""
     calls: list[Any] = []
     second = SimpleNamespace(name="second", record_event=lambda: calls.append("event of second") or "event")
     computing = SimpleNamespace(name="computing", wait_event=lambda event: calls.append(f"computing waits for {event}"))
@@ -102,7 +102,7 @@ def test_a_gpus_calls_are_made_on_the_right_stream(monkeypatch: pytest.MonkeyPat
 @pytest.mark.parametrize("tensor", [torch.tensor(0.5).expand(3), torch.arange(6.0).view(2, 3).T, torch.arange(4).unfold(0, 2, 1)])
 def test_what_does_not_lie_in_one_piece_is_pinned_too(tensor: Tensor, monkeypatch: pytest.MonkeyPatch) -> None:
     def pinned(tensor: Tensor) -> Tensor:
-        """As torch does it: the same strides in other memory."""
+        """Copy the tensor to other memory with the same strides, as torch does."""
         return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype).copy_(tensor)
 
     monkeypatch.setattr(Tensor, "pin_memory", pinned)
@@ -111,7 +111,7 @@ def test_what_does_not_lie_in_one_piece_is_pinned_too(tensor: Tensor, monkeypatc
 
 
 def test_apples_device_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It reads the CPU's memory later, when that may be another tensor's."""
+    """A copy with ``non_blocking=True`` could read the CPU's memory after it was given to another tensor."""
     calls: list[dict[str, Any]] = []
     monkeypatch.setattr(Tensor, "to", lambda tensor, device, **options: calls.append(options) or tensor)
     copies.sent(torch.ones(2), torch.device("mps", 0))

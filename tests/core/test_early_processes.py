@@ -1,4 +1,4 @@
-"""The other processes of a run import while the first one does."""
+"""The other processes of a run import their modules while the first process imports its own."""
 
 import os
 import sys

@@ -1,4 +1,4 @@
-"""Which device a process computes on, and how several share one."""
+"""The choice of each process's device, and several processes that share a device."""
 
 from collections import Counter
 from pathlib import Path
@@ -24,7 +24,7 @@ def fabric(devices: int, per_device: int, accelerator: str = "cpu", strategy: st
 
 @pytest.fixture
 def gpus(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A machine that has as many GPUs as are asked for, as far as torch is not asked to compute on them."""
+    """Pretend that the machine has as many GPUs as requested. Nothing can be computed on them."""
     monkeypatch.setattr(CUDAAccelerator, "is_available", lambda: True)
     monkeypatch.setattr(CUDAAccelerator, "parse_devices", lambda devices: list(range(devices)))
 
@@ -43,7 +43,7 @@ def test_devices_are_dealt_in_turn(devices: int, per_device: int) -> None:
         ("auto", 1, 4, 8, 1, (4, 2)),
         ("auto", 1, 4, 4, 2, (2, 1)),
         ("auto", 3, 1, 1, 1, (1, 1)),  # two nodes were lost
-        (2, 3, 4, 8, 1, (2, 3)),  # numbers that are given are checked later
+        (2, 3, 4, 8, 1, (2, 3)),  # given numbers are checked later
     ],
 )
 def test_auto_means_the_processes_that_torchrun_has_started(
@@ -83,7 +83,7 @@ def test_one_process_on_each_of_two_gpus(rank: int, monkeypatch: pytest.MonkeyPa
 
 
 def test_what_lies_on_anothers_gpu_comes_to_ones_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    """By way of the CPU: unpickled, it would lie on the other's GPU, which another machine need not have."""
+    """Tensors travel on the CPU. Otherwise they would be unpickled on the sender's GPU, which the receiver's machine may not have."""
     travelled: list[torch.Tensor] = []
 
     def gathered(values: list[Any], own: Any) -> None:
@@ -125,12 +125,12 @@ def test_apples_device_has_one_process(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_nobody_is_told_to_call_torch_for_tf32(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
-    """Which is ``trainer.tf32`` here."""
+    """Lightning's advice is suppressed, because ``trainer.tf32`` is the setting for it."""
     for name, value in {"is_available": True, "get_device_capability": (9, 0), "get_device_name": "H100"}.items():
         monkeypatch.setattr(torch.cuda, name, lambda *_, value=value: value)
     made = fabric(1, 1)
     launch(made, 1)
-    # Lightning 2.6.0 hands its records on to no other logger.
+    # Lightning 2.6.0 does not pass its records to other loggers.
     caplog.set_level("INFO", rank_zero.log.name)
     monkeypatch.setattr(rank_zero.log, "handlers", [caplog.handler])
     monkeypatch.setattr(rank_zero.log, "propagate", False)

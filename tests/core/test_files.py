@@ -1,4 +1,4 @@
-"""Power cuts and full disks: a file is the old one or the new one, nothing is left beside it, and the user reads one line."""
+"""Power cuts and full disks: a file has its old or its new content, no other files are left, and the user reads a single line."""
 
 import errno
 import os
@@ -50,7 +50,7 @@ WRITERS: dict[str, Callable[[Path], None]] = {
 
 @contextmanager
 def full_disk(after: int = 0) -> Iterator[None]:
-    """What is written does not reach the disk, as where its blocks are given out late; the first ``after`` flushes still do."""
+    """Flushing a file fails, as on a full file system that allocates blocks late. Only the first ``after`` flushes succeed."""
     flush, left = os.fsync, after
 
     def fails(descriptor: int) -> None:
@@ -68,7 +68,7 @@ def full_disk(after: int = 0) -> Iterator[None]:
 
 @contextmanager
 def small_files(size: int) -> Iterator[None]:
-    """No file may grow beyond ``size`` bytes: the write itself fails."""
+    """No file may grow beyond ``size`` bytes, so that the write itself fails."""
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
     try:
@@ -115,7 +115,7 @@ def test_content_then_name_then_folder_reach_the_disk(name: str, tmp_path: Path,
 
 
 def test_a_write_that_fails_midway_is_one_line_too(tmp_path: Path) -> None:
-    # torch.save hides the disk's error behind one of its own.
+    # torch.save raises its own error instead of the disk's.
     with small_files(4096), pytest.raises(ValueError, match=r"^cannot write .*last\.ckpt: File too large; free space or choose"):
         checkpoint.write(tmp_path / "last.ckpt", {"x": torch.randn(10_000)})
     assert os.listdir(tmp_path) == []
@@ -144,7 +144,7 @@ def test_a_device_is_written_to_and_a_link_is_followed(tmp_path: Path) -> None:
 
 
 class FullAfterRound(Callback):
-    """From the end of a round on the disk takes so many more files."""
+    """After the end of a round, the disk has space for ``files`` more files."""
 
     def __init__(self, round: int, files: int) -> None:
         self.disk, self.round = full_disk(files), round
@@ -165,7 +165,7 @@ def test_a_run_whose_disk_fills_up_goes_on_once_there_is_space(more: int, tmp_pa
     ):
         fit(tmp_path / "runs", FullAfterRound(1, more), eval_every=1)
     run = next((tmp_path / "runs").iterdir())
-    assert [path.name for path in run.rglob(".*") if path.is_file()] == [".lock"]  # the writer's, which is empty
+    assert [path.name for path in run.rglob(".*") if path.is_file()] == [".lock"]  # the empty lock file of the run's writer
     assert checkpoint.read(run / "checkpoints/last.ckpt")["round"] == 1
     resumed = fit(tmp_path / "runs", ckpt_path=str(run), eval_every=1)
     assert without_times(resumed.history) == without_times(whole.history)
@@ -202,7 +202,7 @@ def test_compare_shows_the_table_even_where_it_cannot_write_it(tmp_path: Path, c
 
 
 def test_every_file_is_written_with_these_functions() -> None:
-    """What a program writes elsewhere is half there after a power cut, and a traceback on a full disk."""
+    """Other ways of writing could leave half a file after a power cut, and would print a traceback on a full disk."""
     elsewhere = re.compile(
         r"os\.replace|os\.rename|\.rename\(|\.savefig\((?!\")|\.write_(text|bytes)\(|open\([^)]*[\"'][wax]b?\+?[\"']"
     )
@@ -222,12 +222,12 @@ def test_every_file_is_written_with_these_functions() -> None:
             'runner.py: with (cell.folder / OUTPUT).open("ab") as output:',  # each run writes it itself
             'slurm_job.py: with (cell.folder / OUTPUT).open("ab") as output:',  # and so does each run in a queue
             'early_processes.py: with os.fdopen(pipe, "w") as message:',  # a pipe to another process
-            r'git.py: (empty / "HEAD").write_text(f"{commit}\n")',  # of a folder that is gone once git has answered
+            r'git.py: (empty / "HEAD").write_text(f"{commit}\n")',  # in a folder that is deleted after git's answer
             'loopback.py: (self.folder / "home" / "config.toml").write_text(',  # the folder is temporary
             'loopback.py: with (self.folder / f"{name}.log").open("w") as log:',  # Flower's process writes it itself
             'supervision.py: with worker.log.open("ab") as log:',  # the worker writes it itself
-            'worker.py: file = path.open("w")',  # a lock's file
+            'worker.py: file = path.open("w")',  # a lock file
             'history_figure.py: self.savefig(file, format="png", dpi=110, bbox_inches="tight")',  # into memory
-            'rows_when_read.py: with path.open("ab") as file:',  # a row that is half there does not match its checksum
+            'rows_when_read.py: with path.open("ab") as file:',  # an incomplete row does not match its checksum
         ]
     ), found

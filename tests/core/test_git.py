@@ -1,4 +1,4 @@
-"""The commit a run was made with; what a stranger's repository may do while it is asked for: nothing."""
+"""The commit of a run's code. Reading it from a stranger's repository must not run any program."""
 
 import os
 import subprocess
@@ -17,7 +17,7 @@ def git(*arguments: str) -> str:
 
 @pytest.fixture
 def repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The working directory, with one commit of one file."""
+    """A repository with one commit of one file, as the working directory."""
     folder = tmp_path / "repository"
     folder.mkdir()
     monkeypatch.chdir(folder)
@@ -85,7 +85,7 @@ def by_command(program: str) -> None:
 
 
 def by_missing_objects(program: str) -> None:
-    """A partial clone fetches what it lacks, by a program that it names."""
+    """A partial clone fetches missing objects, here with a program that its configuration names."""
     for name, value in {
         "core.repositoryFormatVersion": "1",
         "extensions.partialClone": "evil",

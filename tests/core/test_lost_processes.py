@@ -1,4 +1,4 @@
-"""Several processes: one that dies is named by the others, and no other number of them trains than was asked for."""
+"""Several processes: if one dies, the others report which, and a run refuses another number of processes than requested."""
 
 import os
 import signal
@@ -23,7 +23,7 @@ from flcog.run import checkpoint
 
 
 class Fails(Callback):
-    """What happens to one process, or to all, in round 2."""
+    """In round 2, kills one process or all of them, or raises an error there."""
 
     def __init__(self, who: int | None, how: str) -> None:
         self.who, self.how = who, how
@@ -37,7 +37,7 @@ class Fails(Callback):
 
 @dataclass(frozen=True)
 class AllOfOneProcess(Method):
-    """Every second client goes bad in round 2: with two processes of equal clients, all of one."""
+    """Every second client sends NaN in round 2. With two processes and equal work, these are all clients of one process."""
 
     def draw(self, rng: torch.Generator, client: Any) -> Slot:
         return {"bad": torch.tensor(client.round == 1 and client.id % 2 == 1)}
@@ -60,11 +60,11 @@ def configuration(root: Path, **trainer: Any) -> Path:
 
 
 def fit(root: Path, **trainer: Any) -> tuple[int, list[str]]:
-    """The first process's exit status, and the lines that all have written as errors."""
+    """The exit status of the first process, and the lines that all processes have written to stderr."""
     root.mkdir(exist_ok=True)
     command = [sys.executable, "-m", "flcog", "fit", "-c", str(configuration(root, **trainer))]
     environment = os.environ | {"PYTHONPATH": str(TESTS)}
-    # Until the last process has closed its end of the pipe: none is left behind.
+    # This returns when the last process has closed the pipe, so it would time out if a process were left behind.
     result = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=240)
     return result.returncode, result.stderr.splitlines()
 
@@ -83,7 +83,7 @@ def test_a_process_that_is_killed_is_named(tmp_path: Path, who: int) -> None:
     )
     assert code == (-signal.SIGKILL if who == 0 else 2)
     (line,) = errors(lines)
-    how = "" if who == 0 else " (killed by SIGKILL)"  # only its parent is told how a process has ended
+    how = "" if who == 0 else " (killed by SIGKILL)"  # only a parent learns how a process ended
     assert line.startswith(f"flcog: error: process {who} died{how}: go on with ") and " --ckpt_path " in line
 
 
@@ -93,7 +93,6 @@ def test_an_error_in_one_process_or_all_is_all_that_is_said(tmp_path: Path, who:
     fault = {"class_path": "core.test_lost_processes.Fails", "init_args": {"who": who, "how": "error"}}
     code, lines = fit(tmp_path, devices=2, callbacks=[fault])
     assert code == 2
-    print(*errors(lines), sep="\n@@")
     (line,) = errors(lines)
     assert (
         line.startswith("flcog: error: KeyError: 'a fault of its own' (") and "in Fails.on_round_start, round 2 (FLCOG_" in line
@@ -169,7 +168,7 @@ def test_who_says_what(monkeypatch: pytest.MonkeyPatch) -> None:
     dead = relatives.deaths()
     assert dead == [Death(2, -9), Death(3, 1), Death(1, WITHOUT_A_WORD)]
     assert str(relatives.verdict(dead)) == "process 2 died (killed by SIGKILL): go on"
-    for code in (1, 2, 130):  # it has told its user itself
+    for code in (1, 2, 130):  # process 1 has already printed its error
         ending = relatives.verdict([Death(1, code), Death(2, WITHOUT_A_WORD)])
         assert isinstance(ending, SystemExit) and ending.code == code
     assert str(relatives.verdict([Death(1, 9)])) == "process 1 died (exit code 9): go on"
@@ -179,7 +178,7 @@ def test_who_says_what(monkeypatch: pytest.MonkeyPatch) -> None:
     relatives.parent = -1
     monkeypatch.setenv("LOCAL_RANK", "1")
     assert str(relatives.verdict(relatives.deaths())) == "process 0 died: go on"
-    monkeypatch.setenv("LOCAL_RANK", "2")  # one of them is enough
+    monkeypatch.setenv("LOCAL_RANK", "2")  # process 1 alone prints the reason
     ending = relatives.verdict(relatives.deaths())
     assert isinstance(ending, SystemExit) and ending.code == WITHOUT_A_WORD
 
@@ -211,13 +210,13 @@ def test_the_number_of_processes(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ValueError, match="asks for 3 processes, but TorchElasticEnvironment has 2: start as many"):
         lost_processes.check_number(elastic, 3, 1)
     with pytest.raises(ValueError, match="asks for 1 process, but TorchElasticEnvironment has 2"):
-        lost_processes.check_number(elastic, 1, 1)  # each would train the whole run
+        lost_processes.check_number(elastic, 1, 1)  # without this error, each process would train the whole run
     with pytest.raises(ValueError, match=r"devices=2, trainer\.processes_per_device=2 on .*asks for 4 processes"):
         lost_processes.check_number(elastic, 4, 1, 2)
-    lost_processes.check_number(LightningEnvironment(), 3, 1)  # flcog starts them
+    lost_processes.check_number(LightningEnvironment(), 3, 1)  # flcog starts the processes
     monkeypatch.setenv("SLURM_NTASKS", "4")
     monkeypatch.setenv("SLURM_NTASKS_PER_NODE", "4")
-    lost_processes.check_number(SLURMEnvironment(), 1, 1)  # one task of a batch script's
+    lost_processes.check_number(SLURMEnvironment(), 1, 1)  # called by the batch script without srun, it is one process
     monkeypatch.setenv("SLURM_STEP_NUM_TASKS", "4")
     with pytest.raises(ValueError, match="asks for 1 process, but SLURM started 4"):
         lost_processes.check_number(SLURMEnvironment(), 1, 1)

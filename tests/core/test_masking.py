@@ -1,4 +1,4 @@
-"""What is masked in commands and configurations, and what is left as it is."""
+"""Secrets are masked in commands and configurations, and everything else is left unchanged."""
 
 import shlex
 from typing import Any

@@ -1,4 +1,4 @@
-"""What torch is told so that a run on a GPU gives the same bits every time."""
+"""While a run computes, cuDNN is deterministic, so that a run on a GPU gives the same bits every time."""
 
 from typing import Any
 
@@ -10,7 +10,7 @@ import flcog
 
 
 class Watching(flcog.Method):
-    """Notes what holds while clients train."""
+    """Records cuDNN's setting while clients train."""
 
     def __init__(self) -> None:
         self.seen: list[bool] = []

@@ -1,4 +1,4 @@
-"""``trainer.tf32``: what torch is told of a GPU's float32 products, for as long as a run computes."""
+"""``trainer.tf32`` sets the precision of float32 products on a GPU while a run computes."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,7 +17,7 @@ def allowed() -> tuple[bool, bool]:
 
 
 class Watching(flcog.Method):
-    """Notes what holds while clients train, and while the server steps."""
+    """Records torch's settings while clients train and while the server steps."""
 
     def __init__(self) -> None:
         self.seen: list[tuple[bool, bool]] = []

@@ -1,4 +1,4 @@
-"""The share of a run's time in which its threads waited for a core."""
+"""The share of time that the threads of a run spent waiting for a CPU core."""
 
 from pathlib import Path
 
@@ -17,7 +17,7 @@ def test_it_is_measured_over_all_threads(tmp_path: Path) -> None:
     waiting = CoreWaiting(tmp_path)
     assert waiting.column() == {}, "nothing was computed"
     thread(tmp_path, "1", 300, 150)
-    thread(tmp_path, "2", 100, 0)  # a thread that began later
+    thread(tmp_path, "2", 100, 0)  # a thread that started later
     assert waiting.column() == {COLUMN: 0.25}
     assert CoreWaiting(tmp_path / "none").column() == {}
 

@@ -1,4 +1,4 @@
-"""What the tests of data sets share."""
+"""Helpers that the tests of data sets share."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -1,9 +1,10 @@
-"""Measures FLAIR with an index of its full size over 1,000 made JPEGs: times to open, to decode and of a round, and the memory.
+"""Measures FLAIR with a full-size index of 1,000 generated JPEGs: the times to open it, to decode and to train a round, and the memory.
 
     python tests/datamodules/flair_at_full_size.py FOLDER --users 200 --decode "when read"
 
-FOLDER receives the index (429,078 images of 51,414 users, as FLAIR has them) and the images, which are hard links to 1,000 files. A second
-call finds both. The script prints one line for each step, with the memory of the process after it, without pages of mapped files.
+The script writes the index (429,078 images of 51,414 users, as in FLAIR) and the images, which are hard links to 1,000 files, to FOLDER.
+A second call uses them again. The script prints one line for each step, with its time and the memory of the process after it, without the
+pages of mapped files.
 """
 
 import argparse
@@ -23,7 +24,7 @@ from flcog.datamodules.flair import COARSE_LABELS
 from flcog.models import SimpleCNN
 
 PARTS = {"train": (345_879, 41_131), "val": (39_239, 5_141), "test": (43_960, 5_142)}
-"""Images and users of each partition: Song et al. 2022, https://arxiv.org/abs/2207.08869."""
+"""The number of images and users of each partition: Song et al. 2022, https://arxiv.org/abs/2207.08869."""
 
 FILES = 1_000
 
@@ -54,7 +55,7 @@ def make_index(folder: Path, parts: dict[str, tuple[int, int]]) -> list[str]:
 
 
 def make_images(folder: Path, names: list[str], files: int) -> None:
-    """Write ``files`` JPEGs of 256 x 256 pixels, and link every name to one of them."""
+    """Write ``files`` JPEGs of 256 x 256 pixels, and make every name a hard link to such a JPEG."""
     rng = np.random.default_rng(1)
     (folder / "originals").mkdir()
     (folder / "small_images").mkdir()

@@ -1,4 +1,4 @@
-"""AG News on small files of its format, its words and its tokens."""
+"""AG News on small files in its format: samples, words and tokens."""
 
 import csv
 from collections import Counter

@@ -1,4 +1,4 @@
-"""ArrayData: what it reads from arrays and their files, and what it refuses."""
+"""ArrayData: reading arrays and their files, and refusing bad ones."""
 
 import gc
 import warnings
@@ -30,7 +30,7 @@ def test_a_test_set_like_the_clients() -> None:
     data = ArrayData(**arrays, num_clients=5, partitioner=LongTail(10, IID()), test_like_clients=True)
     kept = data.federation.test
     assert kept is not None
-    # FedDisco's rule for its test set: n_1 rho^(-(c - 1) / (C - 1)) of each class, for n_1 = 100.
+    # FedDisco's rule for its test set: class c keeps n_1 rho^(-(c - 1) / (C - 1)) samples, with n_1 = 100.
     assert kept.targets.bincount().tolist() == [int(100 * 10 ** (-c / 9) + 1e-9) for c in range(10)]
     rows = np.asarray(kept.inputs)[:, 0].astype(int)
     assert np.array_equal(test[rows], kept.targets) and len(set(rows)) == len(rows)
@@ -70,7 +70,7 @@ def test_medmnist_layout(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("shape", [(6, 8, 8), (6, 8, 8, 5), (6, 4)])
 def test_statistics_of_other_channels_are_refused(shape: tuple[int, ...]) -> None:
-    """Three values would make a grey image three channels, without a word."""
+    """Without a refusal, three values would silently turn a grey image into three channels."""
     data = ArrayData(
         train_inputs=np.zeros(shape, np.uint8), train_targets=np.arange(6), mean=[0.5] * 3, std=[0.2] * 3, num_clients=2
     )
@@ -248,7 +248,7 @@ def test_classes_may_have_names() -> None:
 
 
 def test_several_values_per_sample_are_learnt_together(tmp_path: Path) -> None:
-    """Each column has its metrics; alone, a column gets the same gradient up to the mean over columns."""
+    """Each column has its own metrics, and the loss is the mean over the columns."""
     rng = np.random.default_rng(0)
     features = rng.normal(size=(40, 3))
     values = features @ rng.normal(size=(3, 2))

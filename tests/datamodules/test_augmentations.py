@@ -1,4 +1,4 @@
-"""Augmentations against torchvision's, given the same offsets and factors, and the laws of their draws."""
+"""Augmentations compared with torchvision's for the same offsets and factors, and the distributions of their draws."""
 
 import numpy as np
 import pytest
@@ -62,7 +62,7 @@ def test_rotate_is_torchvision_s(shape: tuple[int, ...]) -> None:
     inputs, degrees = images(*shape), np.linspace(-40, 40, 12)
     outputs = rotate(inputs, degrees)
     expected = torch.stack([F.rotate(x, angle) for x, angle in zip(inputs.permute(0, 3, 1, 2), degrees.tolist(), strict=True)])
-    # Both round to the nearest pixel; where a source lies half-way between two, rounding errors decide.
+    # Both take the nearest pixel. For a point half-way between two pixels, rounding errors decide.
     assert (outputs.permute(0, 3, 1, 2) != expected).float().mean() < 0.002
 
 
@@ -95,7 +95,7 @@ def test_an_image_and_its_key_fix_the_result(name: str) -> None:
 
 
 def test_crops_and_flips_are_uniform() -> None:
-    # A single bright pixel in the middle tells where each crop was, and a brighter neighbour on its right whether it was mirrored.
+    # A bright pixel in the middle shows the place of each crop, and a brighter pixel on its right shows whether it was mirrored.
     count = 40_000
     inputs = torch.zeros(count, 20, 20, 1, dtype=torch.uint8)
     inputs[:, 10, 10], inputs[:, 10, 11] = 100, 200
@@ -110,7 +110,7 @@ def test_crops_and_flips_are_uniform() -> None:
 
 
 def test_angles_are_uniform() -> None:
-    # The sum over a half-plane's indicator would do for any angle; the corner of a wide image moves by width / 2 times its sine.
+    # The pixel at the middle of the right edge moves vertically by half the width times the sine of the angle.
     inputs = torch.zeros(2000, 61, 61, 1)
     inputs[:, 30, 60] = 1
     outputs = Rotate(30.0)(inputs, np.arange(2000, dtype=np.uint64)).squeeze(-1)

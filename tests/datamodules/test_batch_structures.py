@@ -1,4 +1,4 @@
-"""Batches of any structure reach the steps of a LightningModule as a DataLoader returns them; targets are optional."""
+"""The steps of a LightningModule receive batches of any structure as a DataLoader would return them. Targets are optional."""
 
 import re
 from collections.abc import Callable
@@ -25,7 +25,7 @@ ROWS, LABELS = torch.from_numpy(RNG.normal(size=(24, 6)).astype(np.float32)), to
 
 
 class Graphs:
-    """A batch that is no container, like those of PyTorch Geometric: all nodes of several graphs in one tensor."""
+    """A batch that is no container, like PyTorch Geometric's batches: all nodes of several graphs in one tensor."""
 
     def __init__(self, rows: list[Tensor], numbers: list[int]) -> None:
         self.nodes = torch.cat([row[: 1 + number % 3] for row, number in zip(rows, numbers, strict=True)])
@@ -37,7 +37,7 @@ class Graphs:
 
 
 class Items(Dataset):
-    """Items of a structure, each with its number in it."""
+    """A data set of items with a given structure, which contain their index."""
 
     def __init__(self, make: Callable[[int], Any]) -> None:
         self.make = make
@@ -76,7 +76,7 @@ KINDS: dict[str, tuple[Callable[[int], Any], Callable[[Any], Tensor], Any]] = {
 
 
 class Records(L.LightningModule):
-    """Remembers its batches."""
+    """Records its batches."""
 
     def __init__(self, numbers: Callable[[Any], Tensor] = len) -> None:  # type: ignore[assignment]
         super().__init__()
@@ -101,7 +101,7 @@ class Records(L.LightningModule):
 
 
 def assert_same(batch: Any, expected: Any) -> None:
-    """The same types, shapes and values throughout."""
+    """Check that all types, shapes and values are equal."""
     assert type(batch) is type(expected)
     if isinstance(batch, Graphs):
         assert batch.device_calls > 0
@@ -123,7 +123,7 @@ def assert_same(batch: Any, expected: Any) -> None:
 def test_each_step_gets_what_a_data_loader_returns(kind: str) -> None:
     make, numbers, collate_fn = KINDS[kind]
     items, model = Items(make), Records(numbers)
-    if collate_fn is None and kind == "a nested dict":  # the structure of one loader
+    if collate_fn is None and kind == "a nested dict":  # for this structure, also check a DataLoader itself
         assert_same(next(iter(DataLoader(items, batch_size=3))), default_collate([items[i] for i in range(3)]))
     data = TorchDataset(items, items, items, collate_fn=collate_fn, num_clients=3, batch_size=4, eval_batch_size=9, num_workers=0)
     trainer = make_trainer(None, rounds=1, local_steps=2, precision="32-true", executor="loop", clients_per_round=1.0)
@@ -140,7 +140,7 @@ def test_each_step_gets_what_a_data_loader_returns(kind: str) -> None:
 
 
 class Weighted(L.LightningModule):
-    """A regression with weights of its samples, from triples or dicts."""
+    """A classifier with weights for its samples, which come in triples or dicts."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -228,7 +228,7 @@ def test_targets_are_named(items: Any, target: Any, wrap: bool) -> None:
 
 
 class Labelled(Items):
-    """Inputs alone, beside an attribute with the labels."""
+    """Items without targets. The labels are only in an attribute."""
 
     def __init__(self) -> None:
         super().__init__(lambda i: ROWS[i])

@@ -1,4 +1,4 @@
-"""CIFAR-10 and CIFAR-100 on small files of their format."""
+"""CIFAR-10 and CIFAR-100 on small files in their format."""
 
 import hashlib
 import pickle
@@ -15,7 +15,7 @@ from flcog.datamodules import CIFAR10, CIFAR100
 
 
 def write_cifar(root: Path, cls: type[CIFAR10], monkeypatch: pytest.MonkeyPatch) -> dict[str, np.ndarray]:
-    """Five training batches, or one, of 20 images; torchvision is told their checksums."""
+    """Write the training and test batches with 20 images each, and replace torchvision's checksums by the checksums of these files."""
     source, num_classes = getattr(torchvision.datasets, cls.__name__), cls.num_classes
     folder, key, arrays = root / source.base_folder, source.meta["key"], {}
     folder.mkdir(parents=True)
@@ -64,7 +64,7 @@ def test_cifar_enlarged(tmp_path: Path, cls: type[CIFAR10], monkeypatch: pytest.
     data = [cls(data_dir=str(tmp_path), num_clients=2, **options) for options in ({}, {"image_size": None}, {"image_size": 48})]
     plain, same, large = (module.federation for module in data)
     assert large.train.inputs.shape[1:] == (32, 32, 3)
-    # Augmented at the size of the files.
+    # Images are augmented at the size of the files, and enlarged afterwards.
     for keys in (None, np.arange(6, dtype=np.uint64)):
         inputs, unchanged, enlarged = (
             federation.load(federation.train, torch.arange(6), torch.device("cpu"), keys)[0]

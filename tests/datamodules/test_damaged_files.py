@@ -1,4 +1,4 @@
-"""Files that are cut short, edited by hand or of another kind: one line that names the file and the entry, never a traceback."""
+"""Files that are truncated, edited by hand or of another kind give one line that names the file and the entry, and no traceback."""
 
 import gzip
 import json
@@ -33,7 +33,7 @@ from flcog.models import MLP, ResNet18
 
 @contextmanager
 def one_line(message: str) -> Iterator[None]:
-    """What the command line would print."""
+    """Check that the command line would print a message of one line."""
     with pytest.raises((ValueError, OSError), match=message) as caught:
         yield
     reason = refusal(caught.value)
@@ -112,7 +112,7 @@ def test_saved_partitions_that_are_none(tmp_path: Path, arrays: dict[str, np.nda
 
 
 class TinyDataFrom(TinyData):
-    """The tiny federation, split as a file says."""
+    """The tiny federation, with a split from a file."""
 
     def __init__(self, path: Path) -> None:
         super().__init__()
@@ -171,7 +171,7 @@ def test_a_photograph_that_is_missing(tmp_path: Path) -> None:
         FLAIR(str(tmp_path), image_size=16).setup()
 
 
-# Decoded and converted files are ours: the remedy is to delete them ---------------------------------------------------------------
+# flcog writes decoded and converted files itself, so the message says to delete them -----------------------------------------------
 
 
 def test_damaged_decoded_images(tmp_path: Path) -> None:
@@ -355,7 +355,7 @@ def test_outputs_of_the_other_tasks() -> None:
 
 def test_a_loss_of_the_users_own_takes_what_outputs_it_likes() -> None:
     class Ordinal(flcog.Classifier):
-        """One output fewer than classes."""
+        """Uses one output fewer than there are classes."""
 
         def per_example_loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
             above = torch.arange(outputs.shape[1], device=outputs.device) < targets[:, None]

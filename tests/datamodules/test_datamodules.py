@@ -1,4 +1,4 @@
-"""What all data modules share: they are listed, YAML reaches their arguments, and they refuse more clients than samples."""
+"""Requirements on all data modules: they are listed, YAML sets their arguments, and they refuse more clients than samples."""
 
 import inspect
 import itertools
@@ -95,7 +95,7 @@ class MyDataModule(lightning.LightningDataModule):
 
 @pytest.mark.parametrize("name", ["TorchDataset", "LightningData", "HuggingFace", "Table"])
 def test_the_yaml_of_their_docstrings_is_understood(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As far as the data: the files that it names are not there."""
+    """The data are not loaded, because the files that the YAML names do not exist."""
     (tmp_path / "my_module.py").write_text(MY_MODULE)
     monkeypatch.syspath_prepend(tmp_path)
     documented = re.split("as YAML:\n\n", inspect.getdoc(EXPORTED[name]) or "", flags=re.I)[1]

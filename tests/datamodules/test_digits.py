@@ -1,4 +1,4 @@
-"""Digits, at any size."""
+"""Digits with images of any size."""
 
 import pytest
 import torch

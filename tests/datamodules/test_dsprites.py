@@ -1,4 +1,4 @@
-"""dSprites on small files of its format."""
+"""dSprites on small files in its format."""
 
 from pathlib import Path
 
@@ -11,7 +11,7 @@ from flcog.datamodules import Dirichlet, DSprites, dsprites
 
 
 def write_dsprites(root: Path) -> np.ndarray:
-    """All six factors with fewer scales and orientations; each image is marked with its number."""
+    """Write images of all six factors, with fewer values of them. The first pixels of each image encode its number."""
     grid = np.stack(np.meshgrid([0], range(3), [0], range(2), range(0, 32, 4), range(0, 32, 4), indexing="ij"), -1).reshape(-1, 6)
     images = np.zeros((len(grid), 64, 64), np.uint8)
     images.reshape(len(grid), -1)[:, :10] = np.arange(len(grid))[:, None] >> np.arange(10) & 1

@@ -1,4 +1,4 @@
-"""Facebook comments on small files of their format."""
+"""Facebook comments on small files in their format."""
 
 from pathlib import Path
 from typing import Any

@@ -1,4 +1,4 @@
-"""FEMNIST on small files of LEAF's format."""
+"""FEMNIST on small files in LEAF's format."""
 
 import json
 from pathlib import Path
@@ -25,7 +25,7 @@ def leaf(users: dict[str, tuple[np.ndarray, list[int]]]) -> str:
 
 
 def write_leaf(root: Path, *parts: str) -> dict[str, tuple[np.ndarray, list[int]]]:
-    """Two files for each part, with users called f0001_41 and so on, dealt out in no order."""
+    """Write two files for each part. The users, with names such as f0001_1, are in no particular order."""
     users = {f"f{k:04d}_{k % 7}": (bytes_of(10 + k, 28, 28, seed=k), [(k * 5 + j) % 62 for j in range(10 + k)]) for k in range(6)}
     for part in parts:
         (root / part).mkdir(parents=True)

@@ -1,4 +1,4 @@
-"""FLAIR and the image cache on small files of exactly the format that https://github.com/apple/ml-flair downloads."""
+"""FLAIR and the image cache on small files in exactly the format that https://github.com/apple/ml-flair downloads."""
 
 import json
 import multiprocessing
@@ -30,7 +30,7 @@ FINE = {"bag": "equipment", "waffle": "food", "bread": "food", "blue_sky": "outd
 
 
 def write_flair(folder: Path, users: dict[str, int], image_size: int = 256) -> list[dict[str, Any]]:
-    """Users called <partition><number> with so many images each; the entries, in an order that mixes the users."""
+    """Write images of users with names <partition><number>. Returns the index, with the images of all users in a random order."""
     rng, entries = np.random.default_rng(0), []
     (folder / "small_images").mkdir(parents=True)
     for user, num_images in users.items():
@@ -74,7 +74,7 @@ def test_every_image_with_its_labels_and_its_user(tmp_path: Path, entries: list[
     assert federation.class_names == tuple(sorted(COARSE_LABELS)) and federation.class_names[9] == "liquid"
     for samples, part in ((federation.train, "train"), (federation.val, "val"), (federation.test, "test")):
         assert samples is not None and isinstance(samples.inputs, Tensor) and samples.users is not None
-        # Users by name, each user's images in the order of the file.
+        # Users are sorted by name, and each user's images are in the order of the file.
         wanted = sorted((e for e in entries if e["partition"] == part), key=lambda entry: entry["user_id"])
         assert len(samples) == len(wanted)
         names = sorted({entry["user_id"] for entry in wanted})
@@ -153,7 +153,7 @@ def test_the_index_of_many_users_is_small_and_in_their_order(limit: int | None) 
     assert images.names.tolist() == [image.encode() for _, (_, image, _) in expected]
     found = [images.labels[images.labelled == row].tolist() for row in range(0, len(expected), 97)]
     assert found == [labels for _, (_, _, labels) in expected[::97]]
-    assert size < 40 * len(expected) + 20_000  # bytes; as Python's objects an image would take 300
+    assert size < 40 * len(expected) + 20_000  # bytes; as Python objects, an image would take 300
 
 
 def test_another_partitioner(tmp_path: Path, entries: list[dict[str, Any]]) -> None:
@@ -235,7 +235,7 @@ def test_a_killed_decode_goes_on_where_it_stopped(tmp_path: Path) -> None:
     images = [name.decode() for name in data._images["train"].names]
     expected = np.stack([decoded(tmp_path, image) for image in images])
     for image in np.array(images)[done == 1]:
-        (tmp_path / "small_images" / f"{image}.jpg").unlink()  # whoever decoded it again would fail
+        (tmp_path / "small_images" / f"{image}.jpg").unlink()  # decoding it again would fail
     assert np.array_equal(data.federation.train.inputs, expected)
     assert not list((tmp_path / "decoded").glob("*.marks"))
 
@@ -367,7 +367,7 @@ def test_images_are_decoded_when_they_are_read(tmp_path: Path, entries: list[dic
     files = data._cache("train").files
     (tmp_path / "small_images" / files[3]).unlink()
     assert np.array_equal(images[np.array([5, 0, 5])], first[torch.tensor([5, 0, 5])])
-    for image in (files[0], files[5]):  # a further run has them
+    for image in (files[0], files[5]):  # these are already decoded, so another run can read them
         (tmp_path / "small_images" / image).unlink()
     again = FLAIR(str(tmp_path), image_size=32, decode="when read").federation.train.inputs
     assert np.array_equal(again[5], first[5]) and np.array_equal(again[np.array([0, 1])], first[:2])

@@ -1,4 +1,4 @@
-"""HAM10000 on small files of its format."""
+"""HAM10000 on small files in its format."""
 
 import csv
 from pathlib import Path
@@ -12,7 +12,7 @@ from flcog.datamodules import HAM10000
 
 
 def write_ham(root: Path) -> list[dict[str, str]]:
-    """Lesions of one to three images in the two folders of the release, and its metadata, which has more columns."""
+    """Write lesions with one to three images to the release's two folders, and metadata with all columns. Returns the metadata's rows."""
     rng, rows = np.random.default_rng(0), []
     for part in (1, 2):
         (root / f"HAM10000_images_part_{part}").mkdir(parents=True)
@@ -55,7 +55,7 @@ def test_ham10000(tmp_path: Path) -> None:
 
 
 def test_ham10000_by_image(tmp_path: Path) -> None:
-    """Lesions with two or three images then lie on both sides; both forms' decoded images are kept apart."""
+    """A lesion's images may then be in both the training and the test set. The caches of the two variants are separate."""
     rows = {row["image_id"]: row for row in write_ham(tmp_path)}
     by_lesion = HAM10000(str(tmp_path), test_per_class=6, num_clients=3)
     before = np.asarray(by_lesion.federation.test.inputs).copy()  # type: ignore[union-attr]
@@ -73,7 +73,7 @@ def test_ham10000_by_image(tmp_path: Path) -> None:
 
 
 def test_ham10000_bad(tmp_path: Path) -> None:
-    with one_line(FileNotFoundError, r"HAM10000 found no .*HAM10000_metadata.csv.*dataverse|DBW86T"):
+    with one_line(FileNotFoundError, r"HAM10000 found no .*HAM10000_metadata.csv.*(dataverse|DBW86T)"):
         HAM10000(str(tmp_path)).setup()
     rows = write_ham(tmp_path)
     with one_line(ValueError, r"27 images of 14 lesions with dx akiec do not make a test set of 30"):

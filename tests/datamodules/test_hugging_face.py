@@ -1,4 +1,4 @@
-"""HuggingFace: columns of data sets in memory, folders and files, as the arrays that hold the same."""
+"""HuggingFace: columns of data sets in memory, folders and files give the same as arrays with the same values."""
 
 import socket
 from pathlib import Path
@@ -78,7 +78,7 @@ def test_classes_by_name() -> None:
 
 
 class Tokenizer:
-    """As transformers' tokenizers are called, and what they return."""
+    """Has the call and the return type of transformers' tokenizers."""
 
     def __call__(self, text: str) -> Any:
         from collections import UserDict
@@ -97,7 +97,7 @@ class Bag(nn.Module):
 
 
 def test_texts_and_columns_of_tokens(tmp_path: Path) -> None:
-    """A tokenizer in the workers is the same as tokens in columns, by name."""
+    """A tokenizer in the workers gives the same run as columns of tokens with the same names."""
     tokens = rows().map(lambda row: dict(Tokenizer()(row["text"])))
     renamed = tokens.rename_columns({"input_ids": "ids"})
     runs = [
@@ -181,7 +181,7 @@ def test_no_hub(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_hub_that_cannot_be_reached_is_asked_once(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Its client would try six times, over half a minute."""
+    """The hub's own client would try six times, for more than half a minute."""
     calls = []
 
     def unreachable(address: Any, timeout: float) -> Any:

@@ -1,4 +1,4 @@
-"""ImageFolders: classes, sizes, and decoded images that are used again."""
+"""ImageFolders: classes, sizes, and the reuse of decoded images."""
 
 from pathlib import Path
 
@@ -18,7 +18,7 @@ def write_folders(root: Path, classes: tuple[str, ...] = ("cat", "airplane"), si
             for k in range(count):
                 pixels = bytes_of(32, 32, 3, seed=100 * c + k + len(split))
                 image = Image.fromarray(pixels)
-                # Some images of CINIC-10 have one channel only.
+                # As in CINIC-10, some images have only one channel.
                 (image.convert("L") if k == 1 else image).save(root / split / name / f"{split}-{k}.png")
 
 

@@ -1,4 +1,4 @@
-"""What a federation counts once: kept with it, and counted anew for a changed copy."""
+"""A federation counts its labels once and keeps the counts. A changed copy counts again."""
 
 from dataclasses import replace
 

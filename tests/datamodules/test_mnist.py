@@ -1,4 +1,4 @@
-"""MNIST and FashionMNIST on small files of their format."""
+"""MNIST and FashionMNIST on small files in their format."""
 
 import gzip
 import hashlib

@@ -1,4 +1,4 @@
-"""Splits against what their papers print, their laws, and literal transcriptions of their texts."""
+"""Splits compared with their papers' numbers, with their distributions, and with literal transcriptions of the papers' texts."""
 
 import time
 import tracemalloc
@@ -35,7 +35,7 @@ from flcog.datamodules.partitioners import (
 
 
 class Unread(np.ndarray):
-    """Inputs that no partitioner may look at."""
+    """Inputs that raise an error if a partitioner reads them."""
 
     def __getitem__(self, key: object) -> np.ndarray:
         raise AssertionError("a partitioner read the inputs")
@@ -52,13 +52,13 @@ def balanced(num_samples: int, num_classes: int) -> Samples:
 
 
 def table(partition: Partition, labels: np.ndarray) -> np.ndarray:
-    """Samples of each client and class, counted the slow way."""
+    """The number of samples of each client and class, counted by a simple loop."""
     num_classes = labels.max() + 1
     return np.array([np.bincount(labels[partition.client(k)], minlength=num_classes) for k in range(partition.num_clients)])
 
 
 USERS = np.array([f"user {i % 10}" for i in range(600)])
-# Ten clients of 600 samples in ten classes; the hash says when the numbers move, not that they are right.
+# Splits of 600 samples in ten classes over ten clients. The hash shows that a split has changed, not that it is right.
 SPLITS: dict[str, tuple[Partitioner, str]] = {
     "iid": (IID(), "8b61530e"),
     "dirichlet": (Dirichlet(0.3), "08819266"),
@@ -107,7 +107,7 @@ def test_is_a_pure_function_that_gives_each_sample_to_one_client(name: str, smal
 
 @pytest.mark.parametrize("name", SPLITS)
 def test_splits_stay_what_they_are(name: str, small: Samples) -> None:
-    """A changed hash is a changed split: whoever cites one has to know. It does not say that the split was right."""
+    """If a hash changes, the split changes, and users who cite the split must know it. The test does not show that a split is right."""
     partitioner, golden = SPLITS[name]
     assert partitioner(small, 10, seed=3).hash == golden
 
@@ -145,7 +145,7 @@ def test_multilabel_and_regression_targets(partitioner: Partitioner, targets: np
 
 
 def test_class_of_a_multilabel_sample_is_its_rarest_label() -> None:
-    # Labels 0, 1, 2 occur 4, 2 and 2 times: 1 and 2 are equally rare, and the first of them counts.
+    # Labels 0, 1 and 2 occur 4, 2 and 2 times. Labels 1 and 2 are equally rare, so a sample with both has the first as its class.
     rows = np.array([[1, 0, 0], [1, 1, 0], [1, 0, 1], [0, 1, 1], [0, 0, 0], [1, 0, 0]], dtype=np.float32)
     assert class_labels(samples_of(rows)).tolist() == [0, 1, 2, 1, 3, 0]
 
@@ -176,7 +176,7 @@ def test_uncapped_dirichlet_shares_have_the_law_of_a_dirichlet(beta: float) -> N
     for seed in range(30):
         partition = Dirichlet(beta, capped=False, min_size=0)(samples, 5, seed)
         shares.append(table(partition, class_labels(samples)) / 4000)
-    # One client of every class's five, so that the 300 draws are independent.
+    # The shares of one client only, because the shares of a class's five clients depend on each other: 300 independent draws.
     first, last = (np.stack(shares)[:, k].ravel() for k in (0, 4))
     for share in (first, last):
         assert stats.kstest(share, stats.beta(beta, 4 * beta).cdf).pvalue > 1e-3
@@ -199,7 +199,7 @@ def test_capped_dirichlet_closes_clients_that_hold_the_average(seed: int) -> Non
 
 
 def summary(clients: list[np.ndarray], num_classes: int) -> np.ndarray:
-    """What a split is like: spread of sizes, labels per client, dominance of the main label, and the same for the last client."""
+    """A split's spread of sizes, labels per client, and mean share of the main label, and this share in the last and first client."""
     counts = np.array([np.bincount(own, minlength=num_classes) for own in clients])
     sizes = np.maximum(1, counts.sum(axis=1))
     dominance = counts.max(axis=1) / sizes
@@ -209,13 +209,15 @@ def summary(clients: list[np.ndarray], num_classes: int) -> np.ndarray:
 def published_draw(
     labels: np.ndarray, beta: float, seed: int, cap: float, rho: float | None = None
 ) -> tuple[int, list[list[int]]]:
-    """Ten clients' samples from NumPy's global stream, list by list, as FedCOG's and FedDisco's programs draw them; and how often.
+    """Draw ten clients' samples from NumPy's global stream, step by step as the programs of FedCOG and FedDisco do.
+
+    Returns the number of draws until every client has ten samples, and the clients' samples.
 
     Args:
-        labels: of ten classes.
-        beta, seed: of the split.
-        cap: how many close a client.
-        rho: imbalance of the classes, of which FedDisco's shuffles the whole and keeps the first samples.
+        labels: the labels, of ten classes.
+        beta, seed: the concentration and the seed of the split.
+        cap: a client with this many samples receives no further class.
+        rho: the imbalance of the classes. FedDisco's program shuffles each whole class and keeps its first samples.
     """
     before = np.random.get_state()  # noqa: NPY002
     np.random.seed(seed)  # noqa: NPY002
@@ -252,7 +254,7 @@ def test_niid_bench_gives_each_client_the_samples_that_the_published_code_gives_
 def test_a_long_tail_gives_each_client_the_samples_that_feddiscos_code_gives_it(
     rho: float, beta: float, seed: int, draws: int
 ) -> None:
-    """Its code closes a client by an even share of the set before it is cut."""
+    """In FedDisco's code, a client is full once it holds an even share of the whole set, before the long tail is cut."""
     samples = balanced(5000, 10)
     expected = published_draw(samples.targets.numpy(), beta, seed, 500, rho)
     partition = LongTail(rho, NIIDBench(beta))(samples, 10, seed)
@@ -307,13 +309,13 @@ def test_client_dirichlet_follows_the_sets_own_imbalance() -> None:
 
 
 def test_client_dirichlet_fills_clients_in_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    samples = balanced(2**17, 64)  # 2^20 / 64 clients a block
+    samples = balanced(2**17, 64)  # a block has 2^20 / 64 clients
     partition = ClientDirichlet(0.2)(samples, 2**17 // 4, 0)
     assert (partition.sizes == 4).all()
     assert len(np.unique(partition.indices)) == len(samples)
 
 
-# The cases of flwr-datasets' own tests (inner_dirichlet_partitioner_test.py, dirichlet_..., pathological_..., iid_...).
+# Cases from flwr-datasets' own tests (inner_dirichlet_partitioner_test.py, dirichlet_..., pathological_..., iid_...).
 
 
 def test_flower_inner_dirichlet_sizes() -> None:
@@ -384,7 +386,7 @@ def test_fedcogs_published_shapes(classes: int, per_client: int, each: int) -> N
 
 @pytest.mark.parametrize("per_client", [1, 2, 3])
 def test_niid_benchs_labels_per_client(per_client: int) -> None:
-    """Each client: label k mod C, and every other label as often as the next; each label: even parts for whoever holds it."""
+    """Client k has label k mod C, and further labels with equal probability. The clients of a label get equal parts of its samples."""
     samples = balanced(600, 6)
     pairs = np.zeros((6, 6))
     for seed in range(200):
@@ -416,7 +418,7 @@ def test_long_tail_formula(rho: float) -> None:
     samples = balanced(50_000, 10)
     partition = LongTail(rho)(samples, 10, 0)
     kept = table(partition, class_labels(samples)).sum(axis=0)
-    # By hand for the ends, by the formula in between.
+    # The first and last class by hand, and the others by the formula.
     assert kept[0] == 5000 and kept[-1] == 5000 // rho
     for c in range(2, 10):
         assert abs(kept[c - 1] - 5000 * rho ** (-(c - 1) / 9)) < 1
@@ -424,7 +426,7 @@ def test_long_tail_formula(rho: float) -> None:
 
 
 def test_a_client_of_a_long_tail_may_hold_an_even_share_of_the_whole_set() -> None:
-    """As FedDisco's code has it: 20,431 samples stay, and a client is closed by 5,000, not by 2,043."""
+    """As in FedDisco's code, 20,431 samples stay, and a client is full at 5,000 samples, not at 2,043."""
     samples = balanced(50_000, 10)
     sizes = [LongTail(10, NIIDBench(0.5, cap_samples=cap))(samples, 10, 0).sizes for cap in (None, 50_000, 20_431)]
     assert (sizes[0] == sizes[1]).all() and sizes[0].max() > sizes[2].max()
@@ -447,7 +449,7 @@ def test_shuffled_mixes_as_fedssyns_mnist_study() -> None:
     assert Shuffled(0.0, ByClass())(samples, 10, 0).hash == apart.hash
     counts = table(Shuffled(0.1, ByClass())(samples, 10, 0), labels)
     assert (counts.sum(axis=1) == 1024).all()
-    # 922 samples stay; a tenth of the 102 that come back is of the client's own class.
+    # 922 of a client's 1,024 samples stay. A tenth of the 102 new samples is of the client's own class.
     assert np.diag(counts).min() >= 922
     assert abs(np.trace(counts) - 10 * (922 + 10.2)) < 4 * np.sqrt(1020 * 0.1 * 0.9)
     assert stats.chi2_contingency(table(Shuffled(1.0, ByClass())(samples, 10, 0), labels)).pvalue > 1e-3
@@ -627,7 +629,7 @@ def test_impossible_users() -> None:
 
 
 def test_mcmahans_shards() -> None:
-    """MNIST's shape, at a tenth of its size: 100 clients with two of 200 shards; 19 in 199 clients hold one label twice."""
+    """A tenth of MNIST: 100 clients get two of 200 shards, 20 for each label, so 19 in 199 clients get two shards of one label."""
     samples = balanced(6000, 10)
     labels = samples.labels.numpy()
     shards = reference.sorted_shards(labels, 100, 2)
@@ -642,7 +644,7 @@ def test_mcmahans_shards() -> None:
 
 
 def of_parts(samples: Samples, num_clients: int, seed: int) -> object:
-    """A split of a user's."""
+    """A user's partitioner, which returns a list of arrays."""
     return [np.arange(len(samples))[k::num_clients] for k in range(num_clients)]
 
 
@@ -750,5 +752,5 @@ def test_a_million_clients_take_seconds_and_little_memory(partitioner: Partition
         tracemalloc.stop()
     assert partition.num_clients == MANY and (partition.sizes == 1).all()
     assert peak < 200e6
-    # Processor time, so that a busy machine does not count: 0.2 to 0.5 s, and 3 s for ClientDirichlet. The limit is the issue's.
+    # Processor time does not depend on other programs: 0.2 to 0.5 s, and 3 s for ClientDirichlet. The limit comes from the issue.
     assert seconds < 5

@@ -13,7 +13,7 @@ from flcog.datamodules import LeastSquares, Natural, Quadratics, Shuffled
 
 
 def gradient(problem: Quadratics, k: int, x: Tensor) -> Tensor:
-    """Of client k's loss, by autograd through the model that trains on it."""
+    """The gradient of client k's loss at x, by autograd through the model that would be trained."""
     federation = problem.federation
     client = LeastSquares(torch.nn.Linear(1, problem.dimension, bias=False, dtype=torch.float64))
     with torch.no_grad():
@@ -61,11 +61,11 @@ def test_quadratics_follow_the_paper() -> None:
 def test_shuffling_quadratics_reduces_dissimilarity() -> None:
     problems = [Quadratics(sigma=0.0, num_clients=10, partitioner=Shuffled(p, Natural())) for p in (0.0, 0.5, 1.0)]
     own, half, mixed = (problem.dissimilarity for problem in problems)
-    # The lemma of Fedssyn, (1 - p)^2, holds in the mean over the draws of who swaps what.
+    # Fedssyn's lemma, a factor of (1 - p)^2, holds on average over the random choices of the shuffled samples.
     assert half < 0.45 * own and mixed < 0.1 * own
     assert problems[0].noise < 1e-9 < problems[1].noise
     torch.testing.assert_close(problems[0].optimum, problems[2].optimum)
-    # Curvatures even out: L_p <= (1 - p) L_max + p L_avg.
+    # Curvatures become more equal: L_p <= (1 - p) L_max + p L_avg.
     assert problems[1].smoothness_max < problems[0].smoothness_max
 
 

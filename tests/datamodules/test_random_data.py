@@ -1,4 +1,4 @@
-"""RandomData: shapes, types and ranges, classes in balance, the same for one seed; it is split and trains like a data set."""
+"""RandomData: shapes, types, ranges, balanced classes, and equal data for equal seeds. It can be split and trained on like a data set."""
 
 import math
 from pathlib import Path
@@ -64,7 +64,7 @@ def test_a_seed_fixes_the_samples(kind: dict) -> None:
 
 
 def test_labels_say_nothing_of_inputs() -> None:
-    """The mean image of a class lies as far from the mean of all as chance has it."""
+    """The mean images of the classes differ only as much as random means of 1,000 images."""
     data = RandomData(shape=(8, 8, 1), num_samples=4000, num_classes=4)
     inputs, targets = everything(data.federation, data.federation.train)
     means = torch.stack([inputs[targets == label].mean(0) for label in range(4)])

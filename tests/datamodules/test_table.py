@@ -1,4 +1,4 @@
-"""Table: rows of CSV and Parquet files and of data frames, as the arrays that hold the same."""
+"""Table: rows of CSV and Parquet files and of data frames give the same as arrays with the same values."""
 
 from pathlib import Path
 from typing import Any

@@ -1,4 +1,4 @@
-"""TorchDataset: the samples of arrays give the same bits as ArrayData; streams, files and resumed runs give the same as each other."""
+"""TorchDataset: samples from arrays give the same bits as ArrayData. Streaming, cache files and resumed runs give the same results."""
 
 import os
 import random
@@ -32,11 +32,11 @@ OPTIONS: dict[str, Any] = {"local_steps": None, "local_epochs": 1, "clients_per_
 
 
 class Items(Dataset):
-    """Pairs, of arrays.
+    """Pairs of an input and a target from two arrays.
 
     Args:
-        inputs, targets: of all items.
-        noise: from which random stream noise is drawn: ``torch``, ``numpy`` or ``python``; empty for none.
+        inputs, targets: the arrays of all items.
+        noise: the random stream for noise: ``torch``, ``numpy`` or ``python``; empty for no noise.
     """
 
     def __init__(self, inputs: Any = FEATURES, targets: Any = LABELS, noise: str = "") -> None:
@@ -51,7 +51,7 @@ class Items(Dataset):
 
 
 class Labelled(Items):
-    """Shows its targets, as torchvision's sets do."""
+    """Has an attribute ``targets``, as torchvision's data sets do."""
 
     def __init__(self, shift: int = 0, **options: Any) -> None:
         super().__init__(**options)
@@ -154,7 +154,7 @@ class Slow(Items):
 
 
 class Counting(Items):
-    """Notes which items were read."""
+    """Records the indices of the items that were read."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -204,7 +204,7 @@ def test_another_transform_makes_another_file(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("place", ["an item", "a target", "a file", "a default of the transform"])
 def test_what_changed_is_read_anew(place: str, tmp_path: Path) -> None:
-    """Any item, not only those that are looked at first; a file's content; what a transform does."""
+    """The cache notices a change in any item, in the content of a file, and in the effect of a transform."""
     inputs, targets, file = FEATURES.copy(), LABELS.copy(), tmp_path / "features.npy"
     np.save(file, FEATURES)
 
@@ -240,7 +240,7 @@ def test_a_set_that_does_not_show_its_content_is_read_to_compare(tmp_path: Path,
     hidden = FEATURES.copy()
 
     class Handle:
-        """As of a library in C, which cannot be pickled."""
+        """An object that cannot be pickled, like a handle of a C library."""
 
         __slots__ = ()
 
@@ -286,7 +286,7 @@ found = fingerprint(torch.utils.data.Subset(data, [3, 1]), pathlib.Path("."))
 
 
 class Transformed(Labelled):
-    """Torchvision's way to change targets."""
+    """Changes its targets in the item but not in the attribute, as torchvision's ``target_transform`` does."""
 
     def __init__(self, target_transform: Any, **options: Any) -> None:
         super().__init__(**options)
@@ -298,7 +298,7 @@ class Transformed(Labelled):
 
 
 class Relabelled(Labelled):
-    """Changes one class of ten, and shows the targets that it read."""
+    """Changes a single class in the items. The attribute ``targets`` has the unchanged targets."""
 
     def __getitem__(self, index: int) -> tuple[Any, Any]:
         input, target = super().__getitem__(index)
@@ -467,7 +467,7 @@ def pad(items: list[tuple[Tensor, int]]) -> tuple[dict[str, Tensor], Tensor]:
 
 
 class Texts(Dataset):
-    """Token ids; of different lengths, unless one is given."""
+    """Texts of token ids, with different lengths unless a length is given."""
 
     def __init__(self, length: int | None = None) -> None:
         rng = np.random.default_rng(2)
@@ -496,7 +496,7 @@ def texts(length: int | None = None, collate_fn: Any = pad) -> TorchDataset:
 
 
 def test_batches_of_ones_own(tmp_path: Path) -> None:
-    """Padding that the network masks changes nothing: the same as all padded to one length beforehand."""
+    """Padding each batch gives the same result as padding all texts to one length beforehand, because the network masks padding."""
     everything = pad([Texts()[index] for index in range(60)])[0]
 
     class Padded(Texts):
@@ -606,7 +606,7 @@ def test_transforms_run_in_the_workers() -> None:
 
 
 class Fragile(Items):
-    """Its process ends when it is asked for item 57."""
+    """Reading item 57 ends the process, and reading item 58 raises an error."""
 
     def __getitem__(self, index: int) -> tuple[Any, Any]:
         if index == 57:
@@ -628,7 +628,7 @@ def test_workers_that_fail() -> None:
 
 @pytest.mark.slow
 def test_a_killed_run_goes_on_as_if_nothing_had_been(tmp_path: Path) -> None:
-    """With random transforms in the workers, which end with the process that was killed, and other numbers of them."""
+    """The workers apply random transforms, and end with the killed process. The resumed run has another number of workers."""
 
     def run(folder: str, workers: int, rounds: int = 6, ckpt_path: str | None = None) -> Any:
         data = of_items(Items(noise="numpy"), num_workers=workers)
@@ -659,7 +659,7 @@ def test_a_killed_run_goes_on_as_if_nothing_had_been(tmp_path: Path) -> None:
 
 
 def runs(pid: int) -> bool:
-    """Whether there is such a process, and it has not ended."""
+    """Whether a process with this id exists and has not ended."""
     status = Path(f"/proc/{pid}/stat")
     return status.exists() and status.read_text().rpartition(")")[2].split()[0] != "Z"
 

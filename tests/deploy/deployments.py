@@ -1,4 +1,4 @@
-"""Deployments on loopback for tests: configurations, histories without times, and processes to kill."""
+"""Helpers for tests of deployments on loopback: configurations, histories without times, and a search for processes to kill."""
 
 import csv
 import os
@@ -24,7 +24,7 @@ CNN = {"class_path": "flcog.models.SimpleCNN", "init_args": {"in_channels": 1, "
 
 
 def config(*callbacks: Any, rounds: int = 2, **trainer: Any) -> dict[str, Any]:
-    """The configuration of a run on the digits."""
+    """The configuration of a run on the Digits data."""
     options = {"local_steps": 3, "executor": "loop", "chunk_size": 1, "logger": False, "accelerator": "cpu", "devices": 1}
     split = {"class_path": "flcog.datamodules.Dirichlet", "init_args": {"beta": 0.5}}
     return {
@@ -86,7 +86,7 @@ def rows(root: Path) -> list[dict[str, str]]:
 
 
 def until(seconds: float, test: Callable[[], Any]) -> Any:
-    """Wait for something. Returns it."""
+    """Wait until the test returns a true value. Returns this value."""
     deadline = time.monotonic() + seconds
     while not (found := test()):
         assert time.monotonic() < deadline, f"not within {seconds:g} s"
@@ -95,7 +95,7 @@ def until(seconds: float, test: Callable[[], Any]) -> Any:
 
 
 def processes(*words: str) -> list[int]:
-    """The processes that have all these words in their command line."""
+    """The ids of the processes that have all these words in their command lines."""
     found = []
     for path in Path("/proc").glob("[0-9]*/cmdline"):
         try:

@@ -1,7 +1,7 @@
 """Train over many nodes in this process: python tests/deploy/many_nodes.py NODES. Ten of the nodes take part in a round.
 
-It needs flcog[flower]. Messages pass through the tests' stand-in for Flower's network. Printed are the messages of each kind, and
-the bytes on the wire and the seconds of each round.
+It needs flcog[flower]. The tests' stand-in for Flower's network delivers the messages. The script prints the number of messages
+of each kind, and the bytes on the wire and the seconds of each round.
 """
 
 import os

@@ -1,4 +1,4 @@
-"""A real SuperLink and three SuperNodes on loopback, with TLS and node keys: the same numbers as a simulation, whatever is killed."""
+"""A real SuperLink and three SuperNodes on loopback, with TLS and node keys, give a simulation's numbers, even if processes are killed."""
 
 import os
 import signal
@@ -113,7 +113,7 @@ def test_every_kind_of_process_may_be_killed(loopback: Loopback, tmp_path: Path)
 
 
 def rejoined(loopback: Loopback, app: Path) -> bool:
-    """Start the node again until the SuperLink, which waits for its heartbeat for a minute, accepts it."""
+    """Start the node again. Returns whether the SuperLink accepts it, which may take a minute, until it misses the old node's heartbeat."""
     start_node(loopback, "node1", app)
     until(90, lambda: "SuperNode ID" in loopback.log("node1") or loopback.processes["node1"].poll() is not None)
     return "SuperNode ID" in loopback.log("node1")

@@ -1,4 +1,4 @@
-"""A node's answers: bad input in one line, malformed messages, and states two rounds deep. None of this needs Flower."""
+"""A node's answers to bad and malformed messages, and the clients' states of two rounds that it keeps. These tests run without Flower."""
 
 import pickle
 from dataclasses import replace
@@ -45,7 +45,7 @@ def softmax(**data: Any) -> dict[str, Any]:
 @pytest.fixture
 def _from_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("PL_GLOBAL_SEED", "PL_SEED_WORKERS"):
-        monkeypatch.setenv(name, "0")  # seed_everything leaves them set
+        monkeypatch.setenv(name, "0")  # seed_everything sets them; monkeypatch restores them
 
 
 REFUSED = {
@@ -157,14 +157,14 @@ class Direct:
 
     @property
     def uploads(self) -> list[torch.Tensor]:
-        """What each client has sent in its only round."""
+        """The update that each client sent in its only round."""
         lists = [result for _, result in map(unpack, self.answers) if isinstance(result, list)]
         replies = [reply for each in lists for reply in each if isinstance(reply, ClientReply)]
         return [row for reply in replies for row in torch.cat([v.flatten(1) for v in reply.envelope.delta.values()], 1)]
 
 
 class DirectClients(RemoteClients):
-    """The clients of such nodes, whose states stay there."""
+    """The clients of ``Direct`` nodes. Their states stay on the nodes."""
 
     def commit(self, clients: Any) -> None:
         pass
@@ -183,7 +183,7 @@ PRIVATE = {
 @pytest.mark.parametrize("method", PRIVATE)
 @pytest.mark.slow
 def test_nodes_draw_private_noise_that_the_server_cannot_compute(tmp_path: Path, method: str) -> None:
-    """The noise is a thousand times the change, so that independent noise makes uploads without correlation."""
+    """The noise is a thousand times as large as the update, so that uploads with independent noise are uncorrelated."""
     content = softmax()
     content["trainer"] |= {"rounds": 1, "callbacks": [{"class_path": f"flcog.callbacks.{method}", "init_args": PRIVATE[method]}]}
     hosts = []
@@ -196,7 +196,7 @@ def test_nodes_draw_private_noise_that_the_server_cannot_compute(tmp_path: Path,
     for host in hosts:
         replayed = Direct(Node(replace(host.node._worker, state=str(tmp_path / "replayed"))))
         replayed.answers = [replayed.node.answer(each) for each in host.sent]
-        # The server's messages do not fix the answers: it would have to guess.
+        # The server's messages do not determine the answers, so the server cannot compute the noise.
         assert all(abs(correlation(a, b)) < 0.06 for a, b in zip(host.uploads, replayed.uploads, strict=True))
         numbers = [value for value in pytree.tree_leaves([unpack(each) for each in host.answers]) if not is_floating(value)]
         assert max(int(torch.as_tensor(value).max()) for value in numbers) < 2**20  # counts of samples and bytes, and no key
@@ -206,7 +206,7 @@ def test_nodes_draw_private_noise_that_the_server_cannot_compute(tmp_path: Path,
 
 
 def correlation(a: torch.Tensor, b: torch.Tensor) -> float:
-    """Its standard deviation for independent normal numbers is 0.01 with the 7,850 parameters here."""
+    """The correlation of two uploads. For independent normal numbers and the 7,850 parameters here, its standard deviation is 0.01."""
     return float(torch.corrcoef(torch.stack([a, b]))[0, 1])
 
 

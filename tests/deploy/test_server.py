@@ -29,7 +29,7 @@ from flcog.run.observers.checkpoint import Checkpoint
 pytestmark = pytest.mark.slow
 
 Fault = Callable[[int, str, int, Node], Any]
-"""What happens to a message, by its node, its type, and the number of messages of this type to the node before it."""
+"""Decides the fate of a message, from its node's index, its type, the number of earlier messages of this type to the node, and the node."""
 
 
 class Grid:
@@ -38,8 +38,9 @@ class Grid:
     Args:
         app: the app's folder.
         state: the folder of the nodes' states.
-        fault: returns None to deliver a message, or the reply in its place; False loses it.
-        clients, nodes: their numbers.
+        fault: returns None to deliver a message, or another reply to send instead. It returns False to lose the message,
+            "reply lost" to lose the reply, and "restart" to restart the node before it answers.
+        clients, nodes: the number of clients and of nodes.
     """
 
     def __init__(self, app: Path, state: Path, fault: Fault, clients: int = CLIENTS, nodes: int = NODES) -> None:
@@ -93,7 +94,7 @@ def _quickly(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(TaskIdentity, "_task_id", 1)
     monkeypatch.setattr(TaskIdentity, "_node_id", 0)
     for name in ("PL_GLOBAL_SEED", "PL_SEED_WORKERS"):
-        monkeypatch.setenv(name, "0")  # seed_everything leaves them set
+        monkeypatch.setenv(name, "0")  # seed_everything sets them; monkeypatch restores them
 
 
 def deployed(folder: Path, fault: Fault, rounds: int = 3, **options: Any) -> Path:
@@ -122,7 +123,7 @@ def test_a_round_asks_the_nodes_of_its_clients_alone(tmp_path: Path) -> None:
 
 
 def simulation(folder: Path) -> list[dict[str, str]]:
-    """The history without Flower."""
+    """The history of the same run without Flower."""
     package = folder / "app" / PACKAGE
     objects = make_objects(package, [package / "server.yaml"], "--trainer.default_root_dir", str(folder / "here"))
     objects.trainer.fit(objects.model, objects.datamodule)
@@ -144,7 +145,7 @@ def test_numbers_are_those_of_a_simulation(tmp_path: Path, name: str) -> None:
 
 @pytest.mark.parametrize("how", [False, "reply lost"])
 def test_a_silent_node_drops_out_of_the_round(tmp_path: Path, how: Any) -> None:
-    """Whether the task or the reply is lost, the node continues from the state of the last round that was accepted."""
+    """If its task or its reply is lost, the node continues from its state after the last accepted round."""
 
     def fault(k: int, kind: str, before: int, node: Node) -> Any:
         return how if (k, kind, before) == (1, "train", 1) else None

@@ -1,4 +1,4 @@
-"""Without a SuperLink, a node and a run end with one line."""
+"""If no SuperLink runs, a node and a run end with an error message of one line."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""A run on a device other than the CPU: a local step never waits for it, and it may lack float64."""
+"""A run on a device other than the CPU, which may lack float64: local steps never wait for the device."""
 
 from collections import Counter
 from dataclasses import dataclass
@@ -40,7 +40,7 @@ STEPPING = ("FedProx", "Ditto-momentum", "FedCOG", "FedReg", "FedRep", "FedSAM",
 
 
 def waits_of(method: Method | None = None, module: Any = None, data: Any = None, **work: Any) -> Counter[str]:
-    """What two rounds wait for."""
+    """The operations in two rounds that wait for the device."""
     with computing_there():
         waits.clear()
         methods = [] if method is None else [method]
@@ -61,13 +61,13 @@ def test_a_local_step_waits_for_nothing(name: str) -> None:
 
 
 OTHERS = [name for name in CASES if name not in (*STEPPING, "DENSE")]
-"""DENSE changes nothing at a client, and its server asks a generator of random numbers where it is, which is not there."""
+"""Without DENSE: it changes nothing at a client, and its server needs a random number generator on the device, which the fake one lacks."""
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", OTHERS)
 def test_nor_does_any_other_methods(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What servers do and what is prepared before the first round may wait."""
+    """Only local steps are counted. The server's work and preparations before the first round may wait for the device."""
     case, waited = CASES[name], list[Counter[str]]()
     run, generator = PlainSteps.run, torch.Generator
 
@@ -78,7 +78,7 @@ def test_nor_does_any_other_methods(name: str, monkeypatch: pytest.MonkeyPatch) 
         return result
 
     monkeypatch.setattr(PlainSteps, "run", counted)
-    monkeypatch.setattr(torch, "Generator", lambda device="cpu": generator())  # the device has none of its own
+    monkeypatch.setattr(torch, "Generator", lambda device="cpu": generator())  # the fake device has no generators
     for steps in (2, 5):
         waited.append(Counter())
         options = case.options | {"local_epochs": None, "local_steps": steps}
@@ -89,7 +89,7 @@ def test_nor_does_any_other_methods(name: str, monkeypatch: pytest.MonkeyPatch) 
 @pytest.mark.parametrize(("network", "chunk_size"), [(None, 2), (dropout_network, None)])
 @pytest.mark.slow
 def test_nor_where_clients_differ_in_their_steps_and_batches(network: Any, chunk_size: int | None) -> None:
-    """Chunks of unlike clients, whose batches are padded: who is alive, masks and the keys of dropout are there before the first step."""
+    """In chunks of clients with padded batches, masks and dropout keys are on the device before the first step."""
     short, long = (
         waits_of(module=classifier(network=network), data=ODD_BATCHES(), local_epochs=epochs, chunk_size=chunk_size)
         for epochs in (1, 3)
@@ -98,8 +98,8 @@ def test_nor_where_clients_differ_in_their_steps_and_batches(network: Any, chunk
 
 
 WAITING = (torch.optim.ASGD, torch.optim.Rprop)
-"""torch's own, which read numbers from the device in every step, Rprop in torch 2.11 and not in 2.15. With ``capturable``, which needs a
-GPU, they do not."""
+"""torch's optimisers that read numbers from the device in every step (Rprop in torch 2.11, but not in 2.15). They do not with
+``capturable``, which needs a GPU."""
 
 
 @pytest.mark.parametrize(
@@ -123,7 +123,7 @@ def test_nor_for_an_optimisers_state_and_rates(optimizer: type[torch.optim.Optim
 
 @dataclass(frozen=True)
 class Waits(Method):
-    """Asks the device for nothing but a number, or hands it one, in every step."""
+    """Reads a number from the device, or copies a number to it, in every step."""
 
     reads: bool
 
@@ -177,13 +177,13 @@ def test_a_run_on_it_goes_on_from_its_checkpoint(tmp_path: Path) -> None:
         resumed = make_trainer(tmp_path / "1", CASES["SCAFFOLD"].method, rounds=2, **options)
         resumed.fit(classifier(), TinyData(), str(half.run_dir))
         kept = list(resumed.run.method_record("SCAFFOLD").clients)
-        # Those that have not trained again lie on the CPU as they were read, and observers see them where they see everything.
+        # States of clients that have not trained again are still on the CPU, as loaded. Observers receive all states on the device.
         assert len(kept) > 5 and all(isinstance(leaf, OnDevice) for leaf in pytree.tree_leaves(kept) if isinstance(leaf, Tensor))
     assert_close({n: v.here for n, v in resumed.params.items()}, {n: v.here for n, v in whole.params.items()}, 0)
 
 
 def test_its_checkpoints_are_read_anywhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """By a plain ``torch.load`` too, which looks for the device of what it reads."""
+    """All tensors of a checkpoint are on the CPU, because a plain ``torch.load`` needs the device of the tensors that it reads."""
     written, save = list[Any](), torch.save
     monkeypatch.setattr(torch, "save", lambda content, *rest: written.append(content) or save(content, *rest))
     with computing_there():
@@ -203,7 +203,7 @@ def drops(**options: Any) -> Any:
 @pytest.mark.parametrize("executor", ["loop", "vmap"])
 @pytest.mark.slow
 def test_what_a_network_draws_there_is_drawn_again_by_a_run_that_goes_on(executor: str, tmp_path: Path) -> None:
-    """torch's own dropout draws from the device's stream, which is not the CPU's."""
+    """torch's own dropout draws from the device's random stream, which differs from the CPU's."""
     with computing_there():
         options: dict[str, Any] = {"executor": executor, "precision": "32-true"}
         whole, half = (make_trainer(tmp_path / str(rounds), rounds=rounds, **options) for rounds in (2, 1))
@@ -256,7 +256,10 @@ def test_the_quickstart_runs_there_as_it_is(tmp_path: Path) -> None:
 )
 @pytest.mark.slow
 def test_a_run_as_on_cuda(name: str, data: type[TinyData], executor: str) -> None:
-    """What goes there is pinned where torch can pin it and comes by a second queue, sums are float64 there: the numbers are the CPU's."""
+    """A run on a device like CUDA gives the CPU's numbers.
+
+    Copies to the device use pinned memory and a second queue, and sums on it are float64.
+    """
     options: dict[str, Any] = {"executor": executor, "precision": "32-true", "local_epochs": 2, "rounds": 2}
     options |= {"chunk_size": 2} if executor == "vmap" else {}
     here = train(CASES[name].method, data=data(batch_size=5), **options)
@@ -287,7 +290,7 @@ def test_every_method_runs_as_on_cuda(name: str, executor: str, monkeypatch: pyt
 
 @dataclass(frozen=True)
 class Counts(Method):
-    """Sends Python's numbers."""
+    """Sends Python numbers as messages."""
 
     def finish_client(self, delta: Params, params: Params, ctx: Context) -> Upload:
         return Upload(delta, ctx.state, mean={"two": 2.0}, sum={"one": 1})
@@ -307,7 +310,7 @@ def test_numbers_that_methods_send_are_added_up_there(executor: str, like_cuda: 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int64])
 def test_means_are_no_products_of_matrices_there(dtype: torch.dtype) -> None:
-    """Which GPUs round to TF32 where training may, or to bfloat16 on the way."""
+    """GPUs may compute products of matrices in TF32, if training may use it, or with intermediate rounding to bfloat16."""
     rng = torch.Generator().manual_seed(0)
     values, weights = (10 * torch.randn(4, 3, 2, generator=rng)).to(dtype), torch.rand(4, generator=rng, dtype=torch.float64)
     here, there = torch.zeros(3, 2, dtype=torch.float64), torch.zeros(3, 2, dtype=torch.float64)

@@ -1,4 +1,4 @@
-"""Steps of several batches: Lightning's hooks and numbers, and the numbers of one large batch for methods."""
+"""Steps on several batches have Lightning's hooks and numbers. With methods, they give the numbers of steps on one large batch."""
 
 from typing import Any
 
@@ -59,7 +59,7 @@ def test_batches_and_steps_are_counted() -> None:
 
 
 class Sgd(Lit):
-    """Without momentum, because clients get a fresh optimiser in each round."""
+    """A module without momentum, because clients get a fresh optimiser in each round."""
 
     def configure_optimizers(self) -> Any:
         return torch.optim.SGD(self.parameters(), lr=0.3)
@@ -67,7 +67,7 @@ class Sgd(Lit):
 
 @pytest.mark.parametrize("overfit", [2, 0.5])
 def test_overfitting_reads_lightnings_batches(overfit: int | float) -> None:
-    """Three rounds of a pass each equal three epochs of ``lightning.Trainer``, which would shuffle without this option."""
+    """Three rounds of one local epoch equal three epochs of ``lightning.Trainer``, which does not shuffle with this option."""
     options: dict[str, Any] = {"rounds": 3, "local_steps": None, "local_epochs": 1, "clients_per_round": 1}
     data = TinyData(batch_size=4, order=(3,))
     ours = train(module=Sgd(), data=data, overfit_batches=overfit, **options)

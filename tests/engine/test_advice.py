@@ -1,4 +1,4 @@
-"""``flcog check`` finds contributions that are lost, values that nobody reads and options without effect; ``fit`` refuses alone."""
+"""``flcog check`` reports lost contributions, unused values and options without effect. ``fit`` gives no advice, it only refuses."""
 
 import copy
 import re
@@ -40,7 +40,7 @@ from flcog.server import round as rounds
 
 @dataclass(frozen=True)
 class TopKMessages(Method):
-    """Sends the largest changes as a message, and no weights."""
+    """Sends the largest changes as a message, and no update of the model."""
 
     def finish_client(self, delta: Any, params: Any, ctx: Any) -> Upload:
         return Upload(
@@ -53,7 +53,7 @@ class TopKMessages(Method):
 
 @dataclass(frozen=True)
 class SignFlip(Method):
-    """An attack: every client sends the opposite."""
+    """An attack: every client sends its update with the opposite sign."""
 
     def finish_client(self, delta: Any, params: Any, ctx: Any) -> Upload:
         return Upload({name: -value for name, value in delta.items()}, ctx.state)
@@ -61,7 +61,7 @@ class SignFlip(Method):
 
 @dataclass(frozen=True)
 class Median(Method):
-    """Takes the median of what single clients send."""
+    """Takes the median of the clients' updates, for every parameter of the model."""
 
     individual_uploads: ClassVar[bool] = True
 
@@ -71,7 +71,7 @@ class Median(Method):
 
 @dataclass(frozen=True)
 class MedianOfAll(Median):
-    """The same, written over what there is."""
+    """Takes the same median, but for the parameters that the first client has sent."""
 
     def server_step(self, server: Any, params: Any, delta: Any, messages: Any, cohort: Any) -> Any:
         names = messages.individual[0].delta
@@ -80,7 +80,7 @@ class MedianOfAll(Median):
 
 @dataclass(frozen=True)
 class Replacing(Method):
-    """Ignores what it is given, in one hook after another."""
+    """Ignores the values that it receives, in several hooks."""
 
     def plan(self, plan: Any, client: Any, rng: Any) -> Plan:
         return Plan(2)
@@ -100,7 +100,7 @@ class Replacing(Method):
 
 @dataclass(frozen=True)
 class Shifting(Method):
-    """Changes what it is given, in the same hooks."""
+    """Changes the values that it receives, in the same hooks."""
 
     def plan(self, plan: Any, client: Any, rng: Any) -> Plan | None:
         return None if plan is None else Plan(plan.num_steps + 1)
@@ -120,7 +120,7 @@ class Shifting(Method):
 
 @dataclass(frozen=True)
 class Unseen(Method):
-    """Looks at what only a round brings, and so cannot be tried before."""
+    """Reads an input that exists only in a round, so that ``check`` cannot try its hook."""
 
     def start(self, apply: Any, params: Any, ctx: Any) -> Any:
         return params, {"made": torch.zeros(())}

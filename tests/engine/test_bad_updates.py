@@ -1,4 +1,4 @@
-"""Clients whose numbers go bad: a round from which one is dropped is the round in which it never took part."""
+"""Clients that send NaN or infinite numbers: dropping such a client gives the same round as if it had not taken part."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,7 +21,7 @@ pytestmark = pytest.mark.filterwarnings("error")
 both_executors = pytest.mark.parametrize("executor", ["loop", "vmap"])
 
 BROKEN = 4
-"""In the cohort of round 1 when five of eight clients are sampled, and of round 3."""
+"""This client is in the cohorts of rounds 1 and 2 when five of eight clients are sampled."""
 
 
 class ByClient(Method):
@@ -31,7 +31,7 @@ class ByClient(Method):
 
 @dataclass(frozen=True)
 class BadDelta(ByClient):
-    """One client's update is not a number."""
+    """One client's update is NaN, or has another given value."""
 
     value: float = torch.nan
 
@@ -41,7 +41,7 @@ class BadDelta(ByClient):
 
 @dataclass(frozen=True)
 class BadSlot(ByClient):
-    """What one client keeps becomes infinite in round 3, and all else is as it should be."""
+    """One client's state becomes infinite, and everything else stays finite."""
 
     def init_client(self, params: Params, buffers: Params, client: Any) -> Slot:
         return {"seen": torch.zeros(2), "calls": torch.tensor(0)}
@@ -59,18 +59,18 @@ class BadMessage(ByClient):
 
 @dataclass(frozen=True)
 class StaysAway(Method):
-    """The client that goes bad elsewhere takes no part."""
+    """The client that sends bad numbers in the other run takes no part in this run."""
 
     def plan(self, plan: Plan | None, client: Any, rng: torch.Generator) -> Plan | None:
         return None if client.id == BROKEN else plan
 
 
 def assert_same_run(dropped: RecordingTrainer, without: RecordingTrainer, told: bool = True) -> None:
-    """To the last bit: the model, the server's and the clients' states, and all figures but those of who was asked.
+    """Check that models, states and figures are equal to the last bit, except the bytes that were sent.
 
     Args:
-        dropped, without: the run that drops a client, and the run in which it takes no part.
-        told: whether a column counts the client.
+        dropped, without: the run that drops a client, and the run without this client.
+        told: whether the column ``clients/dropped`` counts the client.
     """
     assert (sum([row.pop("clients/dropped", 0) for row in dropped.rows]) > 0) == told
     for name in ("params", "buffers", "servers"):
@@ -83,7 +83,7 @@ def assert_same_run(dropped: RecordingTrainer, without: RecordingTrainer, told: 
         assert torch.equal(a, b)
     for a, b in zip(dropped.rows, without.rows, strict=True):
         assert a.keys() == b.keys()
-        # A client that is dropped has downloaded its model.
+        # A dropped client has downloaded the model, so the bytes differ.
         assert {n: v for n, v in a.items() if "bytes" not in n} == {n: v for n, v in b.items() if "bytes" not in n}
 
 
@@ -91,7 +91,7 @@ AT_THE_SERVER = {
     name: case
     for name, case in CASES.items()
     if (case.method.overrides("weights") or case.method.overrides("server_step"))
-    and not isinstance(case.method, AsynchronousRounds)  # in which the broken client arrives later than round 2
+    and not isinstance(case.method, AsynchronousRounds)  # the broken client's update would arrive after round 2
 }
 
 
@@ -135,7 +135,7 @@ def test_a_personal_model_that_diverges_alone(executor: Any) -> None:
 def test_the_state_before_it_went_bad_is_kept(executor: Any) -> None:
     @dataclass(frozen=True)
     class BadLater(BadSlot):
-        """Bad from the client's second round on."""
+        """The client's state is bad from its second round on."""
 
         def finish_client(self, delta: Params, params: Params, ctx: Context) -> Upload:
             seen, calls = ctx.state["seen"] + 1, ctx.state["calls"] + 1
@@ -166,14 +166,14 @@ def test_nobody_is_left() -> None:
     with pytest.warns(UserWarning, match="round 1: no client's update counts; the model stays as it was"):
         trainer = train(FedDisco(), AllBad(), rounds=1, on_bad_update="drop")
     row = trainer.rows[0]
-    assert row["clients/dropped"] == 5 and row["comm/up_bytes"] == 5 * 4  # FedDisco's reports
+    assert row["clients/dropped"] == 5 and row["comm/up_bytes"] == 5 * 4  # FedDisco's first messages
     assert row["comm/down_bytes"] == train(FedDisco(), rounds=1).rows[0]["comm/down_bytes"]
 
 
 def test_large_numbers_are_no_bad_ones() -> None:
     @dataclass(frozen=True)
     class Large(Method):
-        """Each is finite, their sum is not."""
+        """Each number of the state is finite, but their sum is not."""
 
         def init_client(self, params: Params, buffers: Params, client: Any) -> Slot:
             return {"large": torch.full((NUM_CLASSES,), 1.7e308)}
@@ -184,7 +184,7 @@ def test_large_numbers_are_no_bad_ones() -> None:
 @both_executors
 @pytest.mark.parametrize("on_bad_update", ["raise", "drop"])
 def test_a_server_that_makes_no_model_of_sound_updates_is_named(executor: str, on_bad_update: str) -> None:
-    """Not the first client of the next round; and no run ends with such a model."""
+    """The error names the server's step, not a client of the next round. It is raised even after the last round."""
 
     @dataclass(frozen=True)
     class Explodes(Method):
@@ -198,7 +198,7 @@ def test_a_server_that_makes_no_model_of_sound_updates_is_named(executor: str, o
 
 
 def test_a_large_model_is_no_bad_one() -> None:
-    """The norm of 1e300 overflows, and its values do not."""
+    """The norm of a model with values of 1e300 overflows, but its values are finite."""
 
     @dataclass(frozen=True)
     class Large(Method):

@@ -1,4 +1,4 @@
-"""A bare network is made the client that learns the data's task, in Python and by class path."""
+"""A bare network is wrapped in the client module for the data's task, in Python and on the command line."""
 
 from pathlib import Path
 from typing import Any
@@ -62,7 +62,7 @@ def test_by_class_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: 
 
 
 class Returns(nn.Linear):
-    """Returns more than its outputs."""
+    """A layer that returns its outputs inside another structure."""
 
     def __init__(self, wrap: Any) -> None:
         super().__init__(3, 2)

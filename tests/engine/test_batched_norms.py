@@ -1,4 +1,4 @@
-"""Batch norms in mixed precision: batched over clients they compute what a single client's compute."""
+"""Batch norms in mixed precision give the same results if batched over clients as for each client alone."""
 
 import warnings
 from typing import Any
@@ -58,7 +58,7 @@ def pictures_with_norms() -> flcog.Classifier:
 @pytest.mark.parametrize("compiled", [False, pytest.param(True, marks=needs_compiler)], ids=["plain", "compiled"])
 @pytest.mark.parametrize("executor", ["vmap", "vmap-patches"])
 def test_a_run_in_mixed_precision_is_batched(executor: str, compiled: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It fell back to the loop."""
+    """Earlier versions fell back to the loop."""
     monkeypatch.setattr(torch, "compile", as_recorded)
     options: dict[str, Any] = {"precision": "bf16-mixed", "rounds": 2, "local_steps": 3, "clients_per_round": 4}
     with warnings.catch_warnings():

@@ -1,4 +1,4 @@
-"""How a client's samples become batches."""
+"""The division of a client's samples into batches."""
 
 import numpy as np
 import torch
@@ -34,7 +34,7 @@ def test_an_epoch_reads_every_sample_once() -> None:
     work = make_work(federation, Batching(4, None, 2.0, drop_last=True), tasks([2], [4]), 0, 0)[0]
     assert work.sizes.tolist() == [4, 4, 4, 4] and work.starts.tolist() == [0, 4, 10, 14]
     small = make_work(federation, Batching(64, 5, None), tasks([6], [5]), 0, 0)[0]
-    assert small.sizes.tolist() == [SIZES[6]] * 5  # a client smaller than a batch steps on all it has
+    assert small.sizes.tolist() == [SIZES[6]] * 5  # a client with fewer samples than a batch uses all of them in each step
     for start in small.starts:
         np.testing.assert_array_equal(np.sort(small.order[start : start + 4]), federation.partition.client(6))
 

@@ -1,6 +1,6 @@
-"""``trainer.compile``: the local step as one program, made once for all steps, chunks, rounds and learning rates.
+"""``trainer.compile`` makes the local step one program, which all steps, chunks, rounds and learning rates share.
 
-Here programs are recorded as they are for ``torch.compile``, and run as recorded: torch's compiler takes many seconds for each.
+These tests record programs as for ``torch.compile`` and run the recording, because torch's compiler takes many seconds for each.
 """
 
 import logging
@@ -49,7 +49,7 @@ EXECUTORS: list[dict[str, Any]] = [
 
 
 def as_recorded(graph: Callable[..., Any], **options: Any) -> Callable[..., Any]:
-    """In the place of ``torch.compile``, whose code may change nothing that it is given (see :func:`compiler.compiled`)."""
+    """Replaces ``torch.compile``, and checks that the program does not change its inputs (see :func:`compiler.compiled`)."""
 
     def run(*tensors: Tensor) -> Any:
         versions = [tensor._version for tensor in tensors]
@@ -62,7 +62,7 @@ def as_recorded(graph: Callable[..., Any], **options: Any) -> Callable[..., Any]
 
 @pytest.fixture
 def programs(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
-    """The calls of each program that is made."""
+    """The number of calls of each program that is made."""
     calls: list[int] = []
 
     def counted(graph: Callable[..., Any], **options: Any) -> Callable[..., Any]:
@@ -88,7 +88,7 @@ def same(a: RecordingTrainer, b: RecordingTrainer) -> None:
 @pytest.mark.parametrize("how", EXECUTORS, ids=str)
 @pytest.mark.slow
 def test_one_program_runs_every_step(how: dict[str, Any], programs: list[int]) -> None:
-    """Clients with other numbers of steps, padded batches, a smaller last chunk, other rates in each round."""
+    """The clients differ in their numbers of steps, batches are padded, the last chunk is smaller, and the learning rate changes."""
     options: dict[str, Any] = {"module": None, "data": None, **RAGGED, **how}
 
     def run(**more: Any) -> RecordingTrainer:
@@ -109,7 +109,7 @@ def test_one_program_runs_every_step(how: dict[str, Any], programs: list[int]) -
 def test_what_is_mostly_padding_runs_uncompiled(programs: list[int]) -> None:
     options: dict[str, Any] = {"executor": "vmap", "chunk_size": 3, "clients_per_round": 7, "rounds": 1, "local_steps": 2}
     same(train(compile=True, **options), train(**options))
-    assert programs == [1 + 2 + 2]  # the first call compiles; chunks of three, three and one
+    assert programs == [1 + 2 + 2]  # one call to compile, two steps of two full chunks; the last chunk runs uncompiled
     programs.clear()
     options = {"executor": "loop", "data": TinyData(batch_size=16), "local_epochs": 1, "rounds": 1}
     trainer = train(compile=True, **options)
@@ -120,7 +120,7 @@ def test_what_is_mostly_padding_runs_uncompiled(programs: list[int]) -> None:
 
 @pytest.mark.slow
 def test_batch_norm_feels_no_padding(programs: list[int]) -> None:
-    """Batches of four are compiled, the last of an epoch is not."""
+    """Steps on full batches of four are compiled. The smaller last batch of an epoch is not."""
     options: dict[str, Any] = {"clients_per_round": 1.0, "local_epochs": 2, "rounds": 2}
     for how in ({"executor": "vmap", "chunk_size": 3}, {"executor": "loop"}):
         data = [TinyData(batch_size=4, order=(0, 0, 0, 0, 0, 2, 2, 2)) for _ in range(2)]
@@ -154,7 +154,7 @@ OPTIMIZERS = [
 
 @pytest.mark.parametrize("make", OPTIMIZERS, ids=lambda make: f"{make.func.__name__}-{len(make.keywords)}")
 def test_an_optimizer_on_tensors_is_torchs(make: Callable[..., torch.optim.Optimizer]) -> None:
-    """As a recorded program, with another rate after the second step and two groups."""
+    """It runs as a recorded program, with two parameter groups and a learning rate that changes after the second step."""
     torch.set_default_dtype(torch.float64)
     rng = torch.Generator().manual_seed(0)
     theirs = {name: torch.randn(shape, generator=rng, dtype=torch.float64) for name, shape in (("a", (3, 2)), ("b", (4,)))}
@@ -180,7 +180,7 @@ def test_an_optimizer_on_tensors_is_torchs(make: Callable[..., torch.optim.Optim
 
 
 class OwnStep(L.LightningModule):
-    """Asks for the round and the local step."""
+    """Its loss depends on the round and on the local step."""
 
     def __init__(self, branches: bool = False) -> None:
         super().__init__()
@@ -294,7 +294,7 @@ def test_autocast(programs: list[int]) -> None:
 
 
 def test_a_cpu_run_is_not_told_that_it_has_no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As torch's compiler says on its way to a C++ compiler, where CUDA's toolkit is installed."""
+    """torch logs this while it looks for a C++ compiler, if CUDA's toolkit is installed."""
     said, log = list[str](), logging.getLogger("torch.utils.cpp_extension")
     handler = logging.Handler()
     handler.emit = lambda record: said.append(record.getMessage())  # type: ignore[method-assign]

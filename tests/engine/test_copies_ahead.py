@@ -1,4 +1,4 @@
-"""On a device with a second queue, samples, clients' states and draws are copied ahead; a run's numbers are the same to the bit."""
+"""On a device with a second queue, samples, clients' states and draws are copied in advance, without changing a bit of the run."""
 
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ STATEFUL = ("SCAFFOLD", "FedCOG", "GradientNoise", "MOON-batchnorm")
 def queue(monkeypatch: pytest.MonkeyPatch) -> Delayed:
     made = Delayed()
     monkeypatch.setattr("flcog.reading.copy_queue_of", lambda device: made)
-    monkeypatch.setattr("flcog.client.work.BLOCK_BYTES", 10 * 6 * 8)  # two batches are read at once
+    monkeypatch.setattr("flcog.client.work.BLOCK_BYTES", 10 * 6 * 8)  # two batches are read at a time
     return made
 
 
@@ -86,7 +86,7 @@ def test_states_that_were_read_from_the_disk_come_later_too(tmp_path: Path, queu
 
 
 class Damaged(Told):
-    """A client's samples cannot be read."""
+    """The samples of client 7 cannot be read."""
 
     def read(self, indices: np.ndarray, keys: np.ndarray | None) -> Tensor:
         if indices.max() >= DAMAGED:
@@ -95,7 +95,7 @@ class Damaged(Told):
 
 
 DAMAGED = sum(SIZES[:7])
-"""The first sample of client 7, the last of all and the second to train: only client 3 has more."""
+"""The index of client 7's first sample. Client 7 is the last client, but trains second, because only client 3 has more samples."""
 
 
 def test_what_cannot_be_read_ahead_is_the_next_clients_error(queue: Delayed, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,7 +1,7 @@
 """CUDA graphs without CUDA: a stand-in records a step's operations and runs them again on the same memory, as a graph does.
 
-Its streams run late: what is put on one happens only when somebody waits for it, so that who forgets to wait sees old numbers. On a
-real GPU none of this has run yet.
+The stand-in delays the operations on a stream until another stream waits for it, so that code without the necessary wait reads old
+numbers. This code has not run on a real GPU yet.
 """
 
 import gc
@@ -32,7 +32,7 @@ pytestmark = needs_compiler
 
 
 class Tape(TorchDispatchMode):
-    """Operations, to be run again without the Python that asked for them. Every result goes to where it went the first time."""
+    """Records operations, and runs them again without the Python code that called them. Results go to the memory of the first results."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -47,7 +47,7 @@ class Tape(TorchDispatchMode):
     def replay(self) -> None:
         for op, args, kwargs, result in self._operations:
             if not op._schema.is_mutable and any(r.alias_info for r in op._schema.returns):
-                continue  # a view, which is where it was
+                continue  # a view shares memory that is already up to date
             again = op(*args, **kwargs)
             if not op._schema.is_mutable:
                 for old, new in zip(pytree.tree_leaves(result), pytree.tree_leaves(again), strict=True):
@@ -56,7 +56,7 @@ class Tape(TorchDispatchMode):
 
 
 class Late(TorchDispatchMode):
-    """Puts copies on a stream; whatever else is asked for there runs once the stream has done what it has to do."""
+    """Delays copies on a stream. Other operations first run the delayed work of the stream."""
 
     def __init__(self, stream: "Stream") -> None:
         super().__init__()
@@ -64,7 +64,7 @@ class Late(TorchDispatchMode):
 
     def __torch_dispatch__(self, op: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if op.overloadpacket in (torch.ops.aten.copy_, torch.ops.aten._foreach_copy_):
-            if op.overloadpacket is torch.ops.aten._foreach_copy_:  # what comes in
+            if op.overloadpacket is torch.ops.aten._foreach_copy_:  # the step's inputs
                 assert set(map(place_of, args[1])) <= self._stream.lent, "another tensor may have got this memory meanwhile"
             self._stream.append(partial(op, *args, **(kwargs or {})))
             return args[0] if op.overloadpacket is torch.ops.aten.copy_ else None
@@ -81,7 +81,7 @@ class Stream(deque[Callable[[], Any]]):
     def __init__(self) -> None:
         super().__init__()
         self.lent: set[int] = set()
-        """Where others' tensors lie that may be read here."""
+        """The addresses of tensors from other streams that this stream may read."""
 
     def run(self) -> None:
         while self:
@@ -89,7 +89,7 @@ class Stream(deque[Callable[[], Any]]):
 
 
 class StandIn:
-    """Records how often what was done."""
+    """Replaces ``Cuda``, and counts captures, replays and streams that work at the same time."""
 
     def __init__(self) -> None:
         self.main, self.streams, self.captured, self.replayed, self.most_at_once = Stream(), list[Stream](), 0, 0, 0
@@ -159,7 +159,7 @@ def test_replaying_is_looping(name: str, lanes: int, device: StandIn) -> None:
 
 
 def test_a_batch_is_let_go_of_once_it_was_read(device: StandIn, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Not when its client ends, which may take more batches than there is memory for."""
+    """A client may have more batches than fit into memory, so they cannot be kept until the client ends."""
     held, most, step = WeakSet[Tensor](), [0], cuda_graphs.GraphLane.step
 
     def counted(self: Any, given: Any, uncompiled: Any) -> None:
@@ -170,7 +170,7 @@ def test_a_batch_is_let_go_of_once_it_was_read(device: StandIn, monkeypatch: pyt
         most[0] = max(most[0], len(held))
 
     gc.collect()
-    gc.freeze()  # so that the collections above look at the new objects alone
+    gc.freeze()  # so that the garbage collections above look only at new objects
     monkeypatch.setattr(cuda_graphs.GraphLane, "step", counted)
     train(executor="loop", compile="graphs", chunk_size=1, local_steps=6, rounds=1, clients_per_round=2)
     assert 1 <= most[0] <= 2
@@ -202,12 +202,12 @@ def test_a_batched_program_is_captured_too(device: StandIn) -> None:
     assert_close(graphs.state, vmap.state, 1e-11)
     assert graphs.executor.compiled == "graphs" and device.captured == 1
     steps = [sorted((work.num_steps for work in works), reverse=True) for works in graphs.works]
-    assert device.replayed == sum(sum(those[::2]) for those in steps)  # of each chunk, as many as its first client's
+    assert device.replayed == sum(sum(those[::2]) for those in steps)  # a chunk of two needs the steps of its first client
 
 
 @pytest.mark.parametrize("executor", ["loop", "vmap"])
 def test_captured_steps_take_cohorts_of_any_size(executor: str, device: StandIn) -> None:
-    """Rounds of 2, 0, 6, 1, 0 and 3 clients."""
+    """The rounds have 2, 0, 6, 1, 0 and 3 clients."""
     loop = train(Listed(), SCAFFOLD(), rounds=6)
     graphs = train(Listed(), SCAFFOLD(), rounds=6, executor=executor, chunk_size=2, compile="graphs")
     assert_close(graphs.state, loop.state, 1e-11)
@@ -245,7 +245,7 @@ def test_where_memory_runs_out_on_one_stream_more_those_before_go_on(
 
 
 def test_what_goes_wrong_while_capturing_leaves_no_stream_behind(monkeypatch: pytest.MonkeyPatch) -> None:
-    """torch's own context does not put the stream back where the capture cannot be ended, up to 2.14 or so."""
+    """Until about torch 2.14, torch's own context does not restore the stream if the capture cannot be ended."""
     current, waits, graphs = ["main"], list[tuple[str, str]](), list[Any]()
 
     class Stays:
@@ -299,7 +299,7 @@ def test_a_graph_reads_no_number_from_the_cpu() -> None:
 )
 @pytest.mark.slow
 def test_away_from_the_cpu_steps_wait_for_nothing(executor: str, compile: Any, device: StandIn) -> None:
-    """Clients with unlike numbers of steps, and batches that are padded."""
+    """The clients differ in their numbers of steps, and their batches are padded."""
     work: dict[str, Any] = {
         "executor": executor,
         "precision": "32-true",

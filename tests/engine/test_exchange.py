@@ -1,4 +1,4 @@
-"""What a method's exchange of data before round 1 hands to the run: data, bytes, and what its own hooks read of it."""
+"""The exchange of data before round 1: the run uses its data and counts its bytes, and the method's hooks can read it."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -22,7 +22,7 @@ class Kept(Exchange):
 
 @dataclass(frozen=True)
 class Halves(Method):
-    """Keeps every second sample of a client, and says how many clients there were."""
+    """Keeps every second sample of each client, and sends the number of clients."""
 
     def prepare_data(self, federation: Federation, rng: torch.Generator, workspace: Path | None) -> Exchange:
         partition = Partition.from_clients([federation.partition.client(k)[::2] for k in range(federation.num_clients)])
@@ -39,12 +39,12 @@ class Halves(Method):
 
 @dataclass(frozen=True)
 class Again(Halves):
-    """A second method sees what the first has left."""
+    """A second method, which receives the data that the first method has changed."""
 
 
 @dataclass(frozen=True)
 class Nothing(Method):
-    """Returns the data as they are, and not as an exchange."""
+    """Returns the unchanged data instead of an exchange."""
 
     def prepare_data(self, federation: Federation, rng: torch.Generator, workspace: Path | None) -> Any:
         return federation

@@ -1,4 +1,4 @@
-"""Which executor runs the clients, and when another takes its place."""
+"""The choice of the executor that runs the clients, and its replacement by another executor."""
 
 import warnings
 from pathlib import Path
@@ -16,7 +16,7 @@ from flcog.execute.batched import Batched
 
 
 class Plain(L.LightningModule):
-    """A user's own module, unchanged."""
+    """A LightningModule as a user would write it."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""What a LightningModule may do in the faithful step: each feature by a closed form, by Lightning's own trainer, or by its message."""
+"""Features of a LightningModule in the faithful step, compared with a closed form or Lightning's trainer, or refused with a message."""
 
 import warnings
 from dataclasses import dataclass
@@ -22,7 +22,7 @@ from flcog.server import round as rounds
 
 
 class Plain(Lit):
-    """The same module without a scheduler, which is pure."""
+    """The same module without a scheduler, so that the pure step can train it."""
 
     def configure_optimizers(self) -> Any:
         return torch.optim.SGD(self.parameters(), lr=0.1)
@@ -43,7 +43,7 @@ def is_faithful(trainer: Any) -> bool:
 def test_methods_that_act_on_models_take_manual_optimisation(method: flcog.Method) -> None:
     plain, changed = train(module=Gan(), precision="32-true"), train(method, module=Gan(), precision="32-true")  # type: ignore[arg-type]
     assert "one client at a time: Gan has automatic_optimization = False" in plain.notes[0]
-    # FedExP's step is FedAvg's or longer, and LowPrecision leaves small tensors as they are.
+    # FedExP's step may be equal to FedAvg's, and LowPrecision does not change small tensors.
     assert distance(plain.params, changed.params) > 1e-7 or isinstance(method, FedExP | LowPrecision)
     assert plain.rows[-1]["train/loss"] != 0
 
@@ -66,7 +66,7 @@ def test_a_method_that_trains_on_the_loss_refuses_it() -> None:
             self.automatic_optimization = False
 
     class Unmarked(Ditto):
-        """A user's method that does not say so, which fails in its first step."""
+        """A user's method that does not declare that it differentiates the loss, and therefore fails only in its first step."""
 
         differentiates_loss = False
 
@@ -93,7 +93,7 @@ class Measures(flcog.Method):
 
 
 def test_a_method_may_ask_for_the_loss_of_a_manual_module() -> None:
-    """The loss at the trained weights, which nothing steps meanwhile; FedWalk's clients send it."""
+    """The method gets the loss at the trained weights, and asking for it changes no weights. FedWalk's clients send this loss."""
     one: dict[str, Any] = {"clients_per_round": 1, "rounds": 1}
     trainer, plain = train(Measures(), module=Gan(), **one), train(module=Gan(), **one)  # type: ignore[arg-type]
     assert_close(trainer.params, plain.params, 0)
@@ -117,7 +117,7 @@ def test_a_manual_run_resumes(tmp_path: Path) -> None:
 
 
 def test_a_wrapped_gradient_calls_the_backward_hooks_for_each_pass() -> None:
-    """FedSAM differentiates twice in a step."""
+    """FedSAM computes two gradients in a step."""
     calls: list[str] = []
     train(FedSAM(), module=recording(Lit, calls), **ONE_CLIENT)  # type: ignore[arg-type]
     counts = {
@@ -156,7 +156,7 @@ def test_a_step_without_a_loss_changes_nothing() -> None:
 
 
 class Doubled(TinyData):
-    """Doubles the inputs on their way to the step, and notes the stage."""
+    """Doubles the inputs in a hook, and records the trainer's stage."""
 
     stages: set[str]
 
@@ -167,7 +167,7 @@ class Doubled(TinyData):
 
 
 class Twice(TinyData):
-    """The doubled inputs themselves."""
+    """Stores the doubled inputs."""
 
     def load(self) -> flcog.Splits:
         splits = super().load()
@@ -244,7 +244,7 @@ def test_hooks_and_callbacks_may_log() -> None:
 
 
 def test_gradients_may_be_clipped_by_the_module() -> None:
-    """With the values of the trainer's options, which then clip nothing themselves."""
+    """The module's hook gets the values of the trainer's options, and the gradients are not clipped a second time."""
 
     class Clips(Plain):
         def configure_gradient_clipping(
@@ -319,7 +319,7 @@ def test_callbacks_get_the_batches_of_evaluations(tmp_path: Path) -> None:
 
 
 def test_callbacks_get_the_batches_of_a_module_without_steps_of_its_own(tmp_path: Path) -> None:
-    """In Lightning's order, in the check before round 1, too, and without a change of any figure."""
+    """The hooks run in Lightning's order, also in the sanity check before round 1, and change no figure."""
     names = [f"on_validation_{name}" for name in ("start", "epoch_start", "batch_start", "batch_end", "epoch_end", "end")]
     seen: list[Any] = []
 
@@ -386,7 +386,7 @@ def test_an_optimizer_may_ask_for_the_loss_again() -> None:
 
 
 def test_changes_of_an_optimizer_end_with_the_client() -> None:
-    """A warm-up by hand, as Lightning's documentation writes it."""
+    """The module warms up the learning rate by hand, as in Lightning's documentation."""
 
     class Warms(Plain):
         def optimizer_step(self, epoch: int, batch_idx: int, optimizer: Any, optimizer_closure: Any = None) -> None:
@@ -406,7 +406,7 @@ def test_changes_of_an_optimizer_end_with_the_client() -> None:
 
 @pytest.mark.parametrize("options", [{"local_steps": 3}, {"local_steps": None, "local_epochs": 2.0}])
 def test_a_module_knows_the_number_of_steps_before_the_first_round(options: dict[str, Any]) -> None:
-    """OneCycleLR refuses more steps than it was told."""
+    """OneCycleLR needs this number, and refuses further steps."""
     seen: list[Any] = []
     of_clients: list[int] = []
 
@@ -423,7 +423,7 @@ def test_a_module_knows_the_number_of_steps_before_the_first_round(options: dict
             return super().training_step(batch, batch_idx)
 
         def setup(self, stage: str) -> None:
-            assert self.trainer.log_dir == self.trainer.default_root_dir == "None"  # rounds by hand write nothing
+            assert self.trainer.log_dir == self.trainer.default_root_dir == "None"  # train_round writes no files
             with pytest.raises(AttributeError, match="asked its trainer for 'callback_metrics' before round 1"):
                 self.trainer.callback_metrics  # noqa: B018
 
@@ -469,7 +469,7 @@ def test_it_runs_one_client_at_a_time_whatever_is_asked(options: dict[str, Any])
 
 
 def test_a_clients_process_needs_no_run() -> None:
-    """The hooks of steps fire where the clients are, without the server, a trainer or files."""
+    """The hooks of steps run in the client's process, which needs no server, run or files."""
     seen: list[tuple[int, int, Any]] = []
 
     class Watch(L.Callback):

@@ -20,7 +20,7 @@ ONE_CLIENT: dict[str, Any] = {"clients_per_round": 1, "rounds": 1, "local_steps"
 
 
 class Lit(L.LightningModule):
-    """A user's module with a scheduler of steps."""
+    """A user's module with a scheduler that changes the learning rate after every step."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -37,7 +37,7 @@ class Lit(L.LightningModule):
 
 
 class Gan(L.LightningModule):
-    """Two networks that two optimisers train in turn."""
+    """Two networks, each trained by its own optimiser, in turn."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -68,7 +68,7 @@ class Gan(L.LightningModule):
 
 
 def recording(kind: type[L.LightningModule], calls: list[str]) -> L.LightningModule:
-    """A module that notes each of its hooks of steps."""
+    """Make a module that records the calls of its hooks of steps."""
 
     def noted(name: str) -> Any:
         def hook(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -87,7 +87,7 @@ def recording(kind: type[L.LightningModule], calls: list[str]) -> L.LightningMod
 
 
 class Notes(L.Callback):
-    """A callback that notes each of its hooks of steps."""
+    """A callback that records the calls of its hooks of steps."""
 
     def __init__(self, calls: list[str]) -> None:
         self.calls = calls
@@ -103,7 +103,7 @@ for _name in OF_A_STEP:
 
 
 def by_lightning(module: L.LightningModule, ours: RecordingTrainer, *callbacks: L.Callback, **options: Any) -> L.LightningModule:
-    """The module after ``lightning.Trainer`` has trained it on the batches of our only client."""
+    """Train the module with ``lightning.Trainer`` on the batches of the only client, and return it."""
     batches = [batch for clients in ours.recorded for _, _, batches in clients for batch in batches]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")

@@ -1,4 +1,4 @@
-"""``executor: fastest``: it times what may run the clients, takes the fastest, and a run that goes on takes it too."""
+"""``executor: fastest`` times the possible executors and takes the fastest. A resumed run keeps this choice."""
 
 import time
 from collections.abc import Generator
@@ -63,7 +63,7 @@ def test_the_fastest_is_taken_and_kept(
     assert "the fastest, timed in round 1, of loop, 1 client at a time" in told
     assert f"executor {fast}, {chosen(half)['clients_at_once']} client" in told and "(time of a client: loop" in told
     with monkeypatch.context() as patch:
-        # What was faster is slower now: the run goes on as it began all the same.
+        # The faster executor is slower now, but the resumed run keeps it.
         slow_down(patch, Batched if slow is Sequential else Sequential, 0.1)
         resumed = fitted(tmp_path / "half", 3, ckpt_path=str(half.run_dir))
     settings = chosen(resumed)
@@ -98,7 +98,7 @@ def test_what_fails_is_not_taken_and_time_is_short(monkeypatch: pytest.MonkeyPat
 
 @pytest.mark.slow
 def test_what_a_devices_libraries_take_to_load_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Or, on an accelerator, the time would be up after the loop."""
+    """Otherwise, loading libraries on an accelerator would use up the time for trials, and only the loop would be tried."""
     monkeypatch.setattr(trials, "BUDGET", 1.0)
     run, loaded = Sequential.run, list[bool]()
 
@@ -115,7 +115,10 @@ def test_what_a_devices_libraries_take_to_load_does_not_count(monkeypatch: pytes
 
 @pytest.mark.parametrize(("first", "expected"), [(0.1, 0.1 + 0.02 * 9), (0.3, 0.3 * 10)])
 def test_long_steps_are_tried_once_beyond_the_first_time(first: float, expected: float, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of a client's ten steps one is run; of short ones six more, of which each takes less than the first with all around it."""
+    """After a first run of one step, which is not counted, one step is timed, and six steps only if this step is short.
+
+    The time of a client with ten steps is extrapolated. Further steps take less time than the first, which includes fixed costs.
+    """
     tried: list[int] = []
 
     def seconds(executor: Any, assignment: Assignment, clients: int, steps: int) -> float:

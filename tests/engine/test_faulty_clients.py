@@ -1,4 +1,4 @@
-"""Clients that fail, or send what is no number: named, or dropped."""
+"""Errors of clients name the client. Clients that send NaN or infinite numbers are named or dropped."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -14,7 +14,7 @@ from flcog.method import Method, Upload
 
 
 class Broken(flcog.Classifier):
-    """Fails on one client's data, in its third step."""
+    """Fails in its third call, which is the third step of the first client."""
 
     calls = 0
 
@@ -69,7 +69,7 @@ def test_bad_messages_name_client_and_round() -> None:
 def test_dropping_a_client_leaves_the_mean_of_the_others() -> None:
     @dataclass(frozen=True)
     class Constant(Method):
-        """Client k uploads its number of samples, as every parameter's change; client 3's is infinite."""
+        """Client k uploads its number of samples as the change of every parameter. Client 3 uploads infinity."""
 
         def finish_client(self, delta: Any, params: Any, ctx: Any) -> Upload:
             size = torch.as_tensor(ctx.data.num_samples)

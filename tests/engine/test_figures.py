@@ -45,7 +45,7 @@ WEIGHTS: list[dict[int, float]] = []
 
 
 class Spy(Method):
-    """Writes down what each client sent."""
+    """Records the update and the weight of each client."""
 
     individual_uploads = True
 

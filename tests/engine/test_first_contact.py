@@ -1,4 +1,4 @@
-"""A client's first contact with the server: its state is made and its message sent once in its life."""
+"""A client's first contact with the server, which creates the client's state and sends a message, happens only once."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -16,7 +16,7 @@ from flcog.method import ClientView, Cohort, Context, FirstContact, Method, Para
 
 @dataclass(frozen=True)
 class Introduced(Method):
-    """Weighs clients by a number that depends on the model that they first received, and remembers the number."""
+    """Weighs each client by a number that depends on the first model it received, and keeps this number in the client's state."""
 
     calls: list[int] = field(default_factory=list)
 

@@ -1,4 +1,4 @@
-"""Parameters that do not require gradients: held once, never averaged, never sent, written once, and the same after a resume."""
+"""Parameters that do not require gradients are held once, not averaged, not sent, written once, and unchanged after a resume."""
 
 from pathlib import Path
 from typing import Any

@@ -1,4 +1,4 @@
-"""The user's module and the global model."""
+"""After a fit, the user's module contains the global model."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Which hook fires when, and which methods are refused."""
+"""The order of the calls of hooks, and methods that are refused."""
 
 import re
 import textwrap
@@ -13,11 +13,11 @@ from harness import TinyData, classifier, make_trainer
 import flcog
 from flcog.method import HOOKS, OBSERVER_HOOKS, Callback, Method
 
-NOT_RECORDED = {"personal", "on_exception"}  # the one needs held-out parts of the clients, the other a failure
+NOT_RECORDED = {"personal", "on_exception"}  # personal needs held-out data of the clients, and on_exception needs a failure
 
 
 def recording(seen: list[str]) -> list[Callback]:
-    """A method and an observer that write down what fires; the method keeps a little state, so that clients are made once."""
+    """A method and an observer that record the called hooks. The method keeps some state, so that each client is initialised only once."""
 
     def hook(name: str) -> Any:
         def fire(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -41,7 +41,7 @@ Script = list["str | tuple[str, Script]"]
 
 
 def documented_script(docstring: str) -> Script:
-    """The pseudocode as hooks and loops; a hook that fires once in a client's life is marked with a star."""
+    """Parse the pseudocode into hooks and loops. A star marks a hook that is called once in a client's life."""
     lines = [line for line in textwrap.dedent(docstring.split("::", 1)[1].split("Args:")[0]).splitlines() if line.strip()]
     stack: list[tuple[int, Script]] = [(-1, [])]
     for line in lines:
@@ -59,7 +59,7 @@ def documented_script(docstring: str) -> Script:
 
 
 def play(script: Script, counts: dict[str, int], first_round: bool = True) -> list[str]:
-    """The hooks that the pseudocode fires, loops unrolled."""
+    """The hooks that the pseudocode calls, with its loops unrolled."""
     fired: list[str] = []
     for entry in script:
         if isinstance(entry, tuple):

@@ -1,4 +1,4 @@
-"""Whatever hook of Lightning's a user writes is called, or named once: none is passed over in silence."""
+"""Every hook of Lightning that a user defines is either called or named in one warning. No hook is ignored silently."""
 
 import re
 import warnings
@@ -30,7 +30,7 @@ from flcog.models import MLP, Dropout
 
 
 class Plain(L.LightningModule):
-    """A user's own module."""
+    """A LightningModule as a user would write it."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -56,7 +56,7 @@ def network() -> nn.Module:
 
 
 class Both(TinyData):
-    """A validation set beside the test set."""
+    """The tiny data with a validation set, which equals the test set."""
 
     def load(self) -> flcog.Splits:
         splits = super().load()
@@ -64,14 +64,14 @@ class Both(TinyData):
 
 
 class Client(flcog.Classifier):
-    """A client of ours."""
+    """A client module of flcog."""
 
     def __init__(self) -> None:
         super().__init__(network(), optimizer=partial(torch.optim.SGD, lr=0.1))
 
 
 def with_hook(base: type, name: str, calls: list[str]) -> Any:
-    """A subclass of the user's that has this hook of its own."""
+    """Make an instance of a user's subclass that overrides this hook."""
 
     def hook(self: Any, *args: Any, **kwargs: Any) -> Any:
         calls.append(name)
@@ -79,7 +79,7 @@ def with_hook(base: type, name: str, calls: list[str]) -> Any:
 
     if name == "training_step":
         hook = lambda self, batch, batch_idx: (calls.append(name), super(cls, self).training_step(batch, batch_idx))[1]  # noqa: E731
-    if name == "predict_step":  # Lightning's own passes the pair to forward
+    if name == "predict_step":  # Lightning's own predict_step passes the whole batch to forward
         hook = lambda self, batch, batch_idx: (calls.append(name), self(batch[0]))[1]  # noqa: E731
     cls = type("Mine", (base,), {name: hook})
     return cls()
@@ -90,7 +90,7 @@ OF_A_STATE = ("load_state_dict", "on_exception")
 
 
 def fate(model: Any, data: Any, calls: list[str], root: Path | None = None) -> str:
-    """What becomes of a hook: called, or named by the only warning. With a folder, by a whole run and its resume."""
+    """Whether a hook is called, or named in the only warning. With a folder, a whole run and its resume are tried."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         trainer = make_trainer(None, rounds=1, local_steps=1, eval_every=1)
@@ -112,7 +112,7 @@ def fate(model: Any, data: Any, calls: list[str], root: Path | None = None) -> s
 def test_every_hook_of_a_module(name: str, base: type, tmp_path: Path) -> None:
     calls: list[str] = []
     result = fate(with_hook(base, name, calls), Both(), calls, tmp_path if name in CALLED_BY_FIT else None)
-    of_test = CALLED_TO_EVALUATE["test"] if base is Plain else set()  # it has a test_step
+    of_test = CALLED_TO_EVALUATE["test"] if base is Plain else set()  # Plain has a test_step
     steps = {"test_step", "validation_step", "predict_step"}
     if name in (CALLED | CALLED_BY_FIT | CALLED_IN_CLIENTS | of_test | steps) - {"log", "log_dict"}:
         assert result == "called"
@@ -163,14 +163,14 @@ def smoothed(outputs: Tensor, targets: Tensor, reduction: str) -> Tensor:
 
 
 class OwnStep(Client):
-    """Smooths labels as a Lightning user would write it."""
+    """Smooths labels in ``training_step``, as a user of Lightning would write it."""
 
     def training_step(self, batch: Any, batch_idx: int) -> Any:
         return smoothed(self(batch[0]), batch[1], "mean")
 
 
 class OwnLoss(Client):
-    """The same in our terms."""
+    """The same loss, written as flcog's ``per_example_loss``."""
 
     def per_example_loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
         return smoothed(outputs, targets, "none")
@@ -211,7 +211,7 @@ EVERYWHERE: list[dict[str, Any]] = [{"executor": "loop"}, {"chunk_size": 2}, {"e
 
 
 class WithBatchNorm(Plain):
-    """Buffers move, and so do the keys of its dropout."""
+    """A module with buffers that change in training, and with dropout."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -223,7 +223,7 @@ class WithBatchNorm(Plain):
 @pytest.mark.parametrize("work", [{"local_steps": 3}, {"local_epochs": 2}], ids=["equal", "ragged"])
 @pytest.mark.parametrize("kind", [Plain, WithBatchNorm, OwnStep])
 def test_it_trains_alike_on_threads_and_batched(kind: type, work: dict[str, Any]) -> None:
-    """No row of padding is among what a step of one's own averages: clients are batched with those whose batches are as large."""
+    """A user's training_step averages over all rows, so it must not receive padding: only batches of equal size are put together."""
     runs = []
     for how in EVERYWHERE:
         torch.manual_seed(0)
@@ -239,7 +239,7 @@ def test_it_trains_alike_on_threads_and_batched(kind: type, work: dict[str, Any]
 
 
 class Keeps(Plain):
-    """Remembers something of one batch for the next."""
+    """Keeps the loss of every batch."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -252,7 +252,7 @@ class Keeps(Plain):
 
 
 class Counts(Plain):
-    """Counts steps, of which the first two are one."""
+    """Counts steps wrongly: it adds the step's index, so that the count changes only in the second step."""
 
     steps = 0
 
@@ -262,7 +262,7 @@ class Counts(Plain):
 
 
 class Measures(Plain):
-    """Updates a metric."""
+    """Updates a metric in every step."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -275,14 +275,14 @@ class Measures(Plain):
 
 
 class Draws(Plain):
-    """Noise from torch's global stream."""
+    """Adds noise from torch's global stream to the inputs."""
 
     def training_step(self, batch: Any, batch_idx: int) -> Any:
         return super().training_step((batch[0] + torch.randn_like(batch[0]), batch[1]), batch_idx)
 
 
 class Fails(Plain):
-    """Refuses batches of two."""
+    """Fails on batches of one or two samples."""
 
     def training_step(self, batch: Any, batch_idx: int) -> Any:
         assert len(batch[0]) > 2
@@ -310,7 +310,7 @@ def test_what_is_not_pure_runs_one_client_at_a_time_and_says_why(kind: type, rea
 
 
 def test_looking_leaves_a_module_as_it_was() -> None:
-    """But for what its own training_step keeps."""
+    """Looking may only change values that the module's own training_step keeps."""
     module, stream = WithBatchNorm(), torch.get_rng_state()
     before = {name: value.clone() for name, value in module.double().state_dict().items()}
     make_trainer(None, executor="vmap").prepare(module, TinyData())
@@ -333,7 +333,7 @@ def test_a_step_that_asks_for_a_tensors_value_falls_back_with_the_reason() -> No
 
 
 class Evaluates(Plain):
-    """Logs numbers, a dictionary and metrics, by batch and at the end."""
+    """Logs numbers, a dictionary and metrics, for each batch and at the end."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -363,7 +363,7 @@ def test_validation_and_test_steps_measure_their_own_sets() -> None:
     trainer = make_trainer(None, rounds=2)
     trainer.prepare(Evaluates(), Both(eval_batch_size=20))
     trainer.train_round()
-    for _ in range(2):  # a second evaluation starts anew
+    for _ in range(2):  # a second evaluation starts from zero
         figures = trainer.evaluate()
     inputs, targets = trainer.federation.val.inputs.double(), trainer.federation.val.targets
     outputs = trainer.run.model.frozen(trainer.params, {}, lambda module: module(inputs))

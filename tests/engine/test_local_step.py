@@ -1,4 +1,4 @@
-"""The local step is torch's own, bit for bit."""
+"""The local step of SGD equals torch's own, bit for bit."""
 
 import itertools
 from typing import Any

@@ -1,4 +1,4 @@
-"""A million clients: selecting some of them takes memory and work for these alone. ``flcog bench -c speed/million-clients`` times it."""
+"""Selecting some of a million clients takes memory and work only for these. ``flcog bench -c speed/million-clients`` times it."""
 
 import tracemalloc
 from functools import partial
@@ -34,7 +34,7 @@ DIURNAL = DiurnalAvailability(hours=12, spread=8)
 
 
 def selected_of(method: Selection, num_clients: int) -> tuple[int, int, int]:
-    """The number of selected clients, the most bytes that selecting them took, and how often a client was asked whether it is available."""
+    """The number of selected clients, the peak memory of the selection in bytes, and how many clients' availability was checked."""
     sizes, asked = torch.ones(num_clients, dtype=torch.int64), 0
     ends = np.cumsum(sizes.numpy())
 
@@ -97,7 +97,7 @@ def test_a_round_of_a_million_clients(methods: list[Method]) -> None:
 
 
 class _NothingLarge(TorchDispatchMode):
-    """Operators may read single clients from tensors of all clients, but compute no such tensor."""
+    """Checks that no operator computes a tensor of all clients. Reading single clients from such a tensor is allowed."""
 
     def __init__(self, number: int) -> None:
         super().__init__()

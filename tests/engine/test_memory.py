@@ -1,4 +1,4 @@
-"""Memory that runs out is answered once by fewer clients at a time, and a run says what it took."""
+"""If memory runs out, a run tries fewer clients at a time, once. The summary shows the memory that a run used."""
 
 import re
 import weakref
@@ -60,7 +60,7 @@ def test_once(monkeypatch: pytest.MonkeyPatch) -> None:
 @needs_compiler
 @pytest.mark.slow
 def test_compiled_steps_have_no_room_for_more_either(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Chunks are padded to the number of clients for which the program was made."""
+    """Smaller chunks would take as much memory, because a program pads chunks to its number of clients."""
     monkeypatch.setattr(torch, "compile", as_recorded)
     options: dict[str, Any] = {"executor": "vmap", "compile": True, "clients_per_round": 4}
     small = train(SCAFFOLD(), chunk_size=2, **options)
@@ -119,7 +119,7 @@ def test_the_summary_says_what_memory_it_took(tmp_path: Path, capsys: pytest.Cap
 
 
 class Wide(nn.Module):
-    """Few parameters, and 3,000 numbers to keep for each sample."""
+    """A network with few parameters, which stores 3,000 activations for each sample."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -130,7 +130,7 @@ class Wide(nn.Module):
 
 
 def test_activations_count_on_an_accelerator(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(memory.CHUNK_BYTES, False, 10 * 4 * 12_000)  # ten batches of four
+    monkeypatch.setitem(memory.CHUNK_BYTES, False, 10 * 4 * 12_000)  # the activations of ten batches of four samples
     with computing_there():
         trainer = make_trainer(None, executor="vmap", precision="32-true")
         trainer.prepare(classifier(network=Wide), TinyData(4))
@@ -139,7 +139,7 @@ def test_activations_count_on_an_accelerator(monkeypatch: pytest.MonkeyPatch) ->
 
 @pytest.mark.parametrize("patches", [False, True])
 def test_what_autograd_keeps_is_counted(patches: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of a convolution its input, or the patches of nine pixels that are multiplied; of its rectifier the output."""
+    """Autograd keeps the input of a convolution, or its patches of nine pixels, and the output of a ReLU."""
     jobs: list[Job] = []
     monkeypatch.setattr(hosting, "choose_executor", lambda job, *rest: jobs.append(job) or chooser.choose_executor(job, *rest))
     network = nn.Sequential(nn.Conv2d(1, 2, 3, padding=1), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(2, 3))
@@ -173,7 +173,7 @@ def nothing_kept(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_what_others_have_taken_of_a_gpu_is_left_to_them(
     taken: int, per_device: int, expected: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Half of the card, or of what is left of it, in equal parts; a few MiB more or less change nothing."""
+    """The processes share half of the GPU's memory, or half of the free memory if others use much. A few MiB change nothing."""
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (80 * GIB - int(taken), 80 * GIB))
     notes = Notes()
     assert memory.chunk_bytes(Processes(device=torch.device("cuda", 0), per_device=per_device), notes) == expected * GIB
@@ -183,7 +183,7 @@ def test_what_others_have_taken_of_a_gpu_is_left_to_them(
 
 
 def test_what_torch_keeps_of_an_earlier_run_is_free(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As a second fit of a notebook finds it, and every way but the first of flcog bench --vary."""
+    """This is the case in a second fit of a notebook, and in all but the first variant of flcog bench --vary."""
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (30 * GIB, 80 * GIB))
     monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: 45 * GIB)
     notes = Notes()
@@ -196,7 +196,7 @@ def test_processes_have_as_many_clients_at_a_time_as_the_one_with_the_least(monk
 
     def largest(self: Processes, number: int) -> int:
         asked.append(number)
-        return max(number, -10 * GIB)  # another process's
+        return max(number, -10 * GIB)  # the number of another process
 
     monkeypatch.setattr(Processes, "largest", largest)
     assert memory.chunk_bytes(Processes(0, 2, torch.device("cuda", 0)), Notes()) == 10 * GIB
@@ -222,7 +222,7 @@ def fitted(root: Path, rounds: int, ckpt_path: Path | None = None, data: Any = N
 
 @pytest.mark.slow
 def test_a_run_goes_on_with_as_many_clients_as_it_had(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a GPU has left may be more or less by then, and another number would round otherwise."""
+    """The GPU's free memory may be different when a run resumes, and another number of clients would change the rounding."""
     with computing_there():
         with monkeypatch.context() as patch:
             let_memory_run_out(patch, 3)
@@ -244,7 +244,7 @@ def nine_clients() -> tuple[flcog.Classifier, Pictures]:
 
 @pytest.mark.slow
 def test_a_compiled_run_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Half of nine are four, which chunks of like sizes would not have: three times three would."""
+    """The resumed run keeps four clients at a time, half of nine, although equal chunks would have three clients each."""
     monkeypatch.setattr(torch, "compile", as_recorded)
     options: dict[str, Any] = {"compile": True, "clients_per_round": 9, "data": nine_clients()}
     with computing_there():
@@ -259,7 +259,7 @@ def test_a_compiled_run_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 
 @pytest.mark.slow
 def test_a_run_that_went_on_in_the_loop_stays_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also where there is memory now; unless another executor is asked for."""
+    """It stays there even if there is enough memory now, unless the user sets another executor."""
     with computing_there():
         with monkeypatch.context() as patch:
             let_memory_run_out(patch, 1)

@@ -28,7 +28,7 @@ def test_what_a_user_should_know_is_noted() -> None:
 
 
 def test_observers_receive_each_note_once(tmp_path: Path) -> None:
-    """The earlier ones before ``on_fit_start``, those of a round at its end."""
+    """Earlier notes arrive before ``on_fit_start``, and the notes of a round at its end."""
     seen: list[Any] = []
 
     class Listening(Callback):

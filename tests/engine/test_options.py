@@ -1,4 +1,4 @@
-"""Options, federations and folders that no run can be made with."""
+"""Options, federations and folders that make a run impossible are refused with a message of one line."""
 
 import re
 from dataclasses import dataclass

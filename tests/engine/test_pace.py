@@ -1,4 +1,4 @@
-"""One client at a time where threads win nothing: tried in a run's own rounds, and the same to the bit."""
+"""A run tries in its own rounds whether one client at a time is as fast as threads. The numbers are equal to the bit."""
 
 import threading
 from typing import Any
@@ -18,8 +18,8 @@ from flcog.execute.pace import Pace
     [
         ([9, 0.10, 0.10, 0.11, 0.12], 0.2, [4, 4, 1, 4, 1], 1),
         ([9, 0.10, 0.12, 0.11, 0.12], 0.2, [4, 4, 1, 4, 1], 4),
-        ([9, 0.09, 0.30, 0.30, 0.08], 0.2, [4, 4, 1, 4, 1], 1),  # a disturbed round of either counts for nothing
-        ([9, 0.10], 0.31, [4, 4], 4),  # 3.1 ms of each step: too much to be Python's
+        ([9, 0.09, 0.30, 0.30, 0.08], 0.2, [4, 4, 1, 4, 1], 1),  # one slow round of either kind does not count
+        ([9, 0.10], 0.31, [4, 4], 4),  # 3.1 ms per step, too long for threads to wait for Python's lock
     ],
 )
 def test_what_rounds_show(seconds: list[float], work: float, turns: list[int], settled: int) -> None:
@@ -36,7 +36,7 @@ def test_what_rounds_show(seconds: list[float], work: float, turns: list[int], s
 @pytest.mark.parametrize("one_is_faster", [True, False])
 @pytest.mark.slow
 def test_the_numbers_stay(one_is_faster: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    torch.set_num_threads(2)  # conftest puts it back
+    torch.set_num_threads(2)  # conftest resets it
     running, most, seen, counting = 0, 0, list[int](), threading.Lock()
     client, took = OneClient._client, Pace.took
 

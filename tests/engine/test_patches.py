@@ -1,4 +1,4 @@
-"""Convolutions as products of patches and weights: equal to torch's own, alone and in a run."""
+"""Convolutions that are computed as products of patches and weights equal torch's own, alone and in a run."""
 
 import itertools
 from typing import Any
@@ -76,7 +76,7 @@ def test_padding_by_a_word(kernel: tuple[int, int], settings: Any, taken: bool, 
 
 
 class Seen(TorchDispatchMode):
-    """Remembers operations."""
+    """Records the names of operations."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -90,7 +90,7 @@ class Seen(TorchDispatchMode):
 @pytest.mark.parametrize("dilation", [(1, 1), (1, 2)])
 @pytest.mark.parametrize(("padding", "stride"), [((0, 0), (1, 1)), ((1, 2), (2, 1))])
 def test_patches_are_torchs_to_the_bit(dilation: Any, padding: Any, stride: Any) -> None:
-    """Gradients and theirs too; without ``im2col``, for which a GPU is handed one image of one client after another."""
+    """First and second derivatives are equal too. They are computed without ``im2col``, which a GPU runs for one image after another."""
     rng = torch.Generator().manual_seed(0)
     images, layout = torch.randn(4, 3, 2, 9, 8, generator=rng), ((3, 2), dilation, padding, stride)
 
@@ -131,7 +131,7 @@ def test_a_run_is_that_of_the_loop(monkeypatch: pytest.MonkeyPatch) -> None:
     products: list[int] = []
     monkeypatch.setattr(patches, "_conv2d", lambda given, convolve=patches._conv2d: products.append(1) or convolve(given))
     trainer = train(module=module(), executor="vmap-patches", **options)
-    assert trainer.executor.name == "vmap-patches" and len(products) == 2 * 2  # steps, convolutions
+    assert trainer.executor.name == "vmap-patches" and len(products) == 2 * 2  # two steps with two convolutions each
     assert_close(trainer.params, loop.params, 1e-9)
     timed = train(module=module(), executor="fastest", **options)
     assert "vmap-patches, 4 clients at a time" in timed.notes[-1]

@@ -1,4 +1,4 @@
-"""Inputs and targets that are dicts, tuples or lists of tensors: the same numbers as from the one tensor that holds them all."""
+"""Inputs and targets that are dicts, tuples or lists of tensors give the same numbers as a single tensor with all values."""
 
 from typing import Any
 
@@ -22,7 +22,7 @@ pytestmark = pytest.mark.filterwarnings("error")
 
 
 class Halves(TinyData):
-    """The tiny set, whose inputs are cut in two and have whole numbers beside them.
+    """The tiny data, with the inputs cut into two tensors and a third tensor of whole numbers.
 
     Args:
         kind: ``dict``, ``tuple`` or ``list``.
@@ -45,7 +45,7 @@ class Halves(TinyData):
 
 
 class ByName(FeatureModel):
-    """Joins what it is given by name, and sees that whole numbers stay whole."""
+    """Receives the parts by name and joins them, and checks that whole numbers stay whole."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -59,7 +59,7 @@ class ByName(FeatureModel):
 
 
 class AsOne(ByName):
-    """The same from one argument."""
+    """The same network, which receives all parts in one argument."""
 
     def features(self, parts: Any) -> Tensor:
         left, right, ids = parts.values() if isinstance(parts, dict) else parts
@@ -67,7 +67,7 @@ class AsOne(ByName):
 
 
 class Plain(ByName):
-    """The same from the one tensor."""
+    """The same network, which receives the inputs as a single tensor."""
 
     def features(self, inputs: Tensor) -> Tensor:
         return self.inner.features(inputs)
@@ -98,7 +98,7 @@ def test_they_train_to_the_same_numbers(method: Any, options: dict[str, Any]) ->
     plain = train(*methods, module=classifier(Plain), data=TinyData(batch_size=5), **RAGGED, **options)
     parts = train(*methods, module=classifier(ByName), data=Halves(batch_size=5), **RAGGED, **options)
     assert parts.executor.name == options["executor"]
-    # A batched product adds up in another order where its rows lie elsewhere in memory.
+    # A batched product may add in another order if its rows have another layout in memory.
     assert distance(plain.state, parts.state) <= (1e-14 if options["executor"] == "vmap" else 0)
 
 
@@ -139,7 +139,7 @@ def test_they_are_evaluated_and_resumed_and_replayed(tmp_path: Any, capsys: pyte
 
 
 class Weighted(flcog.Classifier):
-    """Learns from a label and a weight."""
+    """Learns from targets with a label and a weight for each sample."""
 
     def per_example_loss(self, outputs: Tensor, targets: Any) -> Tensor:
         return targets["weight"] * super().per_example_loss(outputs, targets["label"])
@@ -166,7 +166,7 @@ class MeanWeight(Metric):
 
 @pytest.mark.parametrize("executor", ["loop", "vmap"])
 def test_targets_of_several_parts(executor: Any) -> None:
-    """A weight of 2 is twice the learning rate."""
+    """A weight of 2 has the same effect as twice the learning rate."""
     torch.manual_seed(0)
     module = Weighted(ByName(), optimizer=SGD)
     options = {"executor": executor, "eval_every": 1, **RAGGED}

@@ -1,4 +1,4 @@
-"""The server's side of clients in several processes, which puts the hosts' answers together."""
+"""The server's part for clients in several processes, which combines the hosts' answers."""
 
 from typing import Any
 
@@ -10,7 +10,7 @@ from flcog.client.remote import RemoteClients
 
 
 class Host:
-    """A host of one of two clients, whose evaluations have given figures."""
+    """A host with one client (of two), which answers evaluations with given figures."""
 
     def __init__(self, client: int, held_out: int, figures: dict[str, float]) -> None:
         self._mine, self._held_out, self._figures = torch.arange(2) == client, held_out, figures

@@ -1,4 +1,4 @@
-"""Clients tested on the whole test set, its classes weighted as theirs: ``data.client_test: reweighted``."""
+"""``data.client_test: reweighted`` tests clients on the whole test set, with the classes weighted as in the client's data."""
 
 import copy
 from dataclasses import replace
@@ -20,7 +20,7 @@ REWEIGHTED = {"client_test": "reweighted"}
 
 
 def own_accuracy(model: nn.Module, federation: Federation, client: int) -> float:
-    """The mean, over the client's samples, of the accuracy on the test samples of each one's label."""
+    """The mean, over the client's samples, of the accuracy on the test samples with the same label."""
     assert federation.test is not None
     right = model(federation.test.inputs.double()).argmax(1) == federation.test.targets
     labels = federation.train.targets[federation.partition.client(client)].tolist()
@@ -48,7 +48,7 @@ def test_the_global_model_and_dittos_own() -> None:
 
 
 def test_local_models_before_aggregation_are_those_that_are_sent(tmp_path: Path) -> None:
-    """FedCOG's Table 9 is Figure 2's third panel: FineTune's models are LocalModels'."""
+    """FineTune(steps=None) and LocalModels test the same models, as do Table 9 and the third panel of Figure 2 in FedCOG's paper."""
     methods, data = (FineTune(steps=None), FedProx(mu=0.5), LocalModels()), TinyData(**REWEIGHTED)
     (row,) = fit(tmp_path, *methods, data=data, rounds=1, eval_every=1, clients_per_round=1.0).history
     for figure in ("mean", "std", "q10"):

@@ -22,7 +22,7 @@ SCHEDULERS: dict[str, Any] = {
 
 
 class Scheduled(Lit):
-    """A pure module with a scheduler of rounds."""
+    """A module for the pure step, with a scheduler that advances by rounds."""
 
     def __init__(self, make: Any, **settings: Any) -> None:
         super().__init__()
@@ -34,7 +34,7 @@ class Scheduled(Lit):
 
 
 def rates(trainer: Any) -> list[float]:
-    """The learning rate of each round, as clients received it."""
+    """The learning rate that clients received in each round."""
     return [assignment.rates[0] for assignment in trainer.recorder.assignments]
 
 
@@ -70,7 +70,7 @@ def test_a_scheduler_may_follow_a_column(tmp_path: Path) -> None:
 
 
 class Followed(Scheduled):
-    """Follows the value that its test step logs."""
+    """A module whose scheduler follows the value that its test step logs."""
 
     def __init__(self, monitor: str = "test_accuracy", **settings: Any) -> None:
         super().__init__(PLATEAU, monitor=monitor, **settings)
@@ -90,7 +90,7 @@ def test_a_resumed_run_goes_on_with_the_same_rates(kind: Any, tmp_path: Path) ->
 
 
 class ByHand(Gan):
-    """Advances its schedulers at the end of a round, as Lightning's documentation writes it."""
+    """Advances its schedulers at the end of a round, as in Lightning's documentation."""
 
     def training_step(self, batch: Any, batch_idx: int) -> None:
         first, second = self.optimizers()  # type: ignore[misc,attr-defined]

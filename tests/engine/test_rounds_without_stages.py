@@ -1,4 +1,4 @@
-"""A round without stages runs no operator for them, and its tensors pass as they are."""
+"""A round without stages runs no operators for them, and passes its tensors on unchanged."""
 
 from collections import Counter
 from typing import Any
@@ -26,7 +26,7 @@ from flcog.method import GlobalModel, Method, Optimisation
 
 
 class Counted(TorchDispatchMode):
-    """Counts torch's operators."""
+    """Counts the calls of torch's operators."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -38,7 +38,7 @@ class Counted(TorchDispatchMode):
 
 
 def operators_of_a_round(executor: str, *methods: Method) -> Counter[str]:
-    """Of the second round, because the first also starts the run."""
+    """Count the operators of the second round, because the first round also starts the run."""
     trainer = make_trainer(None, *methods, executor=executor, local_steps=2)
     trainer.prepare(classifier(), TinyData())
     trainer.train_round()

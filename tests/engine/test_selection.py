@@ -1,4 +1,4 @@
-"""The protocol of selections: cohorts of any size under every executor, and weights that are unbiased."""
+"""Methods that select the clients of a round: cohorts of any size under every executor, and unbiased weights."""
 
 import json
 from collections.abc import Sequence
@@ -53,7 +53,7 @@ COHORTS = ([4, 1], [], [0, 2, 3, 5, 6, 7], [3], [], [1, 6, 2])
 
 @dataclass(frozen=True)
 class Listed(Selection):
-    """Selects the clients of a list, or the given clients in every round."""
+    """Selects the clients of ``COHORTS`` round by round, or the given clients in every round."""
 
     given: tuple[int, ...] | None = None
     weights_of_all: tuple[float, ...] | None = None
@@ -126,7 +126,7 @@ def test_selections_resume_bit_for_bit(method: Selection, tmp_path: Path) -> Non
 
 
 def test_without_a_selection_the_clients_are_those_of_earlier_versions() -> None:
-    """A run with this seed had them before selections existed, and saved runs must resume with the same clients."""
+    """A run with this seed had these clients before selections existed, and saved runs must resume with the same clients."""
     trainer = train(local_steps=1)
     drawn = [[client.id for client in round] for round in trainer.recorded]
     assert drawn == [[0, 2, 3, 4, 6], [2, 3, 4, 5, 6], [0, 2, 3, 6, 7]]
@@ -183,7 +183,7 @@ def test_wrong_selections_are_refused(selected: Participants, complaint: str, mo
 
 
 def test_a_selection_of_clients_that_are_not_available_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without the pauses that BandedNoise counts on, its epsilon would be too small."""
+    """BandedNoise assumes that clients pause between their rounds. Without these pauses, its epsilon would be too small."""
     monkeypatch.setattr(Listed, "select", lambda self, *args: Participants([3, 5]))
     monkeypatch.setattr(Listed, "law", lambda self, count, num_clients: SamplingLaw(count / num_clients, fixed_size=True))
     with pytest.raises(ValueError, match="must return available clients; got client 3, which is offline, in training or rest"):
@@ -206,7 +206,7 @@ def test_unbiased_weights_exclude_other_weights() -> None:
 
 
 def test_weights_count_as_they_are_returned() -> None:
-    """A client whose weight is doubled moves the model twice as far; weights that sum to 1 are those of FedAvg."""
+    """A client with twice the weight moves the model twice as far. Weights that sum to 1 give the same result as FedAvg."""
     start = train(Listed(given=()), rounds=1).params
     once, twice = (train(Listed(given=(3,), weights_of_all=(w,) * 8), rounds=1).params for w in (0.5, 1.0))
     plain = train(Listed(given=(3,)), rounds=1).params
@@ -223,7 +223,7 @@ ON_PROCESSES: dict[str, Sequence[Method]] = {name: (Listed(), *methods) for name
 
 
 def on_processes(path: str, devices: int) -> None:
-    """The end of runs with cohorts of any size, and of methods that exchange facts of single clients, written by the first process."""
+    """Run cohorts of any size, and methods that exchange values of single clients. The first process writes the results."""
     torch.set_num_threads(1)
     found: dict[str, Any] = {}
     for name, methods in ON_PROCESSES.items():

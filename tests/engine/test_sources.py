@@ -1,4 +1,4 @@
-"""Inputs that are made when they are asked for: what is announced is what is read next, and no batch is read twice."""
+"""Inputs that are made on request: the run announces each read in advance, and reads no batch twice."""
 
 from typing import Any
 
@@ -14,7 +14,7 @@ from flcog.data import Samples, Splits
 
 
 class Told(Source):
-    """Stored inputs that note what they are told and asked."""
+    """Stored inputs that record the announcements and the reads."""
 
     ahead = 2
 
@@ -33,7 +33,7 @@ class Told(Source):
 
 
 class Announced(TinyData):
-    """The tiny set from such a source."""
+    """The tiny data, with inputs from such a source."""
 
     def __init__(self, whole_batches: bool = False, **options: Any) -> None:
         super().__init__(**options)
@@ -64,16 +64,16 @@ def test_what_is_read_next_is_announced(whole_batches: bool) -> None:
     trainer.train_round()
     asked = [request for kind, request in data.seen if kind == "asked"]
     steps = sum(work.num_steps for works in trainer.works for work in works)
-    assert len(asked) == (steps if whole_batches else 5)  # of five clients
+    assert len(asked) == (steps if whole_batches else 5)  # otherwise one read for each of the five clients
     for position, (kind, request) in enumerate(data.seen):
         if kind == "asked":
             assert ("told", request) in data.seen[:position]
-    # While the first is awaited another one is under way already.
+    # Before the first read, a second one is announced.
     assert [kind for kind, _ in data.seen[: data.seen.index(("asked", asked[0]))]].count("told") >= 2
 
 
 def test_large_batches_are_not_announced_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("flcog.reading.AHEAD_BYTES", 5 * 6 * 8)  # five samples
+    monkeypatch.setattr("flcog.reading.AHEAD_BYTES", 5 * 6 * 8)  # the bytes of five samples
     data = Announced(whole_batches=True, batch_size=5)
     trainer = make_trainer(None, local_epochs=1)
     trainer.prepare(classifier(), data)

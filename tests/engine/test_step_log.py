@@ -1,4 +1,4 @@
-"""What a training_step logs becomes columns train/<name>: means over the local steps and clients, weighted like the loss."""
+"""Values that a training_step logs become columns train/<name>: means over the local steps and clients, weighted like the loss."""
 
 import functools
 from pathlib import Path
@@ -28,7 +28,7 @@ HOWS: dict[str, dict[str, Any]] = {
 
 
 class Logging:
-    """Logs a multiple of its loss, numbers, and a value of its first step alone."""
+    """Logs a multiple of its loss, some numbers, and a value only in its first step."""
 
     def training_step(self: Any, batch: Any, batch_idx: int) -> Tensor:
         loss = F.cross_entropy(self(batch[0]), batch[1])
@@ -78,7 +78,7 @@ def test_logged_values_become_columns(kind: Any, how: str) -> None:
 
 
 def test_the_first_step_is_weighted_by_the_clients_weights() -> None:
-    """The value of the first step alone, before any client has changed the model."""
+    """The value is the loss of the initial model, because no client has changed the model in its first step."""
     trainer = make_trainer(None, clients_per_round=8, local_steps=2)
     model = Logs()
     trainer.prepare(model, TinyData(batch_size=100))
@@ -89,7 +89,7 @@ def test_the_first_step_is_weighted_by_the_clients_weights() -> None:
 
 
 class Measures(Plain):
-    """Logs a metric object, whose value is of all steps together and no mean of means."""
+    """Logs metric objects. Their values are computed over all steps together, not as means of the steps' values."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -178,7 +178,7 @@ def test_the_progress_bar_and_callbacks_see_them(tmp_path: Path, capsys: pytest.
 
     stop = EarlyStopping("rows", mode="max", patience=1)
     trainer = fit(tmp_path, Looks(), stop, module=Logs(), rounds=5, clients_per_round=8)
-    assert len(trainer.history) == 2  # rows stays as it was
+    assert len(trainer.history) == 2  # the column rows does not improve
     assert float(seen[0]["train_double"]) == float(seen[0]["double"]) == pytest.approx(trainer.history[0]["train/double"])
     assert "train/double" in seen[0]["shown"] and "train/step" not in seen[0]["shown"]
 

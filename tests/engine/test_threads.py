@@ -1,6 +1,6 @@
-"""Clients side by side on threads: the loop's numbers, bit for bit, or the loop itself where that cannot be.
+"""Clients that run at the same time on threads give the loop's numbers, bit for bit. Where this is impossible, the loop runs instead.
 
-That every method gives the same numbers so is tested with the other executors, in ``test_methods.py``.
+``test_methods.py`` tests this for every method, together with the other executors.
 """
 
 import threading
@@ -87,18 +87,18 @@ def test_clients_do_run_at_the_same_time_and_the_longest_first() -> None:
     class Meets(Method):
         def start(self, apply: Any, params: Any, ctx: Context) -> Any:
             order.append(int(ctx.data.num_samples))
-            meeting.wait()  # never passed by one client alone
+            meeting.wait()  # one client alone cannot pass
             return params, {}
 
     train(Meets(), data=TinyData(batch_size=1), rounds=1, clients_per_round=8, local_epochs=1.0, chunk_size=2)
-    # One step a sample; of two at a time either may come first.
+    # Each client has one step per sample. Of two clients at a time, either may start first.
     pairs = [sorted(order[i : i + 2], reverse=True) for i in range(0, 8, 2)]
     assert pairs == [[16, 14], [12, 11], [10, 7], [6, 4]]
 
 
 @dataclass(frozen=True)
 class GlobalNoise(Method):
-    """Breaks the rule that draws are made in ``draw``, from its second round on."""
+    """Draws outside the hook ``draw``, against the rule."""
 
     def loss(self, apply: Any, params: Params, batch: Batch, task: Tensor, ctx: Context) -> Tensor:
         return task * torch.rand(())
@@ -113,7 +113,7 @@ def test_draws_from_the_global_stream_are_noticed_and_repeatable() -> None:
 
 
 def test_what_runs_one_at_a_time_and_why() -> None:
-    torch.set_num_threads(2)  # conftest puts it back
+    torch.set_num_threads(2)  # conftest resets it
 
     def note(module: Any, data: Any = None, **options: Any) -> str:
         trainer = make_trainer(None, **options)
@@ -125,7 +125,7 @@ def test_what_runs_one_at_a_time_and_why() -> None:
         "executor: loop (2 clients at a time, or one where that is as fast)"
     )
     assert note(flcog.Classifier(flcog.models.SimpleCNN(1)), Pictures(), **pictures, chunk_size=1) == "executor: loop"
-    # Without convolutions a step is so short that threads would wait for Python's lock.
+    # Without convolutions, steps are so short that threads would wait for Python's lock.
     assert note(classifier()) == "executor: loop"
     assert note(classifier(), chunk_size=3) == "executor: loop (3 clients at a time)"
     assert note(Plain(), chunk_size=2) == "executor: loop (2 clients at a time)"
@@ -161,7 +161,7 @@ started: list[int] = []
 
 def test_an_error_names_the_client_and_ends_the_others() -> None:
     started.clear()
-    # The last batch of an epoch of clients 7, 2 and 0 (14, 10 and 6 samples, in batches of 4); 7 comes first, beside client 3.
+    # Clients 7, 2 and 0 (14, 10 and 6 samples, in batches of 4) have a last batch of two. Client 7 starts first, with client 3.
     with pytest.raises(FloatingPointError, match="this client is ill") as caught:
         train(
             module=Poisoned(flcog.models.MLP(NUM_FEATURES, (8,), NUM_CLASSES)),

@@ -1,4 +1,4 @@
-"""What clients send and keep, and the bytes that are counted."""
+"""The values that clients send and keep, and the bytes that are counted."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -49,7 +49,7 @@ def test_a_client_may_keep_parameters_or_send_no_weights() -> None:
             torch.equal(part.state[name], start[name]) == (name in head)
             for name in (n.removeprefix("model.") for n in part.params)
         )
-        # Who sends no weights sends no statistics either.
+        # Clients that send no weights send no BatchNorm statistics either.
         assert all(torch.equal(none.state[name], value) for name, value in start.items())
         assert none.ledger.total_up == 0
         size = 8 * sum(start[name].numel() for name in head)
@@ -59,11 +59,11 @@ def test_a_client_may_keep_parameters_or_send_no_weights() -> None:
 
 
 def test_a_client_receives_its_own_parameters_once(tmp_path: Path) -> None:
-    """In its first round, whenever that is, it must be told where to start; a resumed run knows who has been told."""
+    """A client receives the initial values in its first round, whenever that is. A resumed run knows which clients have them."""
     plain, kept = (fit(tmp_path, *methods, rounds=4, clients_per_round=2) for methods in ((), (KeepHead(),)))
     assert kept.run_dir is not None
     asked = [client for round in range(4) for client in selected(kept, round)]
-    assert 2 < len(set(asked)) < len(asked) == 8  # some join late, some come again
+    assert 2 < len(set(asked)) < len(asked) == 8  # some clients start in a later round, and some take part again
     size = sum(kept.params[name].nbytes for name in kept.params if name.startswith(HEAD))
     assert plain.ledger.total_down - kept.ledger.total_down == (8 - len(set(asked))) * size
     half = fit(tmp_path, KeepHead(), rounds=2, clients_per_round=2)
@@ -72,7 +72,7 @@ def test_a_client_receives_its_own_parameters_once(tmp_path: Path) -> None:
 
 
 def test_a_state_that_does_not_change_is_sent_to_every_client_of_every_round() -> None:
-    """A client may have missed the round before. The count is the length of the messages."""
+    """A client may have missed the previous round. The counted bytes are the length of the messages."""
 
     @dataclass(frozen=True)
     class Constant(Method):
@@ -107,7 +107,7 @@ def test_only_the_sampled_clients_have_state_and_cost() -> None:
     data = TinyData()
     data.num_clients, data.partitioner = 1_000_000, Everyone()
     trainer = train(Stateful(), data=data, clients_per_round=10)
-    assert len(trainer.run.clients.by_client) == 30  # three cohorts of ten of a million, with nobody twice
+    assert len(trainer.run.clients.by_client) == 30  # three cohorts of ten of a million clients, without repetition
     assert all(int(slot["Stateful"]["seen"]) == 1 for slot in trainer.run.clients.by_client.values())
 
 

@@ -1,4 +1,4 @@
-"""Robust rules and pre-aggregations equal those of byzfl, which computes in float32."""
+"""Robust rules and pre-aggregations give the same results as byzfl's, which computes in float32."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""Programs of other projects run unchanged: their modules and data are given to a FederatedTrainer in place of lightning.Trainer."""
+"""Programs of other projects run unchanged: a FederatedTrainer in place of lightning.Trainer trains their modules on their data."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -27,7 +27,7 @@ def rng(index: int) -> torch.Generator:
 
 
 class Made(Dataset):
-    """Items made by a function of their number."""
+    """A data set that computes each item from its index."""
 
     def __init__(self, make: Callable[[int], Any], count: int) -> None:
         self.make, self.count = make, count
@@ -56,7 +56,7 @@ class Loaders(L.LightningDataModule):
 
 
 def trained(model: Any, data: Any, folder: Path, **options: Any) -> dict[str, float]:
-    """The last row of a run, whose first value of the training loss it does not repeat."""
+    """Train, check that the training loss changes between the first two rounds, and return the last row of the history."""
     defaults: dict[str, Any] = {
         "rounds": 2,
         "local_steps": 2,
@@ -73,7 +73,7 @@ def trained(model: Any, data: Any, folder: Path, **options: Any) -> dict[str, fl
 
 
 def needs(package: str) -> Any:
-    """The package, or a skip of the test."""
+    """Import the package, or skip the test."""
     return pytest.importorskip(package, reason=f"{package} is of the group foreign: uv sync --group foreign")
 
 
@@ -82,14 +82,14 @@ def few(data: Any, **options: Any) -> LightningData:
 
 
 class Sgd(BoringModel):
-    """Without the scheduler, which would change the rate between rounds."""
+    """BoringModel without its scheduler, which would change the learning rate between rounds."""
 
     def configure_optimizers(self) -> Any:
         return torch.optim.SGD(self.parameters(), lr=0.1)
 
 
 class Sentences(Made):
-    """Sequences of words, and the words that follow."""
+    """Sequences of word indices, with the next word at each position as the target."""
 
     def __init__(self) -> None:
         super().__init__(lambda index: self._pair(torch.randint(50, (13,), generator=rng(index))), 12)
@@ -99,7 +99,7 @@ class Sentences(Made):
 
 
 class Transformer(LightningTransformer):
-    """Without the download of Lightning's data set, which the test does not use."""
+    """Lightning's transformer without the download of a data set, which the test does not use."""
 
     def __init__(self) -> None:
         super().__init__(vocab_size=50)
@@ -109,7 +109,7 @@ class Transformer(LightningTransformer):
 
 
 class Words(Transformer):
-    """Without dropout, whose random numbers the two trainers draw differently."""
+    """The transformer without dropout, because the two trainers draw dropout's random numbers differently."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -124,7 +124,7 @@ class Words(Transformer):
     ("kind", "data"), [(Sgd, BoringDataModule), (Words, Sentences)], ids=["BoringModel", "LightningTransformer"]
 )
 def test_one_client_equals_lightnings_trainer(kind: Any, data: Any, tmp_path: Path) -> None:
-    """On the same batches, which are those that the client has drawn."""
+    """Lightning's trainer gets the batches that the client draws."""
     torch.manual_seed(0)
     first, own = kind(), data()
     second = kind()
@@ -168,7 +168,7 @@ def test_lightnings_transformer(tmp_path: Path) -> None:
 
 
 def write_mnist(folder: Path, counts: dict[str, int]) -> None:
-    """Write files of MNIST's format, with made images."""
+    """Write files in MNIST's format, with random images."""
     folder.mkdir(parents=True)
     for part, count in counts.items():
         labels = np.arange(count, dtype=np.uint8) % 10
@@ -183,7 +183,7 @@ def test_lightnings_mnist_demo(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     write_mnist(tmp_path / "data" / "MNIST" / "raw", {"train": 48, "t10k": 12})
 
     class LitClassifier(L.LightningModule):
-        """As in Lightning's example of an image classifier."""
+        """The module of Lightning's example of an image classifier."""
 
         def __init__(self) -> None:
             super().__init__()
@@ -218,7 +218,7 @@ def image_and_label(index: int) -> dict[str, Any]:
 
 
 def test_a_classification_task_of_torchgeo(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("GDAL_CURL_CA_BUNDLE", "PROJ_CURL_CA_BUNDLE"):  # which torchgeo's import would leave behind
+    for name in ("GDAL_CURL_CA_BUNDLE", "PROJ_CURL_CA_BUNDLE"):  # set by torchgeo's import; monkeypatch removes them again
         monkeypatch.setenv(name, "")
     trainers = needs("torchgeo.trainers")
     task = trainers.ClassificationTask(model="resnet18", in_channels=3, num_classes=3)
@@ -270,7 +270,7 @@ def test_simclr_of_lightly(tmp_path: Path) -> None:
     from PIL import Image
 
     class SimCLR(L.LightningModule):
-        """As in lightly's example."""
+        """The module of lightly's SimCLR example."""
 
         def __init__(self) -> None:
             super().__init__()
@@ -323,7 +323,7 @@ def test_optuna_prunes_a_run(tmp_path: Path) -> None:
 
 def test_a_gan_with_manual_optimisation(tmp_path: Path) -> None:
     class Gan(L.LightningModule):
-        """As in Lightning's example of manual optimisation."""
+        """The module of Lightning's example of manual optimisation."""
 
         def __init__(self) -> None:
             super().__init__()

@@ -1,4 +1,4 @@
-"""What a method's server was given and what it returned, for tests that do the same by the paper."""
+"""Records the arguments and results of ``server_step``, for tests that repeat the step by the paper."""
 
 from typing import Any, NamedTuple
 
@@ -20,7 +20,7 @@ class ServerStep(NamedTuple):
 
 
 def recorded_server_steps(monkeypatch: pytest.MonkeyPatch, method: type[Method]) -> list[ServerStep]:
-    """A list to which every step of a server of this kind is added from now on."""
+    """Returns a list that receives every later call of this method's ``server_step``."""
     steps: list[ServerStep] = []
     original = method.server_step
 

@@ -1,4 +1,4 @@
-"""Centralized: plain training on the pooled data, as many steps as the clients would take together, and not a byte."""
+"""Centralized trains on the pooled data, takes as many steps as the clients would take together, and sends no bytes."""
 
 from typing import Any
 
@@ -14,7 +14,7 @@ from flcog.method import Method
 
 pytestmark = pytest.mark.filterwarnings("error")
 
-# "random": the order in which clients' samples lie in the pool decides which of them make a batch.
+# random=True, because the order of the clients' samples in the pool decides which samples share a batch.
 CASES: dict[str, Case] = {
     "Centralized": Case(Centralized(), centralized.run, random=True),
     "Centralized-momentum": Case(
@@ -35,7 +35,7 @@ def steps(**options: Any) -> list[int]:
 
 def test_its_budget_is_that_of_the_rounds_clients() -> None:
     assert steps(clients_per_round=5, local_steps=3) == steps(clients_per_round=0.6, local_steps=3) == [15, 15]
-    # Two epochs of everybody's data, in batches of 4, then of half the clients'.
+    # Two epochs of all clients' data in batches of 4, then two epochs of half the clients' data.
     assert steps(clients_per_round=1.0, local_epochs=2) == [2 * (sum(SIZES) // 4)] * 2
     assert steps(clients_per_round=4, local_epochs=2) == [sum(SIZES) // 4] * 2
 
@@ -44,7 +44,7 @@ def test_it_trains_on_everybodys_data() -> None:
     trainer = train(Centralized(), local_epochs=1, clients_per_round=1.0, rounds=1)
     ((work,),) = trainer.works
     assert np.array_equal(np.sort(work.order), np.arange(sum(SIZES))) and (work.client, work.weight) == (0, 1.0)
-    assert trainer.federation.split.num_clients == len(SIZES)  # what papers cite stays the clients' split
+    assert trainer.federation.split.num_clients == len(SIZES)  # the split that papers cite is still the clients'
 
 
 @pytest.mark.parametrize("extra", [(), (FedProx(mu=0.5),)], ids=["alone", "beside a method"])

@@ -1,4 +1,4 @@
-"""Clients that drop out."""
+"""ClientDropout makes clients drop out of a round."""
 
 import pytest
 from contracts.case import Case, Refusals

@@ -1,4 +1,4 @@
-"""Clipped gradients."""
+"""ClipGradient clips the gradient of every local step."""
 
 from functools import partial
 

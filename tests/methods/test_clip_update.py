@@ -1,4 +1,4 @@
-"""Clipped envelopes."""
+"""ClipUpdate clips the norm of a whole envelope."""
 
 from functools import partial
 
@@ -32,7 +32,7 @@ def envelope_of(norm: float) -> tuple[Envelope, Envelope, dict[str, torch.Tensor
 
 
 def test_one_factor_shortens_all_changes_and_messages() -> None:
-    before, after, received = envelope_of(norm=8.5)  # of sqrt(3^2 + 4^2 + 12^2 + 84^2) = 85
+    before, after, received = envelope_of(norm=8.5)  # a tenth of sqrt(3^2 + 4^2 + 12^2 + 84^2) = 85
     torch.testing.assert_close(after.delta["w"], 0.1 * before.delta["w"])
     torch.testing.assert_close(after.sum["Method"]["c"], torch.tensor([1.2]))
     torch.testing.assert_close(after.buffers["mean"], torch.tensor([1.0, 10.4]))

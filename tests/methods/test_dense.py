@@ -63,14 +63,14 @@ def test_denses_student_against_the_paper(network: Any, monkeypatch: pytest.Monk
 
     def recorded_view(*arguments: Any) -> Tensor:
         view = random_view(*arguments)
-        if not view.requires_grad:  # the others are those that the generator learns from
+        if not view.requires_grad:  # views with gradients are for the generator
             views.append(view)
         return view
 
     monkeypatch.setattr(dense_module, "random_view", recorded_view)
     method = DENSE(epochs=2, generator_steps=3, batch_size=10, temperature=3.0, lr=0.1, momentum=0.8, latent=4, width=6)
     trainer = train(method, module=classifier(network=network), rounds=1, clients_per_round=3)
-    first, *both = views  # ten images more in each epoch, all of which are learnt from
+    first, *both = views  # each epoch adds ten images, and the student learns from all of them
     assert [len(view) for view in both] == [10, 10]
     assert all((torch.cat(both) == image).all(1).any() for image in first)
     (step,) = steps

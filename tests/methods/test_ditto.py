@@ -1,4 +1,4 @@
-"""Ditto against its paper, and that it leaves the global model alone."""
+"""Ditto against its paper, and that it does not change the global model."""
 
 from typing import Any
 
@@ -51,7 +51,7 @@ REFUSED: Refusals = {
 def test_ditto_against_the_paper(executor: str, lr: float | None, momentum: float | None) -> None:
     setting: dict[str, Any] = {"data": ODD_BATCHES(client_test=0.2), "executor": executor} | RAGGED
     trainer = train(Ditto(lambda_prox=0.7, lr=lr, momentum=momentum), module=classifier(MOMENTUM), **setting)
-    theirs = 0.9 if momentum is None else momentum  # the local optimiser's
+    theirs = 0.9 if momentum is None else momentum  # the local optimiser's momentum
     state, own = ditto.run(problem_of(trainer, classifier(MOMENTUM), MOMENTUM), 0.7, lr, theirs)
     assert_close(trainer.state, state)
     kept = states_by_client(trainer, "Ditto", "personal")
@@ -74,7 +74,7 @@ def test_ditto_leaves_the_global_model_to_fedavg(executor: str, network: Any) ->
 
 
 def test_dittos_own_statistics_are_of_its_own_samples() -> None:
-    """With BatchNorm in front, the statistics are the moments of what the client itself holds."""
+    """BatchNorm is the first layer, so its statistics are the moments of the client's own samples."""
     network = lambda: nn.Sequential(nn.BatchNorm1d(NUM_FEATURES), nn.Linear(NUM_FEATURES, NUM_CLASSES))  # noqa: E731
     trainer = train(Ditto(), module=classifier(network=network), data=TinyData(client_test=0.2))
     federation, before = trainer.run.federation, {name: value.clone() for name, value in trainer.run.buffers.items()}
@@ -110,7 +110,7 @@ class BatchIndex(flcog.Classifier):
 
 @pytest.mark.parametrize("executor", ["loop", "vmap"])
 def test_dittos_own_pass_sees_the_local_step(executor: str) -> None:
-    """Without the pull, a client's own model is the model that it trains from the same start."""
+    """Without the pull, a client's own model equals its local model, which starts from the same weights."""
     module = BatchIndex(flcog.models.MLP(NUM_FEATURES, (8,), NUM_CLASSES), optimizer=SGD)
     trainer = train(Ditto(lambda_prox=0.0), module=module, rounds=1, clients_per_round=1, executor=executor)
     (own,) = states_by_client(trainer, "Ditto", "personal").values()

@@ -1,4 +1,4 @@
-"""Clients of equal weight."""
+"""EqualWeights gives all clients the same weight."""
 
 from functools import partial
 

@@ -1,4 +1,4 @@
-"""FedAvgM in its three forms, and what it refuses."""
+"""FedAvgM in its three forms, and the arguments that it refuses."""
 
 from functools import partial
 

@@ -1,4 +1,4 @@
-"""FedDC against its paper: the optimum it reaches, what it keeps and what it sends."""
+"""FedDC against its paper: the optimum that it reaches, the states that it keeps, and its bytes."""
 
 from functools import partial
 from pathlib import Path
@@ -72,7 +72,7 @@ def test_feddc_server_keeps_the_mean_of_all_clients_drifts(tmp_path: Path) -> No
 
 def test_feddc_sends_two_models_up_and_two_down() -> None:
     trainer = train(FedDC(), rounds=1)
-    # The delta is both the model and the drift, and crosses once; the server's h stays at home.
+    # The delta updates both the model and the drift, and is sent once; the server's h is not sent.
     assert (
         trainer.run.ledger.up["FedDC"]
         == trainer.run.ledger.down["FedDC"]

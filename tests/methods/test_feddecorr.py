@@ -1,4 +1,4 @@
-"""FedDecorr against its paper, and where its formula multiplies rounding."""
+"""FedDecorr against its paper, and features that make its formula amplify rounding."""
 
 import copy
 from functools import partial
@@ -64,7 +64,7 @@ def almost_without_a_feature(scale: float) -> flcog.Classifier:
 
 @pytest.mark.slow
 def test_feddecorr_multiplies_what_nearly_vanishes_as_its_authors_formula_does() -> None:
-    """1e-15 in one weight becomes 2e-6 in two rounds of four steps; the plain loop does the same, FedAvg does not."""
+    """A change of 1e-15 in one weight becomes 2e-6 in two rounds of four steps, also in plain torch, but not with FedAvg."""
     engine, reference, plain = [], [], []
     for scale in (0.0, 1e-15):
         module = almost_without_a_feature(scale)
@@ -78,7 +78,7 @@ def test_feddecorr_multiplies_what_nearly_vanishes_as_its_authors_formula_does()
 
 
 def test_feddecorr_has_no_slope_where_a_feature_does_not_vary() -> None:
-    """Its largest is where a deviation is about 1e-4, the root of the authors' 1e-8; below it falls to 0, and is never NaN."""
+    """The slope is largest at deviations of about 1e-4, the root of the authors' 1e-8. Below, it falls to 0 and is never NaN."""
     features = torch.randn(4, 8, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
 
     def slope(deviation: float) -> float:

@@ -1,4 +1,4 @@
-"""FedDM against its paper: what it matches, sends and learns, and when its images diverge."""
+"""FedDM against its paper: its matching loss, its messages, its accuracy, and when its images diverge."""
 
 from typing import Any
 
@@ -84,7 +84,7 @@ def test_feddm_matches_sends_images_and_learns() -> None:
     trainer = train(method, data=Clusters(), executor="vmap")
     assert trainer.evaluate()["test/accuracy"] > 0.6
     images = 8 * NUM_CLASSES * 3 * 6
-    # Images, one flag a class and the loss; no weights.
+    # Clients send images, one flag per class and the loss, but no weights.
     assert trainer.run.ledger.up == {"model": 0, "FedDM": 3 * 5 * (images + 8 * NUM_CLASSES + 8)}
     assert not trainer.run.clients.by_client or not any(trainer.run.clients.by_client.values())
 
@@ -106,7 +106,7 @@ def test_perturbation_is_gaussian_of_the_norm_asked_for() -> None:
 
 @pytest.mark.slow
 def test_what_feddm_runs_beside_does_not_make_its_images_diverge() -> None:
-    """FedDM takes no gradient of the model, so that neither noise in it nor clients' own models reach what it sends."""
+    """FedDM takes no gradient of the model's parameters, so gradient noise and clients' own models do not change its messages."""
     alone = train(FEDDM, rounds=2)
     beside = train(GradientNoise(sigma=2.0), Ditto(), FEDDM, rounds=2)
     assert distance(alone.params, beside.params) == 0
@@ -124,7 +124,7 @@ def test_feddms_images_diverge_where_their_rate_is_too_large(executor: str) -> N
 
 @pytest.mark.parametrize("beside", [(), (GradientNoise(), Ditto())], ids=["alone", "GradientNoise + Ditto"])
 def test_a_server_that_learns_too_fast_from_few_images_is_named(beside: tuple[Method, ...]) -> None:
-    """Its model is no number then, of which the next round would blame a client: Ditto's own model, which begins from it."""
+    """The server's model is then NaN. The next round would blame a client, because Ditto's own model starts from it."""
     fast = FedDM(images_per_class=2, rho=0.5, server_epochs=100, server_lr=0.1)
     with pytest.raises(BadUpdate, match="after the server's step of FedDM in round 2"):
         train(*beside, fast, rounds=3)
@@ -132,7 +132,10 @@ def test_a_server_that_learns_too_fast_from_few_images_is_named(beside: tuple[Me
 
 @pytest.mark.slow
 def test_rounding_grows_with_the_servers_loss_whatever_the_executor() -> None:
-    """Forty passes at 0.1 let it diverge: then the executors differ by far more than rounding, and so does one from itself."""
+    """Forty passes at 0.1 let the loss diverge: executors then differ by far more than rounding.
+
+    So does one executor from itself if one weight changes by 1e-15.
+    """
 
     def run(module: flcog.Classifier | None = None, **options: Any) -> flcog.FederatedTrainer:
         images = FedDM(images_per_class=2, image_lr=0.5, rho=0.5, server_epochs=40, server_lr=0.1)
@@ -147,7 +150,7 @@ def test_rounding_grows_with_the_servers_loss_whatever_the_executor() -> None:
 
 @pytest.mark.slow
 def test_executors_differ_under_feddm_by_what_a_last_digit_does() -> None:
-    """Images that nearly diverge multiply rounding: one executor with one weight moved by 1e-15 differs from itself as much."""
+    """Images that nearly diverge amplify rounding: a change of 1e-15 in one weight has as much effect as another executor."""
 
     def run(**options: Any) -> flcog.FederatedTrainer:
         return train(FedDM(images_per_class=2, image_lr=1.5, rho=0.5, server_epochs=5, server_lr=0.1), rounds=3, **options)

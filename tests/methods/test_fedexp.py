@@ -1,4 +1,4 @@
-"""FedExP as its paper writes it and as its authors run it."""
+"""FedExP in the form of its paper and in the form of its authors' code."""
 
 from functools import partial
 from pathlib import Path
@@ -39,7 +39,7 @@ REFUSED: Refusals = {
 
 
 class Iterates(Callback):
-    """The server's model after each round."""
+    """Records the server's model before round 1 and after each round."""
 
     def __init__(self) -> None:
         self.params: list[Params] = []

@@ -113,7 +113,7 @@ def test_fedgens_server_against_the_paper(monkeypatch: pytest.MonkeyPatch) -> No
         drawn.append((torch.rand(6, 3, generator=rng), labels))
     expected = fedgen.server_steps(before["generator"], heads, counts, drawn, 0.02, 0.01)
     result = fedgen.Generator(after["generator"])
-    counted = result.norm.num_batches_tracked.copy_(expected.norm.num_batches_tracked)  # ours does not count
+    counted = result.norm.num_batches_tracked.copy_(expected.norm.num_batches_tracked)  # ours counts no batches
     assert_close(dict(result.state_dict()), dict(expected.state_dict()))
     assert counted == 4
     assert distance(after["generator"], before["generator"]) > 1e-3
@@ -149,7 +149,7 @@ def test_fedgens_clients_against_the_paper() -> None:
 
 @pytest.mark.slow
 def test_every_step_is_guided_unless_told_otherwise() -> None:
-    """A round of the authors' has 20 steps, all guided; here two epochs of up to 4."""
+    """A round of the authors' code has 20 steps, all guided; here a round has two epochs of up to 4 steps."""
     every, enough, first = (
         train(replace(FEDGEN, guided_steps=steps), data=ODD_BATCHES(), rounds=2, **RAGGED) for steps in (None, 8, 1)
     )
@@ -159,7 +159,7 @@ def test_every_step_is_guided_unless_told_otherwise() -> None:
 
 @pytest.mark.parametrize(("num_classes", "megabytes"), [(10, 1.208), (100, 1.393)])
 def test_the_generator_for_cifar_is_as_large_as_in_fedssyn(num_classes: int, megabytes: float) -> None:
-    """Fedssyn: 1.2 to 1.4 MB for VGG-11's 512 features (section 4.3)."""
+    """Fedssyn's paper gives 1.2 to 1.4 MB for VGG-11's 512 features (section 4.3)."""
     config = yaml.safe_load((ROOT / "configs/methods/fedgen-cifar.yaml").read_text())["trainer"]["callbacks+"][0]["init_args"]
     method = FedGen(**config)
     heads = {"model.head.weight": torch.empty(num_classes, 512)}
@@ -173,7 +173,7 @@ def test_fedgens_generator_learns_and_is_sent() -> None:
     losses = [row["fedgen/generator_loss"] for row in trainer.rows]
     assert losses[-1] < 0.8 * losses[0]
     assert trainer.evaluate()["test/accuracy"] > 0.6
-    # It makes features that the global model's own head recognises.
+    # The global model's own head recognises the generated features.
     generator, labels = trainer.run.server.servers["FedGen"]["generator"], torch.arange(NUM_CLASSES).repeat(20)
     features = features_of(generator, torch.rand(60, 4, dtype=torch.float64), labels)
     (head,) = heads_of([trainer.run.params])

@@ -1,4 +1,4 @@
-"""FedAdagrad, FedAdam and FedYogi against their paper, and what they refuse."""
+"""FedAdagrad, FedAdam and FedYogi against their paper, and the arguments that they refuse."""
 
 from functools import partial
 
@@ -11,7 +11,7 @@ ALMOST_ONE = 1 - 2**-53
 
 
 CASES: dict[str, Case] = {
-    # Where the scale never leaves tau, twice tau is the step size of FedAvg.
+    # In the neutral settings the scale stays at tau, so a learning rate of 2 tau gives the step of FedAvg.
     "FedAdagrad": Case(
         FedAdagrad(lr=0.05, beta1=0.3, tau=0.01),
         partial(fedopt.run, form="adagrad", lr=0.05, beta1=0.3, tau=0.01),

@@ -1,4 +1,4 @@
-"""FedProx against its paper, and what it refuses."""
+"""FedProx against its paper, and the arguments that it refuses."""
 
 from functools import partial
 

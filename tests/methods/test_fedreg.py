@@ -1,4 +1,4 @@
-"""FedReg against its paper: its moved batches, its rejected directions and what it cannot run on."""
+"""FedReg against its paper: its moved batches, its rejected directions, and the data that it refuses."""
 
 from functools import partial
 from typing import Any

@@ -1,4 +1,4 @@
-"""FedRep against its paper: heads that stay at home, and parts at rest."""
+"""FedRep against its paper: clients keep their heads, and the part that a step does not train stays fixed."""
 
 from functools import partial
 from typing import Any
@@ -52,7 +52,7 @@ def test_fedrep_keeps_heads_and_freezes_the_part_at_rest(optimizer: Any, executo
 
 @pytest.mark.parametrize("executor", ["loop", "vmap"])
 def test_fedrep_at_rest_means_not_a_bit(executor: str) -> None:
-    """All steps but the last on the head: whatever the optimiser, the body has moved by one step of SGD."""
+    """All steps but the last train the head, which stays on the client; the last step moves the body."""
     method, setting = FedRep(body_share=0.01), {"rounds": 1, "executor": executor}
     heads_only = train(method, module=classifier(MOMENTUM), local_steps=4, **setting)
     untouched = {name: value.detach().double() for name, value in classifier().model.named_parameters()}

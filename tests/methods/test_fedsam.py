@@ -1,4 +1,4 @@
-"""FedSAM and ASAM against their papers, and what they leave of their two passes."""
+"""FedSAM and ASAM against their papers, and the statistics and losses of their two passes."""
 
 from functools import partial
 
@@ -33,7 +33,7 @@ REFUSED: Refusals = {
 
 @pytest.mark.parametrize("executor", ["loop", "vmap"])
 def test_fedsam_leaves_the_trace_of_one_pass(executor: str) -> None:
-    """Statistics and reported loss are those at the client's own parameters, not at the perturbed ones, and not of both."""
+    """Statistics and the reported loss come only from the pass at the client's own parameters, not from the perturbed pass."""
     plain, sharp = (
         train(*methods, module=classifier(network=BatchNormMLP), executor=executor, local_steps=1, rounds=1)
         for methods in ((), (FedSAM(rho=0.3),))

@@ -1,4 +1,4 @@
-"""FFA-LoRA against its paper, and what it is for: the mean of the adapters is the adapter of the mean."""
+"""FFA-LoRA against its paper, and its purpose: the mean of the adapters is the adapter of the mean."""
 
 import pytest
 import torch
@@ -9,7 +9,7 @@ from reference import ffa_lora
 from flcog.callbacks import FFALoRA
 
 CASES: dict[str, Case] = {
-    # The model is changed before round 1, whatever start_round says: "like FedAvg" here is like FedAvg on the same frozen model.
+    # The model is changed before round 1 for any start_round: like_fedavg means like FedAvg on the same frozen model.
     "FFALoRA": Case(FFALoRA(), ffa_lora.run, module=adapted, like_fedavg=True),
 }
 

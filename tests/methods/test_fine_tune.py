@@ -1,4 +1,4 @@
-"""FineTune: the local optimiser's steps from the global model."""
+"""FineTune takes steps of the local optimiser from the global model."""
 
 import copy
 from dataclasses import replace
@@ -62,7 +62,7 @@ def test_fine_tuning_is_the_local_optimisers_from_the_global_model(network: Any)
 
 @pytest.mark.parametrize("executor", ["loop", "vmap"])
 def test_without_a_number_of_steps_it_is_the_rounds_local_model(executor: str) -> None:
-    """FedCOG's Table 9, A.4.1: the local models before aggregation, trained for the whole round with the method's own loss."""
+    """As in FedCOG's Table 9 (A.4.1), these are the local models before aggregation, trained with the method's own loss."""
     options: dict[str, Any] = {"data": TinyData(client_test=0.3), "clients_per_round": 1.0, "executor": executor}
     trainer = train(FineTune(steps=None), FedProx(mu=0.5), module=classifier(MOMENTUM), **options, rounds=2)
     problem = problem_of(trainer, classifier(MOMENTUM), MOMENTUM)
@@ -72,7 +72,7 @@ def test_without_a_number_of_steps_it_is_the_rounds_local_model(executor: str) -
     figures = trainer.evaluate()
     assert len(trainer.measured) == 8
     for client, (own, _) in zip(problem.rounds[-1], trainer.measured, strict=True):
-        # One client's average is its own model.
+        # The average over one client is its own model.
         begun = replace(problem, model=received, rounds=[[client]])
         expected = fedprox.run(begun, mu=0.5)
         assert_close(

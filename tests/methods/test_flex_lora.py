@@ -1,4 +1,4 @@
-"""FlexLoRA against its paper with matrices of every client's own size, its decomposition against torch's, and what it counts."""
+"""FlexLoRA against its paper with matrices of different ranks, its decomposition against torch's, and the bytes that it counts."""
 
 from functools import partial
 
@@ -30,7 +30,7 @@ REFUSED: Refusals = {
 
 
 def test_the_best_approximation_of_the_mean_change() -> None:
-    """Eckart and Young: what is cut off are the smallest singular values, and nothing where the rank suffices."""
+    """By Eckart and Young, only the smallest singular values are cut off, and none if the rank suffices."""
     changes = [(0.2, torch.randn(7, 2), torch.randn(2, 5)), (0.8, torch.randn(7, 1), torch.randn(1, 5))]
     total = sum(weight * b.double() @ a.double() for weight, b, a in changes)
     b, a = factors(changes, torch.zeros(3, 5).double())
@@ -89,7 +89,7 @@ def test_a_rank_above_the_models_is_refused() -> None:
 @pytest.mark.parametrize("first", [True, False])
 @pytest.mark.filterwarnings("ignore:FlexLoRA is listed after")
 def test_a_client_sends_nothing_beyond_its_rank(other: Method, first: bool) -> None:
-    """In either order, whatever other methods add to gradients, parameters or the upload."""
+    """This holds in either order, although the other methods add to gradients, parameters or the upload."""
     flex = FlexLoRA(ranks=[1])
     trainer = train(*((flex, other) if first else (other, flex)), module=adapted(), rounds=2, local_steps=2)
     uploads = trainer.collect()[0].individual["FlexLoRA"]

@@ -1,4 +1,4 @@
-"""Noise in clients' gradients, given the run's own draws."""
+"""GradientNoise agrees with a reference that gets the run's own draws."""
 
 from functools import partial
 
@@ -14,7 +14,7 @@ from flcog.core.randomness import make_rng
 
 
 def noise_of(round: int, client: int, step: int, model: nn.Module) -> list[Tensor]:
-    """The noise that a run of seed 0 in float64 draws."""
+    """The noise that a float64 run with seed 0 draws."""
     precision = torch.get_default_dtype()
     torch.set_default_dtype(torch.float64)
     key = draw_key(make_rng(0, round, client, "draw", "GradientNoise"))

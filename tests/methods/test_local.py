@@ -1,4 +1,4 @@
-"""Local: every client for itself, measured on the global test set and on its own part."""
+"""Local trains every client for itself, and evaluates it on the global test set and on its own part."""
 
 from pathlib import Path
 from typing import Any
@@ -64,11 +64,11 @@ def test_every_client_trains_for_itself(executor: str) -> None:
     assert figures["test/accuracy"] == pytest.approx(np.mean(accuracies))
     assert figures["test/loss"] == pytest.approx(np.mean(losses), rel=1e-5)
     assert figures["test/personal_accuracy_mean"] == pytest.approx(np.mean(own_accuracies))
-    assert not any(name.startswith("test/client_") for name in figures)  # the initial model's, of no use to anybody
+    assert not any(name.startswith("test/client_") for name in figures)  # they would describe the initial model
 
 
 def test_its_models_are_dittos_that_nothing_pulls() -> None:
-    """With everybody there from the first round on, Ditto's own models begin at the initial one too."""
+    """If all clients take part in round 1, Ditto's own models start from the initial model, too."""
     ours, theirs = (
         states_by_client(train(method, clients_per_round=8), method.name, key)
         for method, key in ((Local(), "params"), (Ditto(lambda_prox=0.0), "personal"))

@@ -1,4 +1,4 @@
-"""MOON against its paper, its traps and its projection."""
+"""MOON against its paper, its error-prone details and its projection."""
 
 from functools import partial
 from typing import Any
@@ -70,7 +70,7 @@ def test_moon_without_a_previous_model_is_fedavg_to_the_bit() -> None:
 @pytest.mark.parametrize("executor", ["loop", "vmap"])
 @pytest.mark.slow
 def test_moon_that_starts_late_has_negatives_from_the_rounds_before(executor: str) -> None:
-    """In round 1 nobody has a previous model: MOON from round 2 on is MOON."""
+    """In round 1 no client has a previous model, so MOON from round 2 on equals MOON from round 1 on."""
     options: dict[str, Any] = {"clients_per_round": 1.0, "executor": executor}
     late, all_along = (train(MOON(mu=5.0, projection=None, start_round=start), rounds=3, **options) for start in (1, 0))
     assert all(torch.equal(late.state[name], value) for name, value in all_along.state.items())

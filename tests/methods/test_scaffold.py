@@ -1,4 +1,4 @@
-"""SCAFFOLD against its paper, and what it refuses."""
+"""SCAFFOLD against its paper, and the arguments that it refuses."""
 
 import math
 from functools import partial

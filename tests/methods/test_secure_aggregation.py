@@ -25,7 +25,7 @@ from flcog.deploy.objects import make_objects
 from flcog.method import Method, RoundKeys, SealedUploads
 from flcog.server.bad_updates import BadUpdate
 
-# With twelve binary digits the rounding is visible, and executors that differ in the last bit round alike.
+# With twelve binary digits rounding is visible, and values of two executors that differ in the last bit round to the same number.
 COARSE = SecureAggregation(bits=32, fraction_bits=12)
 case = partial(
     Case, COARSE, partial(secure_aggregation.run, fraction_bits=12), neutral=SecureAggregation(fraction_bits=48), random=True
@@ -55,7 +55,7 @@ def test_every_proper_subset_of_messages_is_uniform_and_their_sum_is_not(bits: i
     values = torch.linspace(-2, 2, 3 * 20_000, dtype=torch.float64).view(3, -1)
     words = torch.stack([rule.seal(values[k], client, keys) for k, client in enumerate(keys.clients)])
     subsets = [[0], [1], [2], [0, 1], [0, 2], [1, 2], [0, 1, 2]]
-    # The own masks hide even the sum of all until they are revealed.
+    # The clients' own masks hide even the sum of all messages until they are revealed.
     assert all(is_uniform(words[rows].sum(0, dtype=words.dtype)) for rows in subsets)
     found = rule.finish(SealedUploads(words.sum(0, dtype=words.dtype), keys.clients, keys))
     assert float((found - values.sum(0)).abs().max()) <= 3 * 2.0 ** -(bits // 2 + 1)
@@ -71,11 +71,11 @@ def test_a_late_upload_stays_unreadable() -> None:
     assert torch.equal(found, torch.full_like(found, 3.0))
     seeds = reveal(keys, arrived)
     assert set(seeds.own) == {1, 4, 7} and set(seeds.pairs) == {(1, 2), (4, 2), (7, 2)}
-    # All revealed seeds together leave the own mask of client 2.
+    # After removal of all revealed masks, client 2's own mask still hides its message.
     late = words[2] - pair_masks(keys.secret, 2, arrived, 20_000, 64)
     assert is_uniform(late)
     other = rule.seal(torch.zeros_like(values[1]), 2, keys._replace(clients=[2]))
-    assert len((late - other).unique()) == 1  # the control: with this mask, too, the message would be readable
+    assert len((late - other).unique()) == 1  # the control: without its own mask, the message would be readable
 
 
 def test_masks_are_words_of_shake_256_and_cancel() -> None:
@@ -105,7 +105,7 @@ def test_the_server_receives_words_and_nothing_else() -> None:
         assert envelope.sum["SecureAggregation"].shape == (1, numbers)
     words = torch.cat([reply.envelope.sum["SecureAggregation"].flatten() for reply in seen])
     assert is_uniform(words) and len(words.unique()) > 0.99 * len(words)
-    assert rows[0]["comm/up_bytes"] == 8 * 4 * (numbers + 1)  # and FedDisco's first-contact messages
+    assert rows[0]["comm/up_bytes"] == 8 * 4 * (numbers + 1)  # + 1 for FedDisco's first-contact messages
     assert {"train/loss", "drift/norm", "clients/participating"} <= set(rows[0])
 
 
@@ -184,7 +184,7 @@ def test_runs_that_cannot_be(methods: list[Method], says: str) -> None:
 @pytest.mark.slow
 @pytest.mark.usefixtures("command_line")
 def test_deployments_are_refused(tmp_path: Path) -> None:
-    """Their server would know all keys."""
+    """In a deployment, the server would know all keys."""
     callbacks = {"callbacks": [{"class_path": "flcog.callbacks.SecureAggregation"}]}
     (tmp_path / "config.yaml").write_text(json.dumps({"trainer": callbacks}))
     with pytest.raises(ValueError, match="SecureAggregation cannot be deployed: it simulates the exchange of keys"):
@@ -192,7 +192,7 @@ def test_deployments_are_refused(tmp_path: Path) -> None:
 
 
 def on_processes(path: str, devices: int) -> None:
-    """The ends of two runs: one with SCAFFOLD and a lonely process, and one that drops a client."""
+    """Writes the results of four runs. In the first, one process has no client; the third drops a client."""
     torch.set_num_threads(1)
     found = []
     for methods, options in (

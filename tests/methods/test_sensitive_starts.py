@@ -1,4 +1,4 @@
-"""A unit of zeros before BatchNorm and ReLU: the kink of the network, where a last digit decides what is learnt."""
+"""A unit of zeros before BatchNorm and ReLU: at this kink of the network, the last digit of a weight decides the result."""
 
 import copy
 from collections.abc import Callable
@@ -31,7 +31,7 @@ class Kinked(FeatureModel):
 
 
 def with_a_unit_of(value: float) -> flcog.Classifier:
-    """Its first unit has weights of 0, but for the first one."""
+    """A classifier whose first unit has only weights of 0, except the first weight, which is ``value``."""
     module = classifier(STEEP, Kinked).double()
     module.model.body[0].weight.data[0] = torch.tensor([value] + [0.0] * (NUM_FEATURES - 1))
     return module
@@ -49,10 +49,10 @@ def with_a_unit_of(value: float) -> flcog.Classifier:
 def test_a_last_digit_decides_at_a_kink(
     methods: list[Method], reference: Callable[[Problem], State] | None, at_least: float
 ) -> None:
-    """1e-15 in one weight moves parameters by 52 in two rounds, and as far under FedAvg in plain torch but for the step sizes.
+    """A change of 1e-15 in one weight moves parameters by up to 52 in two rounds, and by as much in plain torch.
 
-    At 0 ReLU has no slope and the unit never learns. Beside 0 it has one, which BatchNorm divides by sqrt(0 + 1e-5): with a rate
-    of 2 the first step is of order 10, and FedExP's extrapolation doubles it. No method makes the kink, nor does the engine.
+    At 0, ReLU has no slope and the unit never learns. Next to 0 it has one, which BatchNorm divides by sqrt(0 + 1e-5). With a rate
+    of 2, the first step is of order 10, and FedExP's extrapolation doubles it. Neither a method nor flcog's engine causes the kink.
     """
     engine, plain = [], []
     for value in (0.0, 1e-15):

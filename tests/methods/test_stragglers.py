@@ -1,4 +1,4 @@
-"""Stragglers: clients that do fewer steps than asked for."""
+"""Stragglers gives every client a random number of local steps."""
 
 import itertools
 

@@ -1,4 +1,4 @@
-"""VHL against its paper: its virtual set, its outputs and its contrast."""
+"""VHL against its paper: its virtual set, its additional outputs and its contrastive loss."""
 
 from typing import Any
 

@@ -48,7 +48,7 @@ PartitionName=urgent Nodes=node[1-2] MaxTime=INFINITE PriorityTier=2
 
 
 def reason_to_skip() -> str | None:
-    """Why Slurm cannot be started here. None if it can."""
+    """The reason why Slurm cannot be started here, or None if it can."""
     if os.environ.get(FOLDER) is None:
         return f"no Slurm: run tests/queues/slurm_packages FOLDER and set {FOLDER}=FOLDER"
     return None
@@ -70,7 +70,7 @@ class Cluster:
     """Slurm's controller and two nodes, as child processes.
 
     Args:
-        folder: for their state and logs.
+        folder: the folder for their state and logs.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -88,7 +88,7 @@ class Cluster:
             "SLURM_CONF": str(folder / "slurm.conf"),
             "PYTHONPATH": str(TESTS),
             "OMP_NUM_THREADS": "1",
-            "MASTER_ADDR": "127.0.0.1",  # no name service knows the virtual nodes
+            "MASTER_ADDR": "127.0.0.1",  # no name server knows the virtual nodes
         }
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
 
@@ -109,7 +109,7 @@ class Cluster:
             self.end(name)
 
     def end(self, name: str) -> None:
-        """End the controller or a node's process."""
+        """End the process of the controller or of a node."""
         process = self._processes.pop(name)
         process.send_signal(signal.SIGTERM)
         process.wait(60)
@@ -128,7 +128,7 @@ class Cluster:
         return self.call("sbatch", "--parsable", *options, str(script)).strip()
 
     def states(self) -> dict[str, str]:
-        """The states of the jobs in the queue, by number. Jobs that Slurm delays after a requeue may start now."""
+        """The states of the jobs in the queue by job number. Jobs that Slurm delays after a requeue are allowed to start now."""
         states = {}
         for line in self.call("squeue", "-h", "-o", "%i %T %r").splitlines():
             number, states[number], reason = line.split(maxsplit=2)
@@ -137,7 +137,7 @@ class Cluster:
         return states
 
     def preempt_all(self) -> None:
-        """Preempt all jobs on both nodes by an urgent job, which ends at once."""
+        """Preempt all jobs on both nodes with an urgent job that ends at once."""
         script = self.folder / "urgent.sh"
         script.write_text("#!/bin/sh\ntrue\n")
         urgent = self.submit(script, "--partition=urgent", "--nodes=2", "--exclusive", "--output=/dev/null")
@@ -153,7 +153,7 @@ class Cluster:
 
 
 def _free_ports(count: int) -> list[int]:
-    """Numbers in a row of free ports."""
+    """Consecutive numbers of free ports."""
     for first in range(17100 + os.getpid() % 500 * 3, 20000, count):
         try:
             for port in range(first, first + count):

@@ -1,4 +1,4 @@
-"""Short runs that queues and torchrun start, and their results."""
+"""Short runs for the tests of queues and torchrun, and their results."""
 
 from pathlib import Path
 from typing import Any
@@ -30,7 +30,7 @@ def config(folder: Path, sleep: float = 0.0) -> Path:
 
 
 def outcome(root: Path) -> tuple[list[Any], dict[str, torch.Tensor]]:
-    """The history without times, and the model of the only run in a folder."""
+    """The history without times, and the model, of the only run in a folder."""
     (run,) = (path.parent for path in root.glob("*/metrics.csv"))
     return without_times(flcog.SavedRun(run).rows), checkpoint.read(run / "checkpoints/last.ckpt")["params"]
 
@@ -57,7 +57,10 @@ def quickstart(root: Path, *options: str) -> list[str]:
 
 
 def assert_same_model(root: Path, other: Path) -> None:
-    """Model and scores of the quickstart agree to the last bit. Means of measurements are added in another order by several processes."""
+    """The models and scores of the quickstart agree to the last bit.
+
+    Other columns agree up to rounding, because several processes add the clients' measurements in another order.
+    """
     (rows, params), (other_rows, other_params) = outcome(root), outcome(other)
     assert len(rows) == 4 and all(torch.equal(value, other_params[name]) for name, value in params.items())
     for row, same in zip(rows, other_rows, strict=True):

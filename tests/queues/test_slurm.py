@@ -1,4 +1,4 @@
-"""Runs and comparisons in a real Slurm queue: they survive preemption, lost nodes and restarts, with the same numbers to the last bit."""
+"""Runs and comparisons in a real Slurm queue survive preemption, lost nodes and restarts, with the same numbers to the last bit."""
 
 import re
 import signal
@@ -31,7 +31,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
 
 @pytest.fixture(scope="module")
 def whole(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run that nothing stops, in one process and without Slurm."""
+    """An uninterrupted run in one process, without Slurm."""
     folder = tmp_path_factory.mktemp("whole")
     cluster.call(*fit(config(folder), folder / "runs"))
     return folder / "runs"
@@ -45,7 +45,7 @@ def test_two_nodes_equal_one_process(cluster: Cluster, tmp_path: Path) -> None:
 
 
 def test_a_preempted_job_finishes_by_itself(cluster: Cluster, whole: Path, tmp_path: Path) -> None:
-    """With the script of docs/queues.md."""
+    """The job uses the script of docs/queues.md."""
     match = re.search(r"```bash\n(#!/bin/bash\n.*?)```", (ROOT / "docs/queues.md").read_text(), re.DOTALL)
     assert match is not None
     script, root = tmp_path / "script.sh", tmp_path / "runs"
@@ -142,7 +142,8 @@ def test_a_comparison_survives(event: Callable[[Comparison], None], cluster: Clu
     comparison = Comparison(cluster, tmp_path, sleep=8.0 if event is kill_the_comparison else 1.0)
     event(comparison)
     comparison.wait()
-    # Slurm may start a requeued job on the lost node while it still kills the first one there, and then kills both.
+    # Slurm may start the requeued job on the lost node while it is still killing the first job there. It then kills both, and
+    # flcog submits the job again.
     submissions = {cancel: {2}, lose_a_node: {1, 2}}.get(event, {1})
     assert len(comparison.jobs()) in submissions, comparison.output
     for root in comparison.roots:

@@ -1,4 +1,4 @@
-"""Runs that torchrun starts: processes come, go and die, on one node and on two, which are agents on loopback here."""
+"""Runs that torchrun starts on one or two nodes: processes join, leave and die. A node is a torchrun agent on this machine."""
 
 import os
 import re
@@ -27,10 +27,10 @@ ENVIRONMENT = os.environ | {
 
 
 class Agents:
-    """Agents of torchrun, each a node with its own processes.
+    """torchrun agents. Each acts as a node with its own processes.
 
     Args:
-        folder: for their output.
+        folder: the folder for their output.
         nodes: the option ``--nnodes``.
         command: the words after ``flcog``.
     """
@@ -66,14 +66,14 @@ class Agents:
         return self.folder / f"agent{number}.txt"
 
     def errors(self) -> list[str]:
-        """The lines of all processes that report an error."""
+        """The error lines that the processes have printed."""
         texts = [self.output(number).read_text() for number in range(len(self.running))]
         return re.findall(r"^flcog: error: .*$", "\n".join(texts), re.MULTILINE)
 
 
 @pytest.fixture
 def ended() -> Iterator[list[subprocess.Popen[bytes]]]:
-    """Agents that are killed after the test, with their processes."""
+    """A list for agents. After the test, the agents that still run are killed with their processes."""
     agents: list[subprocess.Popen[bytes]] = []
     yield agents
     for agent in agents:
@@ -82,7 +82,7 @@ def ended() -> Iterator[list[subprocess.Popen[bytes]]]:
 
 
 def workers(agent: subprocess.Popen[bytes]) -> list[int]:
-    """The processes of an agent."""
+    """The process ids of an agent's workers."""
     listed = subprocess.run(["ps", "-o", "pid=", "--ppid", str(agent.pid)], capture_output=True, text=True, check=False)
     return [int(line) for line in listed.stdout.split()]
 

@@ -1,4 +1,4 @@
-"""Training on pooled data as textbooks have it: one model, batch after batch; only the optimiser starts anew every round."""
+"""Plain training of one model on the pooled data, batch after batch; only the optimiser restarts every round."""
 
 import copy
 

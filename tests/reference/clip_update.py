@@ -1,4 +1,4 @@
-"""FedAvg whose clients' changes, buffers included, are shortened to a norm; and SCAFFOLD whose control variates share that norm."""
+"""FedAvg whose clients' changes, buffers included, are shortened to a norm."""
 
 import copy
 

@@ -11,14 +11,14 @@ from reference.common import Problem, State, shares, train
 
 Vector = NDArray[np.float64]
 Draws = Callable[[int, int, int, int], Any]
-"""From round, client, number of the tensor and its size to random numbers."""
+"""Maps round, client, number of the tensor and its size to random numbers."""
 
 Compress = Callable[[Vector, Any], Vector]
-"""From a vector and its random numbers to the vector that the server sees."""
+"""Maps a vector and its random numbers to the vector that the server receives."""
 
 
 def run(problem: Problem, compress: Compress, draws: Draws = lambda *keys: None, feedback: bool = False) -> State:
-    """Tensors of fewer than 16 numbers, and whole numbers, stay as they are.
+    """Runs FedAvg with compressed changes. Tensors of fewer than 16 numbers, and whole numbers, are not compressed.
 
     With ``feedback`` (algorithm 1 of https://arxiv.org/abs/1901.09847) a client keeps the part of its change that was lost.
     """
@@ -50,7 +50,10 @@ def low_precision(v: Vector, u: None, type: torch.dtype) -> Vector:
 
 
 def qsgd(v: Vector, u: Vector, bits: int, contract: bool = False) -> Vector:
-    """Section 3.1 of https://arxiv.org/abs/1610.02132: level l or l + 1, with s levels above 0; divided by 1 + omega to contract."""
+    """Rounds to level l or l + 1 of s levels above 0, as in section 3.1 of https://arxiv.org/abs/1610.02132.
+
+    With ``contract``, the result is divided by 1 + omega.
+    """
     return at_random(v, u, bits, np.sqrt((v**2).sum()), contract)
 
 

@@ -26,7 +26,7 @@ class Client(NamedTuple):
 
 @dataclass
 class Problem:
-    """What a reference is given: the initial model, every round's clients, and the local optimiser."""
+    """The input of a reference: the initial model, every round's clients, and the local optimiser."""
 
     model: nn.Module
     rounds: list[list[Client]]
@@ -46,7 +46,7 @@ def train(
 ) -> nn.Module:
     """A copy of ``model`` after the client's steps.
 
-    ``penalty`` joins the loss, ``correct`` edits ``.grad`` before the optimiser's step, ``after`` the parameters after it.
+    ``penalty`` joins the loss, ``correct`` edits ``.grad`` before the optimiser's step, and ``after`` edits the parameters after it.
     """
     local = copy.deepcopy(model).train()
     optimizer = problem.optimizer(local.parameters())
@@ -65,7 +65,7 @@ def train(
 
 
 def clip(local: nn.Module) -> None:
-    """What the codes of FedDyn and FedDC do with every gradient."""
+    """Clips every gradient, as the code of FedDyn and of FedDC does."""
     torch.nn.utils.clip_grad_norm_(local.parameters(), max_norm=10)
 
 

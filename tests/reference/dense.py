@@ -12,7 +12,7 @@ def ensemble(models: list[nn.Module], x: Tensor) -> Tensor:
 
 
 def bn_loss(models: list[nn.Module], x: Tensor) -> Tensor:
-    """Distances of the batch's statistics from those of the one BatchNorm layer of each ``Sequential``."""
+    """Sums the distances between the batch's statistics and the running statistics of each model's BatchNorm layer."""
     total = torch.zeros((), dtype=x.dtype)
     for model in models:
         value = x
@@ -26,7 +26,7 @@ def bn_loss(models: list[nn.Module], x: Tensor) -> Tensor:
 
 
 def synthesis_loss(models: list[nn.Module], student: nn.Module, x: Tensor, labels: Tensor) -> Tensor:
-    """All weights 1."""
+    """The generator's loss with weights of 1."""
     teacher, outputs = ensemble(models, x), student.eval()(x)
     adversarial = torch.zeros((), dtype=x.dtype)
     for t, s in zip(teacher, outputs, strict=True):
@@ -38,7 +38,7 @@ def synthesis_loss(models: list[nn.Module], student: nn.Module, x: Tensor, label
 def distil(
     models: list[nn.Module], student: nn.Module, batches: list[Tensor], temperature: float, lr: float, momentum: float
 ) -> nn.Module:
-    """The student after a step on each batch, its BatchNorm statistics at rest."""
+    """The student after a step on each batch; its BatchNorm statistics do not change."""
     student = copy.deepcopy(student).eval()
     optimizer = torch.optim.SGD(student.parameters(), lr=lr, momentum=momentum)
     for x in batches:

@@ -13,7 +13,7 @@ LocalMap = Callable[[np.ndarray], np.ndarray]
 
 
 class Server:
-    """The server of Algorithm 1, with its free places filled in turns.
+    """The server of Algorithm 1; clients fill its free places in turn.
 
     Args:
         start: the first model.

@@ -1,4 +1,4 @@
-"""Ye et al., 2024, https://arxiv.org/abs/2312.05966, algorithm 1, given what is drawn: ``draws(round, client) -> (noise, labels)``."""
+"""Ye et al., 2024, https://arxiv.org/abs/2312.05966, algorithm 1, with given draws: ``draws(round, client) -> (noise, labels)``."""
 
 import copy
 import itertools
@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 
 def probabilities(logits: Tensor, multilabel: bool) -> Tensor:
-    """One distribution in each row: over the classes, or over a label's being there or not."""
+    """One distribution per row: over the classes or, for multilabel data, over the presence and absence of a label."""
     if not multilabel:
         return logits.softmax(1)
     return torch.stack([logits.sigmoid(), 1 - logits.sigmoid()], -1).flatten(0, 1)
@@ -37,7 +37,7 @@ def generate(
     betas: tuple[float, float],
     divergence: str,
 ) -> Tensor:
-    """Eq. 1 and 2, or the divergence of the authors' code."""
+    """Generates inputs by equations 1 and 2, or with the divergence of the authors' code."""
     inputs = noise.clone().requires_grad_()
     optimizer = torch.optim.Adam([inputs], lr, betas)
     for _ in range(steps):

@@ -1,9 +1,9 @@
 """Gao et al., 2022, https://arxiv.org/abs/2203.11751, as in the authors' code with clients of equal weight.
 
-Other ``weights`` take the place of the equal ones in the mean alone, as in FedDisco's code.
+Other ``weights`` replace the equal ones only in the mean, as in FedDisco's code.
 
 The gradient correction is a linear term of the loss. With local momentum r, K steps along a constant gradient g end at
-``-lr g sum_{t=1..K} (1 - r^t) / (1 - r)``; the sum takes K's place.
+``-lr g sum_{t=1..K} (1 - r^t) / (1 - r)``; the sum replaces K.
 """
 
 import copy
@@ -42,7 +42,10 @@ def run(problem: Problem, alpha: float, momentum: float = 0.0, weights: Weights 
 
 
 def run_feddisco(problem: Problem, alpha: float, mean_size: float, weights: Weights = equal) -> State:
-    """FedDisco's code: drifts alone, pulled by alpha / w_k, w_k being as in FedDyn's reference; the gradient is clipped, not corrected."""
+    """FedDisco's code uses only drifts. The penalty has alpha / w_k, with w_k as in FedDyn's reference.
+
+    Gradients are clipped and not corrected.
+    """
     model = copy.deepcopy(problem.model)
     drifts = {k: {name: torch.zeros_like(value) for name, value in parameters(model).items()} for k in range(problem.num_clients)}
     for clients in problem.rounds:

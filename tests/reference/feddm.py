@@ -31,7 +31,7 @@ def match(
 
 
 def run(problem: Problem, starts: list[list[Images]], image_lr: float, image_momentum: float, server: dict[str, float]) -> State:
-    """``starts`` has the images each client starts from, by round; ``server`` its epochs, lr, momentum and weight_decay."""
+    """``starts`` has the clients' initial images, by round; ``server`` has the server's epochs, lr, momentum and weight_decay."""
     model = copy.deepcopy(problem.model)
     for clients, first in zip(problem.rounds, starts, strict=True):
         sets = [match(model, s, client.batches, image_lr, image_momentum)[0] for client, s in zip(clients, first, strict=True)]

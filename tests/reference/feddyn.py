@@ -1,6 +1,6 @@
 """Acar et al., 2021, https://arxiv.org/abs/2111.04263, algorithm 1: the plain mean over the cohort, h over all clients.
 
-Other ``weights`` take the place of the plain ones in the mean alone, as in FedDisco's code.
+Other ``weights`` replace the equal ones only in the mean, as in FedDisco's code.
 """
 
 import copy
@@ -34,9 +34,9 @@ def run(problem: Problem, alpha: float, weights: Weights = equal) -> State:
 
 
 def run_feddisco(problem: Problem, alpha: float, mean_size: float, weights: Weights = equal) -> State:
-    """FedDisco's code: l_k sums up a client's changes; alpha / w_k in the linear term, alpha + the optimiser's own as weight decay.
+    """FedDisco's code: l_k sums a client's changes, the linear term has alpha / w_k, and alpha is added to the weight decay.
 
-    w_k is the client's number of samples over ``mean_size``, all clients' mean number.
+    w_k is the client's number of samples divided by ``mean_size``, the mean number of samples of all clients.
     """
 
     def decayed(params):

@@ -1,6 +1,6 @@
-"""Jhunjhunwala et al., 2023, https://arxiv.org/abs/2301.09604, equation 5 with the samples' weights; epsilon decays by the round.
+"""Jhunjhunwala et al., 2023, https://arxiv.org/abs/2301.09604, equation 5 with the samples' weights; epsilon decays every round.
 
-The authors' code takes epsilon times the number of clients, and that with ``form="code"``.
+With ``form="code"``, epsilon is multiplied by the number of clients, as in the authors' code.
 """
 
 import copy

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 
 class Generator(nn.Module):
-    """Noise and a one-hot label to features."""
+    """Maps noise and a one-hot label to features."""
 
     def __init__(self, state: State) -> None:
         super().__init__()
@@ -24,7 +24,7 @@ class Generator(nn.Module):
 
 
 def generator_loss(features: Tensor, noise: Tensor, labels: Tensor, heads: list[nn.Linear], counts: Tensor) -> Tensor:
-    """Example by example, client by client."""
+    """The generator's loss, example by example and client by client."""
     size, teacher, pairs = len(labels), 0.0, 0.0
     for k, head in enumerate(heads):
         for i, y in enumerate(labels.tolist()):
@@ -52,7 +52,7 @@ def client_loss(
 def server_steps(
     state: State, heads: list[nn.Linear], counts: Tensor, drawn: list[tuple[Tensor, Tensor]], lr: float, weight_decay: float
 ) -> Generator:
-    """The generator after a round at the server, on the drawn (noise, labels)."""
+    """The generator after the server's training of a round, on the drawn (noise, labels)."""
     generator = Generator(state).train()
     adam = torch.optim.Adam(generator.parameters(), lr=lr, weight_decay=weight_decay)
     for noise, labels in drawn:

@@ -24,7 +24,7 @@ def run(problem: Problem, momentum: float = 0.0, weights: Weights = shares) -> S
 
 
 def run_feddisco(problem: Problem, batch_size: int, weights: Weights = shares) -> State:
-    """FedDisco's code: full batches of one pass for steps, and the mean of models scaled about the old one."""
+    """FedDisco's code: steps are the full batches of one pass, and models are scaled about the old one before the mean."""
     model = copy.deepcopy(problem.model)
     for clients in problem.rounds:
         x, p = parameters(model), weights(clients)

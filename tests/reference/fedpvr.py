@@ -1,6 +1,6 @@
 """Li et al., 2023, https://arxiv.org/abs/2212.02191, algorithm 1: SCAFFOLD on the parameters ``corrected``, FedAvg on the others.
 
-With local momentum r, K steps along a constant gradient g end at ``-lr g sum_{t=1..K} (1 - r^t) / (1 - r)``; the sum takes K's place.
+With local momentum r, K steps along a constant gradient g end at ``-lr g sum_{t=1..K} (1 - r^t) / (1 - r)``; the sum replaces K.
 """
 
 import copy

@@ -1,6 +1,6 @@
 """Zhai et al., 2024, https://arxiv.org/abs/2404.11888, algorithm 1, with the samples' weights in both means unless ``uniform``.
 
-What it leaves open is as flcog has it: L^s starts at infinity, and the leash reads the features through a linear layer of its own.
+Two details that the paper leaves open follow flcog: L^s starts at infinity, and the leash has its own linear layer on the features.
 """
 
 import copy
@@ -30,7 +30,7 @@ def leash_steps(
 
 
 def compare(model: nn.Module, before: State, aggregated: State) -> tuple[float, float]:
-    """How the leash's move of the parameters, since the aggregation, relates to the clients': cosine, and length."""
+    """Compares the leash's change of the parameters with the clients' aggregated change: cosine, and ratio of lengths."""
     named = dict(model.named_parameters())
     leash = torch.cat([(value.detach() - aggregated[name]).flatten() for name, value in named.items()])
     clients = torch.cat([(aggregated[name] - before[name]).flatten() for name in named])
@@ -59,7 +59,7 @@ def run(
     loss: Callable = F.cross_entropy,
     trace: list[dict[str, float]] | None = None,
 ) -> State:
-    """``data(k)`` is all of client k's; ``batch(i)`` the rows of leash step i; ``tau`` and ``lr`` may be lists, by round."""
+    """``data(k)`` are all data of client k, and ``batch(i)`` the rows of leash step i. ``tau`` and ``lr`` may be lists, by round."""
     model, head = copy.deepcopy(problem.model), copy.deepcopy(head)
     client_loss, leash_loss, taken = 0.0, math.inf, 0
     for number, clients in enumerate(problem.rounds):
@@ -89,7 +89,7 @@ def run(
 def pretrain(
     problem: Problem, leash: Data, batch: Callable[[int], Tensor], head: nn.Linear | None, lr: list[float], mode: str = "eval"
 ) -> State:
-    """The arm of section 5.3 (2): as many leash steps as there are learning rates, and then federated averaging."""
+    """The pre-training of section 5.3 (2): one leash step per learning rate, and then federated averaging."""
     model, head = copy.deepcopy(problem.model), copy.deepcopy(head)
     for step, rate in enumerate(lr):
         leash_steps(model, head, [(leash[0][batch(step)], leash[1][batch(step)])], rate, mode)

@@ -1,4 +1,4 @@
-"""Sun et al., 2024, https://arxiv.org/abs/2403.12313, section 4: LoRA whose matrices A are as they were drawn."""
+"""Sun et al., 2024, https://arxiv.org/abs/2403.12313, section 4: LoRA whose matrices A keep their initial values."""
 
 import copy
 

@@ -1,6 +1,6 @@
 """Bai et al., 2024, https://arxiv.org/abs/2402.11505, section 3: every client has matrices of its own rank, no masks.
 
-For a network of one adapted layer ``hidden.0``, a ReLU and a head, with the adapter's scale that of the global rank.
+The network has one adapted layer ``hidden.0``, a ReLU and a head. The adapter's scale is computed from the global rank.
 """
 
 import torch

@@ -7,7 +7,7 @@ from reference.common import Problem, State, average, shares, train
 from torch import Tensor, nn
 
 Noise = Callable[[int, int, int, nn.Module], list[Tensor]]
-"""From round, client, step and model to a standard normal tensor for each parameter."""
+"""Maps round, client, step and model to a standard normal tensor for each parameter."""
 
 
 def run(problem: Problem, noise: Noise, sigma: float, dimension: int) -> State:

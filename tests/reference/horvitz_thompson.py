@@ -1,5 +1,8 @@
-"""Horvitz and Thompson, 1952, https://doi.org/10.1080/01621459.1952.10483446: FedAvg whose changes are divided by the probabilities of
-selection instead of by the sum of the weights. Statistics of BatchNorm stay the weighted mean."""
+"""Horvitz and Thompson, 1952, https://doi.org/10.1080/01621459.1952.10483446.
+
+FedAvg divides changes by the sum of the weights; here they are divided by the probabilities of selection instead. BatchNorm's statistics
+are still the weighted mean.
+"""
 
 import copy
 from collections.abc import Callable

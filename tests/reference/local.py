@@ -1,4 +1,4 @@
-"""Training without federation: each client goes on with its own model, from weights that are the same for all at first."""
+"""Training without federation: each client continues with its own model, and all start from the same weights."""
 
 import copy
 
@@ -6,7 +6,7 @@ from reference.common import Problem, State, train
 
 
 def solve(problem: Problem) -> dict[int, State]:
-    """Each client's own model, of those who have trained."""
+    """The own model of each client that has trained."""
     models = {}
     for clients in problem.rounds:
         for client in clients:
@@ -15,5 +15,5 @@ def solve(problem: Problem) -> dict[int, State]:
 
 
 def run(problem: Problem) -> State:
-    """The run's global model, which nobody moves."""
+    """The run's global model, which stays at the initial weights."""
     return copy.deepcopy(problem.model).state_dict()

@@ -1,6 +1,6 @@
-"""The Dirichlet splits of the literature, one sample or one class at a time as their texts put it. Nothing here knows flcog.
+"""The Dirichlet splits of the literature, one sample or one class at a time, as the papers describe them. They do not import flcog.
 
-They draw other random numbers than flcog does, so what agrees is the law: tests compare statistics of many splits. Each returns
+They draw other random numbers than flcog does, so tests compare statistics of many splits. Each function returns
 one array of labels per client.
 """
 
@@ -10,7 +10,7 @@ Clients = list[np.ndarray]
 
 
 def niid_bench(labels: np.ndarray, num_clients: int, beta: float, rng: np.random.Generator) -> Clients:
-    """Shares of each class; those of clients with N / K samples or more are set to zero and the rest divided by its sum."""
+    """Draws shares of each class. Clients with N / K samples or more get none, and the other shares are divided by their sum."""
     held: list[list[int]] = [[] for _ in range(num_clients)]
     for label in np.unique(labels):
         samples = [int(value) for value in labels if value == label]
@@ -28,7 +28,7 @@ def niid_bench(labels: np.ndarray, num_clients: int, beta: float, rng: np.random
 
 
 def one_client_after_another(labels: np.ndarray, num_clients: int, beta: float, rng: np.random.Generator) -> Clients:
-    """Each client draws its mix, then its N / K labels one by one; a label whose samples are used up is drawn again."""
+    """Each client draws its mix, and then its N / K labels one by one; a label without samples left is drawn again."""
     left = np.bincount(labels)
     clients = []
     for _ in range(num_clients):

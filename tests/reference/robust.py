@@ -17,7 +17,7 @@ def mean(rows, weights, last=None):
 
 
 def median(rows, weights, last=None):
-    """Half of the weight on each side, number by number; the middle between two values on a tie."""
+    """The weighted median of each number: half of the weight is on each side. On a tie, it is the middle between two values."""
     result = np.empty(rows.shape[1])
     for column, values in enumerate(rows.T):
         below = [sum(w for v, w in zip(values, weights, strict=True) if v < x) for x in values]
@@ -127,7 +127,7 @@ def inner_product(honest, count, epsilon=0.1, **state):
 
 
 def min_max(honest, count, direction="std", **state):
-    """By bisection, as in the paper."""
+    """The strength is found by bisection, as in the paper."""
     mean = honest.mean(0)
     p = {"std": -honest.std(0, ddof=1), "unit": -mean / np.linalg.norm(mean), "sign": -np.sign(mean)}[direction]
     most = max(np.linalg.norm(a - b) for a in honest for b in honest)
@@ -140,7 +140,7 @@ def min_max(honest, count, direction="std", **state):
 
 
 def mimic(honest, count, ids, round, memory, warmup, start):
-    """As the authors' program: z and mu in the first rounds, and then a fixed client."""
+    """As in the authors' program, z is learnt in the first rounds, and then a fixed client is copied."""
     mean = honest.mean(0)
     if round == 0:
         memory.update(z=start(round, len(mean)), mu=mean)

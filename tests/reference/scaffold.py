@@ -1,6 +1,6 @@
 """Karimireddy et al., 2020, https://arxiv.org/abs/1910.06378, algorithm 1 with option II, and the samples' weights in the mean.
 
-With local momentum r, K steps along a constant gradient g end at ``-lr g sum_{t=1..K} (1 - r^t) / (1 - r)``; the sum takes K's place.
+With local momentum r, K steps along a constant gradient g end at ``-lr g sum_{t=1..K} (1 - r^t) / (1 - r)``; the sum replaces K.
 """
 
 import copy
@@ -36,7 +36,7 @@ def run(problem: Problem, server_lr: float = 1.0, momentum: float = 0.0, weights
 
 
 def run_feddisco(problem: Problem, weights: Weights = shares) -> State:
-    """FedDisco's code: the model is corrected after the optimiser's step, and K is the number of steps whatever the momentum."""
+    """FedDisco's code: the model is corrected after the optimiser's step, and K is the number of steps for any momentum."""
     model = copy.deepcopy(problem.model)
     c = {name: torch.zeros_like(value) for name, value in parameters(model).items()}
     c_of = {k: {name: torch.zeros_like(value) for name, value in c.items()} for k in range(problem.num_clients)}

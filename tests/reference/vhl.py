@@ -1,6 +1,6 @@
 """Tang et al., 2022, https://arxiv.org/abs/2206.02465, with the losses of https://github.com/wizard1203/VHL.
 
-One linear classifier of 2C outputs, as the authors have it; virtual class c is class C + c.
+The classifier is one linear layer with 2C outputs, as in the authors' code; virtual class c is class C + c.
 """
 
 import copy
@@ -26,7 +26,7 @@ def contrast(features: Tensor, labels: Tensor, temperature: float) -> Tensor:
 
 
 def run(problem: Problem, virtual_head: nn.Linear, virtual: list[list[list[tuple[Tensor, Tensor]]]], temperature: float) -> State:
-    """``virtual`` has the virtual batches by round, client of its cohort, and step. Weights of the terms: 1, 1 and 0.1."""
+    """``virtual`` has the virtual batches by round, client of its cohort, and step. The terms have the weights 1, 1 and 0.1."""
     model = copy.deepcopy(problem.model)
     num_classes = model.head.out_features
     full = nn.Linear(model.head.in_features, 2 * num_classes).to(model.head.weight.dtype)
@@ -55,7 +55,7 @@ def run(problem: Problem, virtual_head: nn.Linear, virtual: list[list[list[tuple
 
 
 def images(seed: int, num_classes: int, per_class: int, std: float, channels: int, side: int) -> Tensor:
-    """The virtual set by scalar arithmetic: 8x8 noise about a noise mean, bilinear enlargement, cut, normalised."""
+    """The virtual set by scalar arithmetic: 8x8 noise about a random mean, enlarged bilinearly, clipped and normalised."""
     import numpy as np
 
     rng = np.random.default_rng(seed)

@@ -1,4 +1,4 @@
-"""Runs that are killed in the middle, or in which nothing improves, for the tests of observers."""
+"""Runs that are killed at the start of a round, for the tests of observers."""
 
 from pathlib import Path
 from typing import Any
@@ -10,7 +10,7 @@ from flcog.method import Callback
 
 
 class Stop(Callback):
-    """Kills the run in the middle of a round."""
+    """Kills the run at the start of a round."""
 
     def __init__(self, round: int) -> None:
         self.round = round

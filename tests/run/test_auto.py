@@ -69,7 +69,7 @@ def test_auto_reports_a_damaged_checkpoint(tmp_path: Path) -> None:
 
 
 class StartsASecond(flcog.Callback):
-    """In the first round, before there is a checkpoint, it starts the same run once more."""
+    """Starts the same run once more in the first round, before there is a checkpoint."""
 
     def __init__(self, root: Path) -> None:
         self.root, self.refusal = root, ""

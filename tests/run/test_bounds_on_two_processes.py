@@ -1,4 +1,4 @@
-"""Centralized and Local on two processes: the rows of one, also once resumed, a tracker's rows, and not a byte."""
+"""Centralized and Local on two processes have the rows of one process, also after a resume and in a tracker, and send no bytes."""
 
 import csv
 import subprocess
@@ -23,7 +23,7 @@ run(*sys.argv[1:], devices=2)
 
 
 def run(name: str, root: str, rounds: str, ckpt_path: str | None = None, devices: int = 1) -> None:
-    """Some rounds, evaluated each time; one thread, so that nothing is rounded anew."""
+    """Trains some rounds with an evaluation after each; one thread, so that rounding does not differ."""
     torch.set_num_threads(1)
     trainer = flcog.FederatedTrainer(
         rounds=int(rounds),

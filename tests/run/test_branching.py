@@ -1,4 +1,4 @@
-"""A run that branches from another's round is the run from round 1 on, to the last bit; what would not be is refused."""
+"""A run that branches from another run's round equals a run from round 1 on, bit for bit; a branch that would differ is refused."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -48,7 +48,7 @@ SETTING: dict[str, Any] = {"eval_every": 1, "rounds": 4}
 
 @dataclasses.dataclass(frozen=True)
 class CountsRounds(Method):
-    """A method of one's own that gathers from round 1 on, as FedCOG does, and says nothing of it."""
+    """A user's own method that collects states from round 1 on, as FedCOG does, without declaring it."""
 
     strength: float = 0.5
 
@@ -68,7 +68,7 @@ class CountsRounds(Method):
 
 
 def trunk(root: Path, *callbacks: flcog.Callback, **options: Any) -> Path:
-    """A run of four rounds that keeps what it was after two."""
+    """A run of four rounds that keeps its checkpoint of round 2."""
     run = fit(root / "trunk", *callbacks, Checkpoint(keep_rounds=[2]), **(SETTING | options)).run_dir
     assert run is not None
     return run
@@ -119,12 +119,7 @@ CASES: dict[str, tuple[Sequence[Method], Sequence[Method], dict[str, Any]]] = {
 }
 
 
-QUICK = ("a loss", "FedCOG from another", "state at the server and BatchNorm", "personal models")
-
-
-@pytest.mark.parametrize(
-    "case", [pytest.param(case, id=name, marks=() if name in QUICK else pytest.mark.slow) for name, case in CASES.items()]
-)
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES)
 @pytest.mark.slow
 def test_it_is_the_run_from_round_1(case: Any, tmp_path: Path) -> None:
     methods, arm, options = case
@@ -139,7 +134,7 @@ def test_it_is_the_run_from_round_1(case: Any, tmp_path: Path) -> None:
     branched = branch(tmp_path, run, *arm, **setting())
     straight = fit(tmp_path / "straight", *arm, **(SETTING | setting()))
     assert_same(branched, straight)
-    if arm:  # and the arm is another one than the trunk
+    if arm:  # the branch also differs from the trunk
         assert without_times(straight.history)[3] != without_times(read_rows(run / "metrics.csv")[0])[3]
 
 
@@ -159,7 +154,7 @@ def test_it_branches_from_the_end_of_a_run_and_resumes(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_it_branches_from_a_branch_whose_best_round_came_before(tmp_path: Path) -> None:
-    """With this strong a proximal term the later rounds are worse."""
+    """With such a strong proximal term, later rounds are worse."""
     run = trunk(tmp_path / "first", rounds=2)
     second = branch(tmp_path / "second", run, FedProx(mu=30.0, start_round=2), rounds=3)
     assert second.run_dir is not None and checkpoint.round_of(second.run_dir / "checkpoints/best.ckpt") in (1, 2)
@@ -170,7 +165,7 @@ def test_it_branches_from_a_branch_whose_best_round_came_before(tmp_path: Path) 
 
 @pytest.mark.slow
 def test_its_directory_is_one_like_any_other(tmp_path: Path) -> None:
-    """It can be killed before its first round, its best checkpoint is there, and observers know what they saw in the trunk."""
+    """A branch can be killed before its first round, it has a best checkpoint, and observers keep their states from the trunk."""
     run = trunk(tmp_path, RoundsToTarget(0.01))
 
     class Dies(flcog.Callback):
@@ -239,7 +234,7 @@ def test_rows_that_would_be_others_are_refused(tmp_path: Path) -> None:
 )
 @pytest.mark.slow
 def test_what_methods_do_from_round_1_on_has_no_late_start(method: Method, tmp_path: Path) -> None:
-    """Their data, or the columns of their own models, would be missing from the rows that another run has trained."""
+    """The rows of a run without such a method lack the effect of its data, or the columns of its clients' own models."""
     data = TinyData(client_test=0.3)
     run = trunk(tmp_path, data=data)
     text = refusal(tmp_path, run, method, data=data)

@@ -1,4 +1,4 @@
-"""When checkpoints are written, and how a run goes on from one."""
+"""When checkpoints are written, and how a run resumes from one."""
 
 from functools import partial
 from pathlib import Path
@@ -25,7 +25,7 @@ def test_last_is_written_every_n_rounds_and_at_the_end(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_run_goes_on_from_a_kept_checkpoint_again_and_again(tmp_path: Path) -> None:
-    """Clients' states lie in files that checkpoints share; those of a kept one survive every later round."""
+    """Checkpoints share the files of clients' states, and the files of a kept checkpoint survive every later round."""
     keep = partial(Checkpoint, every_n_rounds=3, keep_every_n_rounds=2)
     whole = fit(tmp_path / "whole", SCAFFOLD(), keep(), rounds=6)
     assert whole.run_dir is not None
@@ -68,7 +68,7 @@ def test_a_killed_run_says_how_to_go_on_once_it_can(tmp_path: Path, capsys: pyte
 
 
 def test_a_checkpoint_that_its_run_replaces_meanwhile_is_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """`flcog test` looks at a run that is still training, which removes the clients' states of the rounds before."""
+    """`flcog test` may read a run that is still training, and that removes the clients' states of earlier rounds."""
     run = fit(tmp_path, SCAFFOLD(), rounds=1, clients_per_round=5).run_dir
     assert run is not None
     last = run / "checkpoints/last.ckpt"

@@ -1,4 +1,4 @@
-"""Clients' states between rounds: bounded on disk and in memory, with the same numbers, and a kill at any moment loses none."""
+"""Clients' states between rounds take bounded space on disk and in memory, keep their values, and survive a kill at any moment."""
 
 import random
 from pathlib import Path
@@ -21,7 +21,7 @@ def state(value: int) -> dict[str, Any]:
 
 
 def values(states: SavedClientStates) -> dict[int, int]:
-    """What each client keeps, which is one number many times."""
+    """The number that each client keeps, in a tensor that repeats it many times."""
     kept: dict[int, Tensor] = {client: own["Keeps"]["x"] for client, own in states.by_client.items()}
     assert all((x == x[0]).all() for x in kept.values())
     return {client: int(x[0]) for client, x in kept.items()}
@@ -43,7 +43,7 @@ def test_the_folder_holds_at_most_twice_the_live_states_and_no_kill_loses_one(tm
             expected[client] = round * 100 + client
             states.put(client, state(expected[client]))
         states.save(round)
-        # Killed here, the run goes on from the checkpoint before.
+        # A run that is killed here resumes from the previous checkpoint.
         assert values(loaded(tmp_path, before[0])) == before[1]
         if round == 20:
             pinned = dict(states.files), dict(expected)

@@ -1,4 +1,4 @@
-"""Damaged and tampered files of a run: one line that names the file, never a traceback, and never a run that goes on wrongly."""
+"""Damaged files of a run lead to a message of one line that names the file, never to a traceback or to wrong training."""
 
 import copy
 import math
@@ -49,7 +49,7 @@ def resume(run: Path, rounds: int = 3) -> flcog.FederatedTrainer:
 
 
 def refused(run: Path) -> str | None:
-    """What the user reads; None where the run went on."""
+    """The message that the user reads, or None if the run resumed."""
     try:
         resume(run)
     except ValueError as error:
@@ -73,18 +73,18 @@ def test_every_flipped_bit_is_found_or_means_nothing(run: Path, of: str) -> None
         except ValueError as error:
             assert str(path) in str(error) and "\n" not in str(error)
             found += 1
-        else:  # it was in what fills the archive up
+        else:  # the bit was in the archive's padding
             leaves, expected = map(torch.utils._pytree.tree_leaves, (loaded, whole))
             assert all(torch.equal(a, b) if torch.is_tensor(a) else a == b for a, b in zip(leaves, expected, strict=True))
     assert found > 20
 
 
 NONSENSE = (None, -1, 1.5, 2**70, "x", "../x", [], {"a": 5}, {5: "a"}, [None], torch.tensor(math.nan), b"x", ...)
-"""``...`` takes the entry out."""
+"""``...`` removes the entry."""
 
 
 def places(tree: dict[Any, Any], above: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
-    """Every entry of nested dictionaries, but for clients and parameters after the second, which are alike."""
+    """Every entry of nested dictionaries. Of clients and parameters it takes only the first two, because the others are similar."""
     for number, (key, value) in enumerate(tree.items()):
         if number < 2 or not above or above[0] == "observers":
             yield (*above, key)
@@ -107,13 +107,16 @@ def changed(payload: dict[str, Any], place: tuple[Any, ...], value: Any) -> dict
 @pytest.mark.parametrize("of", ["run", "clients"])
 @pytest.mark.slow
 def test_whatever_stands_where_something_else_belongs_no_traceback_follows(run: Path, of: str) -> None:
+    """The changed file is refused, or the entry has no effect on the model."""
     path = run / LAST if of == "run" else states_file(run)
-    payload = torch.load(path)
+    payload, model = torch.load(path), resume(Path(shutil.copytree(run, run.parent / "intact"))).params
     attempts = [(place, value) for place in places(payload) for value in NONSENSE]
     for place, value in random.Random(1).sample(attempts, 16):
         copied = Path(shutil.copytree(run, run.parent / "copy"))
         torch.save(changed(payload, place, value), copied / path.relative_to(run))
-        refused(copied)
+        if refused(copied) is None:
+            params = torch.load(copied / LAST)["params"]
+            assert all(torch.equal(params[name], value.double()) for name, value in model.items()), (place, value)
         shutil.rmtree(copied)
 
 

@@ -1,4 +1,4 @@
-"""The faithful step, dict batches, logged values and Lightning's callbacks on two processes: the numbers of one process."""
+"""The faithful step, dict batches, logged values and Lightning's callbacks give the same numbers on two processes as on one."""
 
 import json
 from pathlib import Path
@@ -49,7 +49,7 @@ class Data(L.LightningDataModule):
 
 
 class Lit(L.LightningModule):
-    """A module with hooks of batches, a dict batch, logged values and a scheduler of steps."""
+    """A module with batch hooks, dict batches, logged values and a scheduler that acts after each step."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -81,7 +81,7 @@ class Lit(L.LightningModule):
 
 
 def rounds(end: str, root: str, devices: int) -> None:
-    """Some rounds, and their rows, the best checkpoint and an evaluation of it."""
+    """Trains some rounds, and writes their rows, the name of the best checkpoint and its evaluation."""
     torch.set_num_threads(1)
     best = ModelCheckpoint(monitor="val_loss")
     trainer = flcog.FederatedTrainer(

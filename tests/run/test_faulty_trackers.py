@@ -1,4 +1,4 @@
-"""Trackers that fail: at any place where they are touched, they cost a warning and nothing else."""
+"""A tracker that fails in any of its calls costs a warning and nothing else."""
 
 import warnings
 from pathlib import Path
@@ -18,7 +18,7 @@ PLACES = ("save_dir", "log_dir", "experiment", "log_hyperparams", "log_metrics",
 
 
 class Faulty(Logger):
-    """Raises wherever it is told to, and keeps what it was told before."""
+    """A tracker that raises at the given places, and keeps the rows and parameters that it received before."""
 
     def __init__(self, *places: str) -> None:
         super().__init__()
@@ -113,7 +113,7 @@ def test_a_picture_reaches_the_trackers_that_take_pictures(tmp_path: Path) -> No
 
 
 def flat(tree: dict[str, Any], above: str = "") -> list[str]:
-    """Names as Lightning gives them to MLflow."""
+    """The names of parameters as Lightning passes them to MLflow."""
     names = []
     for name, value in tree.items():
         names += flat(value, f"{above}{name}/") if isinstance(value, dict) else [above + name]

@@ -1,4 +1,4 @@
-"""Evaluations by a module's own steps of a set with fewer rows than processes."""
+"""A module's own steps evaluate a set that has fewer rows than the run has processes."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""A run writes and deletes its own files alone: what lies beside them, or behind a symbolic link, is the user's."""
+"""A run writes and deletes only its own files: files beside them, or behind a symbolic link, are the user's."""
 
 import shutil
 from collections.abc import Callable
@@ -24,7 +24,7 @@ def test_a_resume_leaves_files_alone_that_the_run_did_not_write(tmp_path: Path) 
     (folder / "round-000009-rank0.pt").write_text("not written by flcog, whatever its name")
     shutil.copy(other / "checkpoints/clients/round-000001-rank0.pt", folder / "round-000008-rank0.pt")
     (folder / "round-000007-rank0.pt").mkdir()
-    killed = folder / "round-000003-rank0.pt"  # by a kill between a round's states and its checkpoint
+    killed = folder / "round-000003-rank0.pt"  # a kill between a round's states and its checkpoint leaves such a file
     shutil.copy(max(folder.glob("round-000002*")), killed)
     fit(tmp_path / "runs", SCAFFOLD(), rounds=4, ckpt_path=str(run))
     assert {path.name for path in folder.iterdir()} == {
@@ -68,7 +68,7 @@ def test_links_in_a_run_directory_are_refused(tmp_path: Path, name: str) -> None
 
 
 def test_no_tracker_writes_through_a_link_out_of_the_run(tmp_path: Path) -> None:
-    """Wherever in its folder the link is. Links that stay in the run, and those that W&B makes, are no danger."""
+    """The link may be anywhere in the run's folder. Links to files of the run, and links that W&B makes, are allowed."""
 
     def logged(rounds: int, ckpt_path: Path | None = None) -> flcog.FederatedTrainer:
         logger = CSVLogger("logs", name="csv", version=0)

@@ -18,7 +18,7 @@ from flcog.models import MLP
 
 
 class Kept(Plain):
-    """With hyper-parameters and a scheduler, which its checkpoints contain too."""
+    """A module with hyper-parameters and a scheduler, which its checkpoints contain, too."""
 
     def __init__(self, width: int = 8) -> None:
         super().__init__()
@@ -53,7 +53,7 @@ def weights_of(path: Path) -> dict[str, Any]:
 
 
 def begun(model: nn.Module, path: Any, tmp_path: Path) -> Any:
-    """The weights with which a run begins: no client changes them."""
+    """The initial weights of a run, whose clients do not change them."""
     trainer = make_trainer(tmp_path, rounds=1, local_steps=1, precision="32-true")
     if isinstance(model, flcog.ClientModule):
         model.optimizer = lambda parameters: torch.optim.SGD(parameters, lr=0.0)

@@ -46,7 +46,7 @@ def test_a_module_sees_the_run_while_it_is_evaluated(tmp_path: Path) -> None:
 
 
 class Places(Plain):
-    """Looks where files belong, as a module that writes files does."""
+    """Reads its trainer's directories, as a module that writes files does."""
 
     seen: list[str] = []
 

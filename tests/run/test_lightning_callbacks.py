@@ -251,7 +251,7 @@ def test_bad_entries_of_a_checkpoint(tmp_path: Path) -> None:
 
 
 def test_entries_of_lightnings_that_a_module_changes(tmp_path: Path) -> None:
-    """Their values that a checkpoint cannot hold are left out, with a warning."""
+    """Values that a checkpoint cannot hold are left out, with a warning."""
 
     class Storing(Hooked):
         def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:

@@ -76,7 +76,7 @@ def test_fast_dev_run(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("limit", [1, 0.5, 3, 1.0])
 def test_limits_of_evaluations(limit: int | float) -> None:
-    """Equal to an evaluation of the first rows alone."""
+    """The figures equal an evaluation of only the first rows."""
     whole, part = TinyData(eval_batch_size=10), TinyData(eval_batch_size=10)
     trainer = train(data=part, rounds=1, limit_test_batches=limit)
     reference = train(data=whole, rounds=1)
@@ -104,7 +104,7 @@ def test_limits_of_predictions(limit: int | float) -> None:
 
 @pytest.mark.parametrize("inference_mode", [True, False])
 def test_inference_mode(inference_mode: bool) -> None:
-    """Without it a step may use gradients."""
+    """Without inference mode, a step may use gradients."""
     seen: list[Any] = []
 
     class Looks(FailsToValidate):

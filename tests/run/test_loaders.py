@@ -1,4 +1,4 @@
-"""Loaders in the place of a data module, as ``lightning.Trainer`` takes them; and the ends of a data module."""
+"""Loaders instead of a data module, as ``lightning.Trainer`` takes them, and the teardown and state of a data module."""
 
 from pathlib import Path
 from typing import Any
@@ -89,7 +89,7 @@ class Few(L.LightningDataModule):
 
 
 def test_evaluations_of_fewer_samples_than_clients() -> None:
-    """A loader, or a data module without a training set, against plain torch."""
+    """Evaluations of a loader, or of a data module without a training set, agree with plain torch."""
     trained, (inputs, targets) = module(), (part[:3] for part in TESTS.tensors)
     outputs = trained(inputs)
     loss = float(torch.nn.functional.cross_entropy(outputs, targets))
@@ -102,7 +102,7 @@ def test_evaluations_of_fewer_samples_than_clients() -> None:
 
 
 class OfItself(BoringModel):
-    """A module with loaders of its own, which need its ``setup``."""
+    """A module with its own loaders, which need its ``setup``."""
 
     def setup(self, stage: str) -> None:
         self.stages = [*getattr(self, "stages", []), stage]
@@ -189,7 +189,7 @@ def test_predictions_by_a_modules_own_step(tmp_path: Path) -> None:
 
 
 def test_predictions_take_the_rest_from_the_last_fit(tmp_path: Path) -> None:
-    """A data module's ``predict_dataloader``, and a checkpoint that is no keyword."""
+    """Predictions use the data module's ``predict_dataloader``, and the checkpoint may be a positional argument."""
 
     class Both(Module):
         def predict_dataloader(self) -> Any:

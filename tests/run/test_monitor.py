@@ -1,4 +1,4 @@
-"""What observers watch: which figure, whether less of it is better, and which round was the best."""
+"""Which figure observers watch, whether lower values of it are better, and which round was the best."""
 
 from functools import partial
 from pathlib import Path

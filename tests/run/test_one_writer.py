@@ -1,4 +1,4 @@
-"""A run is trained by one process at a time, and its metrics.csv says if that was ever otherwise."""
+"""Only one process at a time trains a run, and a metrics.csv with rows of two processes is reported."""
 
 import os
 import platform
@@ -22,7 +22,7 @@ HELD = (
 
 
 class GoesOnTwice(flcog.Callback):
-    """In the first round it asks a second trainer to go on with the same run."""
+    """At the end of round 2, it asks a second trainer to resume the same run."""
 
     def __init__(self, root: Path) -> None:
         self.root, self.refusals = root, []  # type: tuple[Path, list[str]]
@@ -129,7 +129,9 @@ def test_a_gap_or_a_step_back_is_said_and_no_row_is_lost(tmp_path: Path, rounds:
     assert all(row["x"] == max(place for place, r in enumerate(rounds) if r == row["round"]) / 10 for row in table.rows)
     assert (tmp_path / "metrics-1.csv").read_bytes() == content
     with warnings.catch_warnings(action="ignore"):
-        MetricsTable(tmp_path / "metrics.csv").load(rounds=6)  # a gap stays one: said again, and kept under a further number
+        MetricsTable(tmp_path / "metrics.csv").load(
+            rounds=6
+        )  # the gap remains, so it is reported again, and the file is kept under another number
     assert (tmp_path / "metrics-1.csv").read_bytes() == content
 
 

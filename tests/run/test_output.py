@@ -1,4 +1,4 @@
-"""Output that cannot be written costs a run nothing."""
+"""A run continues if its output cannot be written."""
 
 import os
 import pty
@@ -19,7 +19,7 @@ from flcog.run.directory import LAST
 
 
 class Broken:
-    """A stream that fails as a closed pipe, a full disk and a closed file do."""
+    """A stream that fails like a closed pipe, a full disk or a closed file."""
 
     encoding = "utf-8"
 

@@ -1,4 +1,4 @@
-"""The report's numbers against hand-made federations, a slow count and scipy; its text and its picture by what must be on them."""
+"""The report's numbers agree with computations by hand, a slow count and scipy; its text and picture have all required parts."""
 
 import io
 import tracemalloc
@@ -41,7 +41,7 @@ def printed(federation: Federation, width: int) -> list[str]:
 
 @pytest.fixture
 def by_hand() -> Federation:
-    """Client 0: labels 0, 0, 0, 1. Client 1: 2, 2. Samples 6 and 7 are held out, sample 8 is nobody's."""
+    """Client 0: labels 0, 0, 0, 1. Client 1: 2, 2. Samples 6 and 7 are held out, and sample 8 belongs to no client."""
     partition = Partition.from_clients([np.array([0, 1, 2, 3]), np.array([4, 5])])
     federation = federation_of(np.array([0, 0, 0, 1, 2, 2, 1, 2, 0]), partition, 4, names=("ant", "bee", "cat", "dog"))
     return replace(federation, client_test=Partition.from_clients([np.array([6]), np.array([7])]))
@@ -171,7 +171,7 @@ def test_picture_has_a_circle_for_each_count_with_its_area(by_hand: Federation) 
     assert [tick.get_text() for tick in chart.get_yticklabels()] == ["ant", "bee", "cat", "dog"]
     assert [patch.get_height() for patch in figure.axes[1].patches] == [4, 2]
     assert [patch.get_width() for patch in figure.axes[2].patches] == [3, 1, 2, 0]
-    # Round in print: as wide as high in inches.
+    # Circles are round in print: they are as wide as high in inches.
     box = chart.get_window_extent()
     width = circles.get_widths()[0] / np.diff(chart.get_xlim())[0] * box.width
     height = circles.get_heights()[0] / np.diff(chart.get_ylim())[0] * box.height

@@ -53,7 +53,7 @@ def test_progress_goes_on_where_a_resumed_run_does(tmp_path: Path, capsys: pytes
 
 @pytest.fixture
 def terminal(monkeypatch: pytest.MonkeyPatch) -> io.StringIO:
-    """What a terminal of 80 columns is sent by the progress bar."""
+    """The text that the progress bar sends to a terminal of 80 columns."""
     screen = io.StringIO()
     console = partial(Console, file=screen, force_terminal=True, force_interactive=True, width=80, color_system=None)
     monkeypatch.setattr("flcog.run.observers.progress_displays.Console", console)

@@ -1,4 +1,4 @@
-"""Runs that die go on, with the same numbers; checkpoints fit any number of processes."""
+"""Killed runs resume with the same numbers, and checkpoints fit any number of processes."""
 
 import signal
 import subprocess
@@ -28,7 +28,7 @@ run({root!r}, {options})
 
 
 class Drifts(flcog.Method):
-    """A server's step that comes out differently in every process but the first, as an accelerator's may; to each its own state."""
+    """A method whose server step and state differ in every process but the first, as on an accelerator they may."""
 
     def init_server(self, params: Params) -> Slot:
         return {"steps": torch.tensor(0), "sum": torch.zeros(())}
@@ -48,14 +48,14 @@ class Slow(flcog.Callback):
 
 
 def run(root: Path | str, rounds: int, ckpt: str | None = None, sleep: float = 0.0, **processes: int) -> None:
-    """A run in this process: every import of torch that can be spared is."""
+    """Trains in this process, because another process would have to import torch."""
     callbacks = [SCAFFOLD(), FedAvgM(), Drifts(), Slow(sleep)]
     trainer = make_trainer(Path(root) / "runs", *callbacks, rounds=rounds, eval_every=1, **processes)
     trainer.fit(classifier(), TinyData(), ckpt_path=ckpt)
 
 
 def start(root: Path, rounds: int, **options: Any) -> subprocess.Popen[str]:
-    """A run in a process of its own."""
+    """Starts a run in its own process."""
     script = root / "script.py"
     root.mkdir(exist_ok=True)
     arguments = ", ".join(f"{name}={value!r}" for name, value in {"rounds": rounds, **options}.items())
@@ -152,7 +152,7 @@ def test_rows_after_the_last_checkpoint_are_run_again(tmp_path: Path) -> None:
 
 
 def test_kept_checkpoints_keep_their_clients(tmp_path: Path) -> None:
-    """Client states live in one file per round; an old checkpoint's are not pruned under it."""
+    """Clients' states are in one file per round, and the files of a kept checkpoint are not deleted."""
     trainer = make_trainer(tmp_path, SCAFFOLD(), Checkpoint(keep_every_n_rounds=2), rounds=6, clients_per_round=3)
     trainer.fit(classifier(), TinyData())
     assert trainer.run_dir is not None

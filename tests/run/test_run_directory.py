@@ -1,4 +1,4 @@
-"""A run's directory: its table through new columns and resumes, and the checkpoints that are found in it."""
+"""A run's directory: its table with new columns and after resumes, and how its checkpoints are found."""
 
 import csv
 import math
@@ -51,7 +51,7 @@ def test_a_resume_drops_the_rounds_that_no_checkpoint_has(tmp_path: Path) -> Non
     for round in range(1, 6):
         table.append({"round": round, "x": round / 10} | ({"late": 1.0} if round == 5 else {}))
     with path.open("a") as file:
-        file.write("1")  # a power cut in the middle of round 12's line
+        file.write("1")  # the beginning of a line that a power cut has interrupted
     table = MetricsTable(path)
     table.load(rounds=3)
     assert [row["round"] for row in table.rows] == [1, 2, 3]
@@ -60,11 +60,14 @@ def test_a_resume_drops_the_rounds_that_no_checkpoint_has(tmp_path: Path) -> Non
     assert [row["round"] for row in read(path)] == ["1", "2", "3", "4"]
 
 
-def test_processes_other_than_the_first_keep_rows_but_write_none(tmp_path: Path) -> None:
+def test_processes_other_than_the_first_write_no_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
     table = MetricsTable(None)
     table.append({"round": 1, "x": 1.0})
+    assert table.rows == [{"round": 1, "x": 1.0}]
     table.load(rounds=1)
-    assert table.rows == [] and os.listdir(tmp_path) == []
+    assert table.rows == [], "without a file there are no earlier rows"
+    assert os.listdir(tmp_path) == []
 
 
 def test_a_table_that_cannot_be_written_is_one_clear_line(tmp_path: Path) -> None:

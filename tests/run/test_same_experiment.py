@@ -1,4 +1,4 @@
-"""A resume is of the same experiment: what was changed is refused or said, and what a run was stays on record."""
+"""A resume continues the same experiment: changes are refused or reported, and a run's earlier settings stay on record."""
 
 from dataclasses import dataclass, field
 from functools import partial
@@ -107,7 +107,7 @@ def test_another_experiment_is_refused_before_methods_exchange_data(tmp_path: Pa
     methods, module, data = (made.pop(name) for name in ("methods", "module", "data"))
     trainer = make_trainer(tmp_path, exchanges, *methods, **(SETTINGS | made))
     if (verb, other) == ("prepare", {"local_steps": 5}):
-        trainer.prepare(module, data, ckpt_path=str(run))  # by hand it is said, not refused
+        trainer.prepare(module, data, ckpt_path=str(run))  # prepare reports a changed setting and does not refuse it
         assert exchanges.times == [1]
         return
     with pytest.raises(ValueError, match=r"was written |holds another model"):

@@ -17,7 +17,7 @@ SECRET = "hf_s3cretValue"
 
 @dataclass(frozen=True)
 class Reports(Method):
-    """Would tell a service of the run.
+    """A method that would report the run to a service.
 
     Args:
         api_token: its key.

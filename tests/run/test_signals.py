@@ -1,4 +1,4 @@
-"""A signal ends a run between two rounds: it is saved, and goes on bit for bit."""
+"""A signal ends a run between two rounds; the run is saved, and resumes bit for bit."""
 
 import os
 import pty
@@ -26,7 +26,7 @@ ROUNDS = 5
 
 
 class SendsItself(flcog.Callback):
-    """Signals at the start of a round, or right before its row counts."""
+    """Sends signals to its own process at the start or at the end of a round."""
 
     def __init__(self, *numbers: int, at: int = 3, hook: str = "on_round_start") -> None:
         self.numbers, self.at, self.hook = numbers, at, hook
@@ -59,7 +59,7 @@ class SendsInTraining(flcog.Method):
 
 
 def trainer_for(root: Path, *observers: Any, every: int = 10) -> RecordingTrainer:
-    """Every kind of state: the clients', the server's, reports."""
+    """A run with every kind of state: of the clients, of the server, and first-contact messages."""
     methods = [SCAFFOLD(), FedAvgM(), FedDisco(), SendsInTraining()]
     return make_trainer(root, *methods, Checkpoint(every_n_rounds=every), *observers, rounds=ROUNDS, eval_every=2)
 
@@ -118,7 +118,7 @@ def test_sigterm_and_a_second_interrupt_drop_the_round(
 
 @pytest.mark.parametrize("step", [1, 9, 2 * 5 * 4 + 10, 3 * 5 * 4 + 1])
 def test_a_round_dropped_in_its_middle_leaves_no_trace(step: int, tmp_path: Path, whole: RecordingTrainer) -> None:
-    """Five clients a round with four steps each."""
+    """A round has five clients, which take four steps each."""
     global steps_until_signal
     steps_until_signal = step
     trainer = trainer_for(tmp_path)
@@ -192,7 +192,7 @@ def test_a_closed_window_takes_no_output_and_costs_no_run() -> None:
     stop._terminals = [slave]
     stop.rounds_begin(shared=False)
     stop._handle(signal.SIGHUP, None)
-    assert os.isatty(slave)  # `kill -HUP`: the window is there
+    assert os.isatty(slave)  # as after `kill -HUP`, the window still exists
     os.close(master)
     with pytest.raises(OSError):
         os.write(slave, b"x")
@@ -212,7 +212,7 @@ run_slowly({root!r}, {devices})
 
 
 def run_slowly(root: str, devices: int) -> None:
-    """What the other process of the test below runs."""
+    """Runs in the processes that the test below starts."""
 
     class Slow(flcog.Callback):
         def on_round_start(self, run: flcog.Run, round: int, cohort: Sequence[int]) -> None:

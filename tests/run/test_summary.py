@@ -1,4 +1,4 @@
-"""What a run says of itself at its beginning and its end."""
+"""The summary that a run prints at its beginning and its end."""
 
 import dataclasses
 import re
@@ -106,7 +106,7 @@ def test_a_validation_set_chooses_the_round_whose_test_score_is_told(tmp_path: P
 
 
 def test_what_clients_hold_out_for_validation_chooses_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """All of it together is a validation set, of which only sums need travel."""
+    """The held-out samples of all clients form one validation set, and clients need to send only sums."""
     data = TinyData(client_val=0.3)
     trainer = fit(tmp_path, data=data, module=classifier(partial(torch.optim.SGD, lr=0.7)), eval_every=1, rounds=6)
     part = data.federation.client_val

@@ -1,4 +1,4 @@
-"""Files that are no checkpoint of this run: refused before anything in them runs."""
+"""Files that are not checkpoints of this run are refused before any code in them runs."""
 
 from pathlib import Path
 from typing import Any

@@ -1,4 +1,4 @@
-"""Trackers: where they write, what they are told, and that they ask nobody anything."""
+"""Trackers: where they write, which values they receive, and that they ask the user nothing."""
 
 import json
 import os
@@ -28,7 +28,7 @@ from flcog.run.trackers import Trackers
 
 @pytest.fixture(scope="module", autouse=True)
 def _service() -> Iterator[None]:
-    """W&B's service process, which it announces in the environment: one for all tests, gone after them."""
+    """Starts W&B's service, which W&B announces in the environment, once for all tests, and stops it after them."""
     wandb.setup()
     yield
     wandb.teardown()
@@ -59,7 +59,7 @@ def wandb_files(trainer: flcog.FederatedTrainer) -> list[Path]:
 
 
 def records(path: Path, kind: str) -> list[Any]:
-    """What W&B wrote for its server about one kind of thing. Its own process does so, and may end later than the run."""
+    """The records of one kind that W&B wrote for its server. W&B's process writes them, and may end later than the run."""
     for _ in range(200):
         found = list(all_records(path))
         if found and found[-1].WhichOneof("record_type") == "exit":
@@ -69,7 +69,7 @@ def records(path: Path, kind: str) -> list[Any]:
 
 
 def all_records(path: Path) -> Iterator[Any]:
-    """The records of a LevelDB log, whose blocks of 32 KiB hold whole ones or parts."""
+    """The records of a LevelDB log, whose blocks of 32 KiB contain whole records or parts of records."""
     data, position, whole = path.read_bytes(), 7, b""
     while position + 7 <= len(data):
         if 32768 - position % 32768 < 7:
@@ -106,7 +106,7 @@ def without_times(row: dict[str, Any]) -> dict[str, Any]:
 
 @pytest.mark.slow
 def test_a_newcomer_is_asked_nothing_and_finds_only_the_run(tmp_path: Path) -> None:
-    """No login, no standard input, an empty home: the run is tracked offline, and lies in one place."""
+    """Without a login, standard input and files at home, the run is tracked offline, and all its files are in one directory."""
     script = "import flcog, harness; trainer = flcog.FederatedTrainer(rounds=2, local_steps=1, accelerator='cpu')\n"
     script += "trainer.fit(harness.classifier(), harness.TinyData())"
     home = tmp_path / "home"
@@ -265,7 +265,7 @@ def test_one_logger_serves_several_fits() -> None:
 
 @pytest.mark.slow
 def test_wandb_offline_opens_with_the_first_row() -> None:
-    """It takes seconds, which nobody who waits for the first round should spend."""
+    """Opening W&B takes seconds, which should not delay the first round."""
 
     class Looks(Callback):
         def __init__(self, fails: bool = False) -> None:
@@ -313,7 +313,7 @@ def test_pictures_go_to_wandb_and_to_the_run() -> None:
     assert len(list(trainer.run_dir.glob("wandb/offline-run-*/files/media/images/**/*.png"))) == 1, "the observer's alone"
 
 
-# What the run's directory says of it ----------------------------------------------------------------------------------------------
+# The record in the run's directory ------------------------------------------------------------------------------------------------
 
 
 def test_a_run_says_what_it_was() -> None:

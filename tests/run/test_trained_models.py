@@ -1,4 +1,4 @@
-"""What remains of a run: its model, in Python and as files that need no flcog, and its predictions."""
+"""The results of a run: its model, in Python and as files that need no flcog, and its predictions."""
 
 import csv
 import importlib
@@ -95,7 +95,7 @@ def test_predictions_from_a_checkpoint_follow_what_is_evaluated(tmp_path: Path) 
 
 
 def test_processes_share_the_set_out(tmp_path: Path) -> None:
-    """However many there are, and where some of them have no row."""
+    """This holds for any number of rows, also if some processes have no row."""
     trainer = fit(tmp_path, **FLOAT)
     run, samples = trainer.run, trainer.run.federation.test
     assert samples is not None
@@ -194,18 +194,17 @@ def test_onnx_computes_the_same(network: Any, tmp_path: Path) -> None:
     trainer = fit(tmp_path, module=classifier(network=network), **FLOAT)
     trainer.export(tmp_path / "model.onnx")
     reference = importlib.import_module("onnx.reference").ReferenceEvaluator(str(tmp_path / "model.onnx"))
-    for count in (1, 30):  # whatever the batch
+    for count in (1, 30):  # any batch size
         (found,) = reference.run(None, {"inputs": held_out_inputs()[:count].numpy()})
         np.testing.assert_allclose(found, outputs_of(trainer.model)[:count].numpy(), rtol=1e-5, atol=1e-6)
 
 
 def test_lightning_loads_our_checkpoints(tmp_path: Path) -> None:
-    trainer = fit(tmp_path, module=classifier(network=BatchNormMLP), **FLOAT)
-    for name in ("last", "best"):
+    trainer = fit(tmp_path, module=classifier(network=BatchNormMLP), **(FLOAT | {"rounds": 1, "eval_every": 1}))
+    for name in ("best", "last"):
         path = trainer.run.directory / f"checkpoints/{name}.ckpt"
-        if path.is_file():
-            loaded = flcog.Classifier.load_from_checkpoint(path, model=BatchNormMLP())
-            assert torch.equal(outputs_of(loaded), outputs_of(trainer.model))
+        loaded = flcog.Classifier.load_from_checkpoint(path, model=BatchNormMLP())
+        assert torch.equal(outputs_of(loaded), outputs_of(trainer.model))
     saved = torch.load(path.with_name("last.ckpt"), weights_only=True)
     assert all(value.data_ptr() == saved["state_dict"][name].data_ptr() for name, value in saved["params"].items()), "stored once"
     with pytest.raises(ValueError, match=r"does not fit this Classifier .*trainer.test\(model, data, ckpt_path"):
@@ -214,7 +213,7 @@ def test_lightning_loads_our_checkpoints(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("bare", [False, True])
 def test_the_class_and_its_arguments_are_in_the_checkpoint(bare: bool, tmp_path: Path) -> None:
-    """Where the command line knows them; of a bare network too, which the run has made a Classifier."""
+    """The command line knows the class and arguments, also those for a bare network, which the run wraps in a Classifier."""
     network = {"class_path": "flcog.models.MLP", "init_args": {"in_features": 6, "hidden": [8], "num_classes": 3}}
     module = {"class_path": "flcog.Classifier", "init_args": {"model": network}}
     trainer = make_trainer(tmp_path, **FLOAT)
@@ -273,7 +272,7 @@ def test_a_checkpoint_has_frozen_weights_too(tmp_path: Path) -> None:
 
 
 def test_pefts_names_are_those_of_the_network(tmp_path: Path) -> None:
-    """Also under a user's attribute, and where the network has a part named body."""
+    """This holds if a user's module has the network in an attribute, and if the network has a part named body."""
     safetensors = pytest.importorskip("safetensors.torch")
 
     class Network(nn.Module):
@@ -334,7 +333,7 @@ def test_plots_have_whole_rounds_and_what_was_asked_for(tmp_path: Path) -> None:
     trainer = fit(tmp_path, eval_every=1)
     score, loss = trainer.plot().axes
     accuracy = score.get_lines()[0]
-    assert accuracy.get_xdata().tolist() == [1, 2, 3] if hasattr(accuracy.get_xdata(), "tolist") else True
+    assert list(accuracy.get_xdata()) == [1, 2, 3]
     assert list(accuracy.get_ydata()) == [row["test/accuracy"] for row in trainer.history]
     assert {text.get_text() for text in loss.get_legend().get_texts()} == {"test/loss", "train/loss"}
     assert trainer.plot("drift/norm")._repr_png_()[:4] == b"\x89PNG"
@@ -375,7 +374,7 @@ trainer.fit(flcog.Classifier(flcog.models.MLP(64, (4,), 10)), Digits(image_size=
 
 @pytest.mark.slow
 def test_in_a_notebook(tmp_path: Path) -> None:
-    """One bar, replaced in place, and what the cell's last line shows."""
+    """There is one bar, which is updated in place, and a cell shows the value of its last line."""
     nbformat, nbclient = importlib.import_module("nbformat"), importlib.import_module("nbclient")
     cells = [NOTEBOOK.format(root=str(tmp_path)), "trainer", "trainer.plot()"]
     notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell) for cell in cells])

@@ -1,4 +1,4 @@
-"""What leaves the house with a tracker: no client's label counts, no command line, no secret; and what W&B refuses."""
+"""Trackers receive no client's label counts, no command line and no secret; settings that W&B refuses are reported."""
 
 import sys
 from pathlib import Path
@@ -17,7 +17,7 @@ from run.test_faulty_trackers import Faulty
 
 
 class Listens(Faulty):
-    """Takes pictures too."""
+    """A tracker that takes pictures, too."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -79,14 +79,14 @@ def nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.slow
 def test_wandb_does_not_fetch_them_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, nobody: None) -> None:
-    """It would record the command line, and ask git about the working directory."""
+    """By default, W&B would record the command line, and ask git about the working directory."""
     monkeypatch.setattr(sys, "argv", ["flcog", "fit", "--data.hub_token", "s3cret"])
     monkeypatch.delenv("WANDB_MODE", raising=False)
     wandb.setup()
     try:
         trainer = fit(tmp_path / "runs", WandbLogger(offline=True))
     finally:
-        wandb.teardown()  # which ends when all is written
+        wandb.teardown()  # returns when all records are written
     assert trainer.run_dir is not None
     (file,) = trainer.run_dir.glob("wandb/offline-run-*/run-*.wandb")
     content = file.read_bytes()

@@ -1,4 +1,4 @@
-"""``fit`` on a torch data set, a loader or a plain LightningDataModule: the same run as on the data module that says it all."""
+"""``fit`` on a torch data set, a loader or a plain LightningDataModule equals a run on flcog's data module with all settings."""
 
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,7 @@ TESTS = TensorDataset(torch.from_numpy(FEATURES[:9]), torch.from_numpy(LABELS[:9
 
 
 class Plain(L.LightningDataModule):
-    """Lightning's own way."""
+    """A data module as Lightning's users write it."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__()

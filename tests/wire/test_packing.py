@@ -1,4 +1,4 @@
-"""Messages as bytes: what comes back is what was sent, and nothing else is accepted."""
+"""Messages as bytes: unpacking gives the packed message, and other bytes are refused."""
 
 import json
 import struct

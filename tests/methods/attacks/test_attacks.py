@@ -1,4 +1,4 @@
-"""Attacks: against numpy, with fixed attackers that skip the other stages, and against their definitions."""
+"""The attacks agree with numpy and with their definitions; attackers are fixed for a run and skip bounds and momentum."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -39,7 +39,7 @@ WHITE = 2.5
 
 
 def trigger(inputs: Tensor, targets: Tensor, share: float = 0.5) -> tuple[Tensor, Tensor]:
-    """The last three features, in the first half of the batch."""
+    """Overwrites the last three features of the first ``share`` of the batch, and sets these samples' targets to 2."""
     inputs, targets = inputs.clone(), targets.clone()
     rows = int(np.ceil(share * len(targets)))
     inputs[:rows, -3:], targets[:rows] = WHITE, 2
@@ -47,11 +47,11 @@ def trigger(inputs: Tensor, targets: Tensor, share: float = 0.5) -> tuple[Tensor
 
 
 def first_direction(round: int, size: int) -> Any:
-    """The harness's seed is 0."""
+    """The first direction that Mimic draws in a run with seed 0, the test harness's seed."""
     return torch.randn(size, generator=make_rng(0, round, "server", "Mimic")).double().numpy()
 
 
-# The attackers are some of the clients, so that clients' numbers matter.
+# random=True, because only some clients are attackers, so clients with equal data differ.
 attack = partial(Case, random=True)
 against = partial(robust.run, attackers=EVIL)
 CASES: dict[str, Case] = {
@@ -219,7 +219,7 @@ def test_attacks_act_before_a_pre_aggregation() -> None:
 
 
 def test_mimic_chooses_in_its_first_rounds_and_then_copies() -> None:
-    """Other clients take part in each round, and in some the copied one does not."""
+    """Every round has another cohort, and in some rounds the copied client does not take part."""
     rng, state, memory, attack, copied = np.random.default_rng(0), {}, {}, Mimic(warmup=3), set()
     everybody = 5 * rng.normal(size=(9, 4))
     for round in range(12):

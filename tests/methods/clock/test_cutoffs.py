@@ -28,7 +28,7 @@ REFUSED: Refusals = {
 
 @dataclass(frozen=True)
 class Quick(Method):
-    """Clients that need more seconds than ``seconds`` stay away."""
+    """Clients that need more than ``seconds`` seconds do not take part."""
 
     seconds: float = 5.0
 
@@ -38,7 +38,10 @@ class Quick(Method):
 
 @pytest.mark.parametrize("options", [{"executor": "loop"}, {"executor": "vmap", "chunk_size": 3}])
 def test_late_clients_might_as_well_have_stayed_away(options: dict[str, str]) -> None:
-    """In the model, the states of clients and the server, and the bytes of uploads. FedDisco's weights depend on the clients."""
+    """Late clients change neither the model, nor clients' states, nor the bytes of uploads.
+
+    FedDisco is in the list because its weights depend on the clients that take part.
+    """
     methods = [SCAFFOLD(), FedDisco()]
     late, absent = (train(*methods, method, **RAGGED, **options) for method in (Deadline(seconds=5.0), Quick()))
     assert distance(late.state, absent.state) < 1e-12
@@ -68,7 +71,7 @@ def test_a_round_of_late_clients_changes_nothing_but_the_time() -> None:
 
 
 def test_the_earlier_of_two_ends_counts() -> None:
-    """Seven of eight clients are selected, the first five count, and of these the clients within the deadline."""
+    """Seven of eight clients are selected; the first five to finish count if they finish within the deadline."""
     for seconds in (5.0, 100.0):
         trainer = train(OverSelect(factor=1.4), Deadline(seconds=seconds), **RAGGED)
         before = 0.0

@@ -1,4 +1,7 @@
-"""FedBuff: a simulation of its events, its limits FedAvg and asynchronous SGD, consequences for other methods, and the resume in flight."""
+"""FedBuff agrees with a simulation of its events, and with FedAvg and asynchronous SGD in special cases.
+
+Further tests combine it with other methods, and resume runs with clients in flight.
+"""
 
 import json
 from dataclasses import dataclass, field, replace
@@ -72,12 +75,12 @@ REFUSED: Refusals = {
 LR = 0.05
 START = np.array([1.0, -0.5, 0.25])
 GRADIENTS = np.einsum("kij,kj->ki", A, START - B)
-"""Of the three quadratics."""
+"""The gradients of the three clients' quadratic losses at ``START``."""
 HALF_NORMAL = SystemModel(seconds_per_step=0.5, download=1000.0, upload=500.0, spread="half-normal")
 
 
 def maps(lr: float = LR) -> list[fedbuff.LocalMap]:
-    """A pass over the 2, 4 and 10 samples of the quadratics' clients."""
+    """The maps from a received model to the clients' models after one pass over their 2, 4 and 10 samples."""
     pairs = [local_map(k, size, lr) for k, size in enumerate(SIZES)]
     return [lambda x, p=p, q=q: p @ x + q for p, q in pairs]  # type: ignore[misc]
 
@@ -113,7 +116,7 @@ def test_it_is_a_simulation_of_the_events(buffer: int, rate: float | None) -> No
 
 @pytest.mark.parametrize("executor", ["loop", "vmap"])
 def test_without_clients_in_flight_it_is_fedavg(executor: str) -> None:
-    """Also BatchNorm's statistics, the methods' states, the bytes, and the time."""
+    """Not only the model is equal, but also BatchNorm's statistics, SCAFFOLD's state, the bytes and the time."""
     one, other = (
         train(HALF_NORMAL, SCAFFOLD(), method, module=classifier(network=BatchNormMLP), executor=executor, rounds=2, **RAGGED)
         for method in (FedBuff(buffer=5), EqualWeights())
@@ -125,7 +128,7 @@ def test_without_clients_in_flight_it_is_fedavg(executor: str) -> None:
 
 
 def test_one_client_at_a_time_is_sgd() -> None:
-    """A buffer of 1 and one client in flight: each step of the server is the client's own."""
+    """With a buffer of 1 and one client in flight, each step of the server sets the model to the client's model."""
     trainer = on_quadratics(FedBuff(concurrency=1, buffer=1, staleness=3.0), RoundRobin(), rounds=7)
     x = np.zeros(3)
     for number in range(7):
@@ -134,7 +137,7 @@ def test_one_client_at_a_time_is_sgd() -> None:
 
 
 def drift(*methods: Method, rounds: int) -> np.ndarray:
-    """The change of the model per learning rate over some rounds of tiny steps. Gradients hardly change."""
+    """The model's change divided by the learning rate, after rounds whose steps are so tiny that gradients hardly change."""
     return (model(on_quadratics(*methods, lr=1e-6, rounds=rounds, start=START)) - START) / 1e-6
 
 
@@ -149,14 +152,14 @@ def test_clients_count_by_the_steps_that_they_take_in_a_second() -> None:
 
 
 def test_fednova_compares_the_clients_of_a_buffer_alone() -> None:
-    """Its factor is the mean number of steps of a round's clients, so it cancels in a round of one client."""
+    """FedNova's factor is the mean number of steps of a round's clients, so it cancels in a round of one client."""
     alone, together = (FedBuff(concurrency=3, buffer=buffer, staleness=0.0) for buffer in (1, 3))
     np.testing.assert_allclose(drift(alone, FedNova(), rounds=17), -20 * GRADIENTS.sum(0), rtol=1e-4)
     np.testing.assert_allclose(drift(together, FedNova(), rounds=1), -np.mean(SIZES) * GRADIENTS.mean(0), rtol=1e-4)
 
 
 def test_scaffold_reaches_the_true_optimum() -> None:
-    """Its second option compares a client's model with the model that this client received, and c remains the mean of all c_k."""
+    """SCAFFOLD's option II compares a client's model with the model that it received, and c stays the mean of all c_k."""
     method = FedBuff(concurrency=3, buffer=2)
     own, plain = (model(on_quadratics(method, *more, lr=0.1, rounds=25)) for more in ([SCAFFOLD()], []))
     assert np.linalg.norm(own - optimum(EQUAL)) < 3e-3 < 0.05 < np.linalg.norm(plain - optimum(EQUAL))
@@ -178,11 +181,11 @@ def test_momentum_is_that_of_fedavgm() -> None:
     "methods", [(FedRep(),), (TopK(fraction=0.5),), (EncodedBroadcast(codec=TopK(fraction=0.25)),)], ids=repr
 )
 def test_bytes_take_time_and_count_where_they_flow(methods: tuple[Method, ...]) -> None:
-    """Downloads at the start and uploads at the arrival. A client that was measured for its upload trains once."""
+    """Downloads count when a client starts, and uploads when it arrives. To measure its upload, a client trains only once."""
     up = SystemModel(seconds_per_step=0.0, download=None, upload=1.0)
     rows = train(up, *methods, FedBuff(buffer=3), local_steps=1, rounds=4).rows
     sizes = [row["comm/up_bytes"] / 3 for row in rows]
-    # Each round ends with a client that has started with it, beside the two that an earlier round has left.
+    # Two clients from earlier rounds arrive first. The third arrival, which ends the round, started in this round.
     assert [row["time/simulated"] for row in rows] == [sizes[0], 2 * sizes[0], 3 * sizes[0], 4 * sizes[0]]
     assert len(set(sizes)) == 1 and all(row["clients/in_flight"] == 2 for row in rows)
     down = SystemModel(seconds_per_step=0.0, download=1.0, upload=None)
@@ -222,7 +225,7 @@ def test_clients_that_drop_out_leave_their_place_free() -> None:
 
 @dataclass(frozen=True)
 class Absent(Method):
-    """All clients drop out, and may be asked once in a round."""
+    """All clients drop out, and a client that is asked twice in a round fails the test."""
 
     asked: list[tuple[int, int]] = field(default_factory=list)
 
@@ -408,7 +411,7 @@ def updates_and_seconds(method: Method, seed: int, target: float = 0.9) -> tuple
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", [0, 1, 2])
 def test_it_reaches_a_target_with_fewer_updates_and_in_less_time(seed: int) -> None:
-    """Fifty clients with half-normal times train at the same time, and ten arrivals make a step of the server."""
+    """Fifty clients with half-normal times train at the same time, and the server takes a step after every ten arrivals."""
     ends = [updates_and_seconds(method, seed) for method in (EqualWeights(), FedBuff(buffer=10))]
     updates, seconds = np.divide(*ends)
     print(f"seed {seed}: FedAvg {ends[0]}, FedBuff {ends[1]}: {updates:.2f} times the updates, {seconds:.2f} times the seconds")

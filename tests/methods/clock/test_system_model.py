@@ -1,4 +1,4 @@
-"""Simulated time: durations by hand, the spread of speeds, files, and the columns of a run."""
+"""SystemModel's durations equal a computation by hand; speeds can come from a file, and runs have columns of time."""
 
 import json
 from functools import partial
@@ -30,13 +30,13 @@ PER_CLIENT = {"spread": "half-normal", "seconds_per_step": 0.5, "download": 1000
 
 
 def unit(count: int, field: str) -> Work:
-    """The work of one step, or of one byte, for each of some clients."""
+    """One step, or one byte, of work for each of ``count`` clients; ``field`` chooses between them."""
     zeros = Work(np.arange(count), *(np.zeros(count) for _ in range(3)))
     return zeros._replace(**{field: np.ones(count)})
 
 
 def durations(model: SystemModel, steps: list[int], clients: list[int], down: float, up: float) -> np.ndarray:
-    """The terms of the docstring, from the seconds of one step and one byte of every client."""
+    """The terms in SystemModel's docstring, computed from each client's seconds per step and per byte."""
     per = {field: model.seconds(unit(8, field), 0)[clients] for field in ("steps", "down", "up")}
     found: np.ndarray = np.array(steps) * per["steps"] + down * per["down"] + up * per["up"]
     return found
@@ -58,7 +58,7 @@ def test_the_columns_are_those_of_the_ledgers_bytes() -> None:
 
 
 def test_masked_parameters_take_no_time() -> None:
-    """FedRep's clients keep their heads."""
+    """FedRep's clients do not upload their heads."""
     trainer = train(SystemModel(seconds_per_step=0, download=None, upload=1.0), FedRep(), clients_per_round=1.0)
     assert trainer.rows[2]["time/simulated"] - trainer.rows[1]["time/simulated"] == trainer.rows[2]["comm/up_bytes"] / 8
 
@@ -127,7 +127,7 @@ def test_two_clocks_are_refused() -> None:
 
 
 def test_availability_follows_the_clock(tmp_path: Path) -> None:
-    """Client k is available from second 10 k, and a round takes 4 seconds, or 10 without a client."""
+    """Client k is available from second 10 k + 5, and a round takes 4 seconds, or 10 without a client."""
     trace = tmp_path / "trace.csv"
     trace.write_text("client,from,until\n" + "".join(f"{client},{10 * client + 5},1000\n" for client in range(8)))
     clock = SystemModel(seconds_per_step=1, download=None, upload=None)

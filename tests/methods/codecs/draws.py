@@ -1,4 +1,4 @@
-"""The random numbers of a run of seed 0 in float64, for the references."""
+"""The random numbers that codecs draw in a float64 run with seed 0, for the references."""
 
 from functools import partial
 from typing import Any
@@ -27,7 +27,7 @@ def uniforms_of(method: str, depth: int = 0) -> partial[np.ndarray]:
 
 
 def positions(fraction: float, round: int, client: int, place: int, size: int) -> np.ndarray:
-    """RandomK's positions: where a hash of the sent seed is largest."""
+    """RandomK's positions, where hashes of the sent seed are largest."""
     hashes = words(noise_of("RandomK", round, client, place).seed(), 0, (size,)).numpy()
     return np.sort(np.argsort(-hashes)[: max(1, round_half_even(fraction * size))])
 
@@ -37,7 +37,7 @@ def round_half_even(value: float) -> int:
 
 
 def signs_and_uniforms(round: int, client: int, place: int, size: int) -> tuple[Any, Any]:
-    """RotatedQuantize's random signs, and uniform numbers, for the next power of two."""
+    """RotatedQuantize's random signs and uniform numbers, for the size rounded up to a power of two."""
     width = 1 << (size - 1).bit_length()
     hashes = words(noise_of("RotatedQuantize", round, client, place).seed(), 0, (width,)).numpy()
     return np.where(hashes < 0, -1.0, 1.0), uniform("RotatedQuantize", 0, round, client, place, width)

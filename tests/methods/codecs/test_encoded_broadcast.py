@@ -1,4 +1,4 @@
-"""The broadcast through a codec: its bytes, the server's error feedback, and clients that have missed rounds."""
+"""EncodedBroadcast: the bytes of the broadcast, the server's error feedback, and clients that have missed rounds."""
 
 from collections.abc import Sequence
 from functools import partial
@@ -105,7 +105,10 @@ def test_clients_see_the_decoded_model_statistics_and_states(executor: str) -> N
 
 
 def distance_from_the_optimum(codec: Codec) -> float:
-    """Of gradient descent on 1/2 ||x - b||^2, with a large error of alternating sign in a tenth of the coordinates."""
+    """The largest distance from the optimum after gradient descent on 1/2 ||x - b||^2 with an encoded broadcast.
+
+    The gradients of the first ten coordinates have a large error of alternating sign; only the other ninety are measured.
+    """
     method, optimum, state = EncodedBroadcast(codec), torch.ones(100, dtype=torch.float64), dict[str, Any]()
     x, error = torch.zeros(100, dtype=torch.float64), torch.zeros(100, dtype=torch.float64)
     error[:10] = 5.0

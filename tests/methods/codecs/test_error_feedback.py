@@ -24,7 +24,10 @@ SIZE, CLIENTS = 64, 4
 
 
 def distance_from_the_optimum(codec: Codec, rounds: int = 200) -> float:
-    """Of clients' quadratics c_k / 2 ||x - b_k||^2 whose gradients at the common optimum are large and opposed."""
+    """The relative distance from the optimum after descent on the clients' quadratics c_k / 2 ||x - b_k||^2.
+
+    At the common optimum, the clients' gradients are large and cancel each other.
+    """
     rng = torch.Generator().manual_seed(0)
     centres = 3 * torch.randn(CLIENTS, SIZE, generator=rng, dtype=torch.float64) ** 3
     curvatures = torch.linspace(0.5, 1.5, CLIENTS, dtype=torch.float64)

@@ -1,4 +1,4 @@
-"""Envelopes of 16-bit numbers."""
+"""LowPrecision sends envelopes of 16-bit numbers."""
 
 from functools import partial
 
@@ -39,7 +39,7 @@ def test_bytes_of_all_but_tiny_tensors_are_halved_for_every_sender() -> None:
                 train(*methods, *codec, module=module, precision="32-true", rounds=1, executor=executor).ledger
                 for codec in ((), (LowPrecision(),))
             )
-            reports = full.up.pop("FedDisco", 0), half.up.pop("FedDisco", 0)  # a number of each client, before round 1
+            reports = full.up.pop("FedDisco", 0), half.up.pop("FedDisco", 0)  # one number from each client, before round 1
             assert reports[0] == reports[1] and half.down["model"] == full.down["model"]
             assert all(bytes / 2 <= half.up[sender] < 0.6 * bytes for sender, bytes in full.up.items() if bytes)
 

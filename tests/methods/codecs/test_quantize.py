@@ -1,4 +1,4 @@
-"""Numbers of a few bits."""
+"""Quantize rounds numbers to a few bits."""
 
 from functools import partial
 
@@ -78,7 +78,7 @@ def test_all_levels_of_the_bits_are_used() -> None:
         torch.testing.assert_close(levels, torch.linspace(-1, 1, 2**bits - 1, dtype=torch.float64))
     v = torch.tensor(
         [1.0, 0.5, 0.25, 0.0], dtype=torch.float64
-    )  # of norm below 1.2, so that 7 levels round each number in two ways
+    )  # the norm is below 1.2, so each number but 0 is rounded to either of two levels
     found = torch.func.vmap(lambda key: decoded(Quantize(bits=4, bucket=None), v, key))(torch.arange(200)) / v.norm() * 7
     assert torch.equal(found.round().unique(), torch.tensor([0, 1, 2, 3, 4, 6, 7], dtype=torch.float64))
     torch.testing.assert_close(found, found.round())

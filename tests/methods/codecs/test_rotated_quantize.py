@@ -1,4 +1,4 @@
-"""Numbers of a few bits after a random rotation."""
+"""RotatedQuantize rounds numbers to a few bits after a random rotation."""
 
 from functools import partial
 

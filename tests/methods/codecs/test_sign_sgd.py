@@ -1,4 +1,4 @@
-"""One bit for each number."""
+"""SignSGD sends one bit for each number."""
 
 from functools import partial
 
@@ -39,7 +39,7 @@ def test_a_number_costs_one_bit() -> None:
 
 
 def test_the_vote_follows_the_majority_of_the_clients() -> None:
-    """Whatever the magnitudes: one client of five with changes a thousand times as large is outvoted."""
+    """Magnitudes do not count: a client with changes a thousand times as large is outvoted by four others."""
     changes = torch.randn(5, 40, dtype=torch.float64)
     changes[0] *= 1000
     codec, received = SignSGD(combine="majority"), GlobalModel({}, {})
@@ -58,7 +58,7 @@ def test_the_vote_follows_the_majority_of_the_clients() -> None:
 
 
 def test_methods_that_step_at_the_server_see_the_vote() -> None:
-    """Whatever the order of the list."""
+    """The order of the methods has no effect."""
     one, other = (
         train(*methods) for methods in ((SignSGD(combine="majority"), FedAvgM()), (FedAvgM(), SignSGD(combine="majority")))
     )

@@ -1,4 +1,4 @@
-"""Codecs that send some numbers of each tensor."""
+"""TopK and RandomK send only some numbers of each tensor."""
 
 from functools import partial
 
@@ -22,7 +22,7 @@ def top_k(v: codecs.Vector, u: object, inner: codecs.Compress = lambda v, u: v) 
 
 
 def quantized(v: codecs.Vector, u: codecs.Vector) -> codecs.Vector:
-    """The values of the inner codec, which are sent unchanged if they are fewer than 16."""
+    """The values after the inner codec, which leaves fewer than 16 values unchanged."""
     return v if len(v) < 16 else codecs.qsgd(v, u[: len(v)], bits=3, contract=True)
 
 

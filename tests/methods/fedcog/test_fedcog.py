@@ -1,4 +1,4 @@
-"""FedCOG and what observes it: against the paper in plain torch, by hand, and as a user runs it."""
+"""FedCOG and its observers agree with the paper in plain torch and with computations by hand, and run as a user runs them."""
 
 import copy
 import dataclasses
@@ -51,11 +51,11 @@ pytestmark = pytest.mark.filterwarnings("error")
 
 
 TINY = FedCOG(num_samples=10, steps=4, lr=0.1, lambda_dis=2.0, lambda_kd=0.7, batch_size=4)
-"""Few samples, but weights that leave no term out of sight."""
+"""Few samples, and weights so large that every term of the loss has a visible effect."""
 
 
 def draws_of(method: FedCOG, data: flcog.FederatedDataModule) -> Callable[[int, int], tuple[Tensor, Tensor]]:
-    """The noise and labels that a run of seed 0 in float64 draws."""
+    """The noise and labels that a float64 run with seed 0 draws."""
 
     def draws(round: int, client: int) -> tuple[Tensor, Tensor]:
         precision = torch.get_default_dtype()
@@ -69,7 +69,7 @@ def draws_of(method: FedCOG, data: flcog.FederatedDataModule) -> Callable[[int, 
 
 
 def run_reference(problem: Problem, method: FedCOG, data: flcog.FederatedDataModule) -> State:
-    """The reference with a method's settings and a run's draws; a method without inputs gets none."""
+    """The reference with a method's settings and a run's draws, without distillation if the method generates no inputs."""
     distils = method.num_samples > 0
     method = method if distils else replace(method, num_samples=1)
     names = ("steps", "lambda_dis", "lambda_kd", "lr", "batch_size", "betas", "divergence")
@@ -130,7 +130,7 @@ def expected(method: FedCOG, trainer: RecordingTrainer, before: flcog.ClientModu
 
 
 def small() -> dict[str, Any]:
-    """Three clients in every round, so that each has a model of the round before."""
+    """Three clients that all train in every round, so that each has a model of the previous round."""
     return {"data": TinyData(order=(0, 1, 2)), "clients_per_round": 1.0, "local_steps": 3}
 
 
@@ -192,7 +192,7 @@ def test_options_change_what_they_should() -> None:
     state = train(apart, **small()).state
     for name, value in changes.items():
         assert distance(train(dataclasses.replace(apart, **{name: value}), **small()).state, state) > 1e-7, name
-    tested = {"generation_batch_size", "generator"}  # below
+    tested = {"generation_batch_size", "generator"}  # tested below
     assert changes.keys() | tested == {field.name for field in dataclasses.fields(FedCOG)}
 
 
@@ -241,7 +241,7 @@ def test_resume_is_bitwise(executor: str, tmp_path: Path) -> None:
     assert without_times(resumed.rows)[2:] == without_times(whole.rows)[2:]
 
 
-# Its halves -------------------------------------------------------------------------------------------------------------------------
+# Generation and distillation --------------------------------------------------------------------------------------------------------
 
 
 def test_disagreement_is_equation_2() -> None:
@@ -298,7 +298,7 @@ def test_generation_lowers_its_loss_and_batches_are_independent() -> None:
     with torch.no_grad():
         assert target_loss(networks[0](made), labels) < 0.7 * target_loss(networks[0](noise), labels)
         assert disagreement(*(network(made) for network in networks)) < disagreement(*(network(noise) for network in networks))
-    # Adam does not feel the mean's divisor, up to its epsilon.
+    # Except for its epsilon, Adam does not depend on the divisor of the mean.
     torch.testing.assert_close(
         generate(noise, labels, *networks, lambda_dis=0.5, steps=60, lr=0.05, batch_size=4), made, rtol=1e-4, atol=1e-4
     )
@@ -352,7 +352,7 @@ def test_small_batches_and_generator_on_images(changes: dict[str, Any]) -> None:
 
 
 def test_a_generator_is_trained_beside_what_it_is_fed() -> None:
-    """Against torch's own layers and optimiser."""
+    """The result equals that with torch's own layers and optimiser."""
     torch.set_default_dtype(torch.float64)
     torch.manual_seed(0)
     network = nn.Sequential(nn.Linear(image_generator.LATENT, 8192), nn.Unflatten(1, (128, 8, 8)), nn.Upsample((9, 8)))

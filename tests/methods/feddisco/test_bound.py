@@ -1,4 +1,4 @@
-"""The bound that FedDisco's weights come from: its proof, its minimiser, and its command."""
+"""The bound from the proof of FedDisco's weights: its last inequality, its minimiser, and its command."""
 
 import itertools
 from typing import Any
@@ -20,7 +20,7 @@ def random_bound(seed: int, num_clients: int = 4, **options: Any) -> Bound:
 
 
 def by_the_last_inequality_of_the_proof(bound: Bound, p: np.ndarray) -> float:
-    """Eq. 46, averaged over rounds and solved for the squared gradient, term by term as it stands there."""
+    """Equation 46 of the paper, term by term, averaged over rounds and solved for the squared gradient."""
     tau, eta, L, sigma, B = bound.tau, bound.eta, bound.L, bound.sigma, bound.B
     num_clients, A = len(p), 2 * bound.tau * (bound.tau - 1) * bound.eta**2 * bound.L**2
     mismatch = 2 * num_clients * sum((bound.n[k] - p[k]) ** 2 for k in range(num_clients))
@@ -51,7 +51,7 @@ def test_it_says_nothing_of_weights_too_far_from_the_shares() -> None:
 
 
 def test_it_bounds_fedavg_with_any_weights() -> None:
-    """Quadratic losses, whose constants are known: L the largest curvature, B the least that assumption 4.4 allows on the way."""
+    """The losses are quadratic with known constants: L bounds the curvatures, and B is the least value that meets assumption 4.4."""
     rng, tau, eta, T = np.random.default_rng(0), 5, 0.05, 30
     n, p, d = np.array([0.5, 0.3, 0.2]), np.array([0.46, 0.31, 0.23]), np.array([0.3, 0.5, 0.9])
     curvatures, optima = rng.uniform(0.5, 1.0, (3, 2)), rng.normal(size=(3, 2))
@@ -114,7 +114,7 @@ def test_the_tightest_weights_are_those_of_a_search() -> None:
     np.testing.assert_allclose(tightest, grid[int(np.argmin(values))], atol=1 / 200)
     assert bound.original(tightest) <= min(values)
     assert bound.original(tightest) < 0.99 * bound.original(bound.n), "weights by dataset size are not the best"
-    # Dinkelbach: at that value of lambda the reformulation has the same minimiser, and is 0 there.
+    # Dinkelbach: with lambda equal to the least value, the reformulation has the same minimiser, and its value there is 0.
     least = bound.original(tightest)
     np.testing.assert_allclose(bound.minimiser(least), tightest, atol=1e-6)
     assert bound.reformulated(tightest, least) == pytest.approx(0, abs=1e-9)
@@ -122,7 +122,7 @@ def test_the_tightest_weights_are_those_of_a_search() -> None:
 
 @pytest.mark.parametrize("seed", range(4))
 def test_its_minimiser_has_feddiscos_form(seed: int) -> None:
-    """Eq. 2 and 3: weights proportional to n - a d + b, by the method itself."""
+    """FedDisco itself computes the weights of equations 2 and 3, proportional to n - a d + b."""
     bound = random_bound(seed)
     a, b = bound.coefficients(1.0)
     assert a > 0 and b > 0
@@ -147,7 +147,7 @@ def test_projection_by_search() -> None:
 
 
 def test_table_6(capsys: pytest.CaptureFixture[str]) -> None:
-    """400 steps of descent on the reformulated form: both forms fall from line to line."""
+    """In 400 steps of descent on the reformulated bound, both forms of the bound fall from line to line."""
     main(["feddisco-bound"])
     lines = capsys.readouterr().out.splitlines()
     table = [[float(value) for value in line.split()] for line in lines[1:6]]

@@ -1,4 +1,4 @@
-"""``flcog feddisco-exploration`` against the same in plain torch, and as a user runs it."""
+"""``flcog feddisco-exploration`` agrees with plain torch, and runs as a command."""
 
 import copy
 import csv

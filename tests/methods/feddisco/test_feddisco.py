@@ -1,4 +1,4 @@
-"""FedDisco's weights against its paper, for any metric, target and kind of label, and as its configs run it."""
+"""FedDisco's weights agree with its paper for any metric, target and kind of label, and its configs run."""
 
 import copy
 import math
@@ -79,7 +79,7 @@ def test_weights_that_are_all_zero_are_not_used() -> None:
     assert_close(trainer.state, train(clients_per_round=2, rounds=1).state, 1e-15)
 
 
-# Labels that are few, or none --------------------------------------------------------------------------------------------------------
+# Few labels or none ------------------------------------------------------------------------------------------------------------------
 
 
 def regression(values: list[float], clients: list[list[int]] | None = None) -> Federation:
@@ -92,8 +92,8 @@ def regression(values: list[float], clients: list[list[int]] | None = None) -> F
     "values",
     [
         [0.0] * 70 + list(range(1, 31)),
-        [0.0] * 5 + [1.0] * 5,  # the median lies between, and no value below it but above 0
-        [float(x) for x in range(20)] + [30.0] * 80,  # an edge at the largest value, above which there is none
+        [0.0] * 5 + [1.0] * 5,  # the median, 0.5, is between the two values
+        [float(x) for x in range(20)] + [30.0] * 80,  # an edge would equal the largest value, with an empty bin above it
         [2.0] * 12,
         [float(x) for x in range(57)],
     ],
@@ -127,7 +127,7 @@ def test_no_label_is_as_bad_as_one(metric: str, target: list[float]) -> None:
 
 
 def test_no_label_where_some_labels_do_not_occur() -> None:
-    target = torch.tensor([3, 1, 0])  # KL to what nobody has would be infinite
+    target = torch.tensor([3, 1, 0])  # KL for the third class would be infinite, so it is left out
     assert discrepancy(torch.zeros(3), target) == pytest.approx(np.log(4))
     assert discrepancy(torch.zeros(3), target, "cosine") == 1
     assert discrepancy(torch.zeros(3), torch.zeros(3)) == 0
@@ -136,7 +136,7 @@ def test_no_label_where_some_labels_do_not_occur() -> None:
 @pytest.mark.parametrize("target", ["uniform", "global"])
 def test_a_client_without_labels_does_not_count_most(target: Any) -> None:
     class Unlabelled(TinyData):
-        """Client 0's samples carry no label."""
+        """Client 0's samples have no label."""
 
         def load(self) -> Any:
             splits = super().load()

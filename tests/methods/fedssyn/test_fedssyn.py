@@ -1,4 +1,4 @@
-"""Fedssyn: what is exchanged, where it is kept, and that it can be stopped, looked at and gone on with."""
+"""Fedssyn: which data clients exchange, where the data are kept, and that a run can be stopped, inspected and resumed."""
 
 import dataclasses
 import math
@@ -37,7 +37,7 @@ TINY_VAE = BetaVAE(latent=2, hidden=8, epochs=2, batch_size=8, lr=0.01)
 NONE = Fedssyn(share="none")
 
 
-# Which data the clients get is compared with the paper in test_fedssyn.py. Here: that the rounds run on exactly those.
+# These cases check that the rounds train on exactly the exchanged data. The tests below compare the data with the paper.
 CASES: dict[str, Case] = {
     "Fedssyn": Case(Fedssyn(generator=TINY_VAE, num_images=6), fedavg.run, neutral=NONE, random=True),
     "Fedssyn-local": Case(
@@ -63,12 +63,12 @@ REFUSED: Refusals = {
 
 
 trained: list[int] = []
-"""Samples of each training of a ``Stamp``."""
+"""The number of samples in each training of a ``Stamp``."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Stamp(DataGenerator):
-    """Makes samples that can be told apart: random rows. Fails at its ``fail_at``-th training."""
+    """Makes random rows, so that no two samples are equal. Raises KeyboardInterrupt after ``fail_at`` trainings."""
 
     fail_at: int | None = dataclasses.field(default=None, repr=False)
 
@@ -86,7 +86,7 @@ def _forget() -> None:
 
 
 class Images(flcog.FederatedDataModule):
-    """Bytes of 8x8 grey pixels, 20 for each of four clients."""
+    """Grey 8x8 images as bytes, 20 for each of four clients."""
 
     num_classes = 3
     class_names = ("a", "b/c", "d")
@@ -109,13 +109,13 @@ class Flat(nn.Module):
 
 
 def exchanged(method: Fedssyn, data: flcog.FederatedDataModule | None = None) -> tuple[Any, SampleExchange]:
-    """The federation after the exchange, and what became of it."""
+    """A trainer after the exchange of data, and the result of the exchange."""
     trainer = make_trainer(None, method)
     trainer.prepare(classifier(), data or TinyData())
     return trainer, trainer.run.engine.exchanges["Fedssyn"]
 
 
-# What is exchanged ------------------------------------------------------------------------------------------------------------------
+# The exchanged data -----------------------------------------------------------------------------------------------------------------
 
 
 def test_everything_sent_is_dealt_out_evenly_once() -> None:
@@ -128,13 +128,13 @@ def test_everything_sent_is_dealt_out_evenly_once() -> None:
         own = federation.partition.client(client)
         assert own[:size].tolist() == before.partition.client(client).tolist()
         assert own[size:].tolist() == exchange.received.client(client).tolist()
-        # From others too: it is shuffled over all.
+        # A client also receives samples of others, because the samples of all clients are shuffled.
         assert len({(row - first) // 6 for row in own[size:]}) > 2
         assert exchange.shares[client] == 6 / (size + 6)
     assert torch.equal(federation.train.inputs[:first], before.train.inputs)
     rows = federation.train.inputs[first:]
     assert len(rows.unique(dim=0)) == 48
-    assert federation.split.hash == before.partition.hash  # what papers cite is the real samples' split
+    assert federation.split.hash == before.partition.hash  # the hash that papers cite is still the real samples' split
 
 
 def test_labels_follow_the_subset() -> None:
@@ -184,7 +184,7 @@ def test_even_split_against_pouring_one_by_one() -> None:
 
 
 def test_clients_may_train_on_what_they_receive_alone() -> None:
-    """The same images, dealt out in the same way, and nothing else."""
+    """Clients train on the same images, dealt out in the same way, and on no other samples."""
     both, others = (exchanged(Fedssyn(generator=Stamp(), num_images=6, keep_own=keep))[1] for keep in (True, False))
     trainer, exchange = exchanged(Fedssyn(generator=Stamp(), num_images=6, keep_own=False))
     federation = trainer.run.federation
@@ -205,7 +205,7 @@ def test_local_data_stay_where_they_are() -> None:
     shuffled, _ = exchanged(Fedssyn(generator=Stamp(), num_images=6))
     assert torch.equal(
         shuffled.federation.train.inputs, trainer.run.federation.train.inputs
-    )  # the same images, dealt out otherwise
+    )  # the same images, dealt out differently
 
 
 @pytest.mark.parametrize("p", [0.25, 1.0, None])
@@ -233,7 +233,7 @@ def test_shuffling_all_data_makes_clients_alike() -> None:
 
 
 def test_what_is_sent_is_counted_once(tmp_path: Path) -> None:
-    """2 M_s + 2 R M_c for each client, Table A.2."""
+    """Each client's traffic is 2 M_s + 2 R M_c, as in table A.2 of the paper."""
     trainer = fit(
         tmp_path, Fedssyn(generator=Stamp(), num_images=6), RoundsToTarget(0.0), clients_per_round=1.0, eval_every=1, rounds=2
     )
@@ -261,7 +261,7 @@ def test_data_on_disk_are_not_copied() -> None:
     assert samples.gather(torch.tensor([6, 1])).tolist() == [[99, 99], [2, 3]]
 
 
-# Where it is kept -------------------------------------------------------------------------------------------------------------------
+# Where the data are kept ------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.slow
@@ -280,7 +280,7 @@ def test_a_killed_run_goes_on_with_the_client_it_was_at(tmp_path: Path, capsys: 
     assert len(trained) == 5 and "making 5 of 8 sets" in capsys.readouterr().out
     assert torch.equal(resumed.federation.train.inputs, whole.federation.train.inputs)
     assert all(torch.equal(resumed.params[name], value) for name, value in whole.params.items())
-    resumed.test(classifier(), TinyData(), ckpt_path=str(resumed.run_dir))  # neither this nor a further run makes anything
+    resumed.test(classifier(), TinyData(), ckpt_path=str(resumed.run_dir))  # neither this test nor another run generates data
     run("killed")
     fit(tmp_path / "killed", Fedssyn(generator=Stamp(), num_images=6, share="local", p=0.2), rounds=1)
     assert len(trained) == 5
@@ -327,7 +327,7 @@ def test_one_changed_sample_makes_other_data(tmp_path: Path) -> None:
 
     assert fingerprint(inputs) == fingerprint(inputs.clone()) != fingerprint(changed)
     assert fingerprint(inputs.numpy()) != fingerprint(changed.numpy())
-    # Inputs on disk are not all read: that their file was written anew tells.
+    # Inputs on disk are not read completely: the file's time of modification reveals the change.
     file = tmp_path / "inputs.npy"
     np.save(file, inputs.numpy())
     before = fingerprint(np.load(file, mmap_mode="r"))
@@ -353,7 +353,7 @@ def test_a_run_does_not_go_on_with_other_data(tmp_path: Path) -> None:
     assert first.run_dir is not None
     last = first.run_dir / "checkpoints" / "last.ckpt"
     expected = f"{last} was written by a run in which Fedssyn gave the clients other data: the files in {folder} were changed or replaced"
-    for options in ({}, {"p": 0.1}):  # changed settings are refused by themselves, and other data even where they are meant
+    for options in ({}, {"p": 0.1}):  # the second run allows changed settings, but not changed data
         with pytest.raises(ValueError, match=re.escape(expected)) as error:
             run(2, **options)
         assert "\n" not in str(error.value)
@@ -429,7 +429,7 @@ def test_configs_are_read(path: Path) -> None:
     for callback, given in zip(callbacks, written["trainer"]["callbacks+"], strict=True):
         arguments = dict(given.get("init_args", {}))
         if "generator" in arguments:
-            # What a config does not mention is the class's own default, nested settings included.
+            # Settings that a config leaves out have the class's defaults, nested settings included.
             generator = arguments["generator"]
             values = dict(generator["init_args"])
             if "privacy" in values:

@@ -1,4 +1,4 @@
-"""What users of Fedssyn type: ``flcog synthesize`` and the study of shuffling."""
+"""Fedssyn's commands: ``flcog synthesize`` and the study of shuffling."""
 
 import csv
 import sys
@@ -44,17 +44,17 @@ def test_what_people_delete_is_not_sent(tmp_path: Path, capsys: pytest.CaptureFi
     assert len(images) == 15 and not list(Path("runs").glob("*/checkpoints"))
     for path in images[3:8]:
         path.unlink()
-    assert export_images(folder, Digits(num_clients=3).federation)[1:] == (10, 15)  # what is gone stays gone
+    assert export_images(folder, Digits(num_clients=3).federation)[1:] == (10, 15)  # deleted images are not written again
     assert "Fedssyn: clients train on" in run("fit", *arguments)
     (directory,) = [path for path in Path("runs").iterdir() if path.name != "synthetic"]
     assert (directory / "synthetic.csv").is_file() and (directory / "figures" / "synthetic-images-000000.png").is_file()
-    # Ten images of 28x28 bytes and a label each.
+    # Ten images of 28x28 bytes, each with a label of 8 bytes.
     assert f"{10 * (28 * 28 + 8)}" in str(flcog.run.checkpoint.read(directory / "checkpoints" / "last.ckpt")["ledger"])
 
 
 @pytest.mark.slow
 def test_rounds_of_the_study_are_those_of_a_run() -> None:
-    """The closed form against the trainer, on shuffled clients."""
+    """The study's closed form counts the same rounds as the trainer on shuffled clients."""
     data = {"num_clients": 4, "dimension": 3, "samples_per_client": 10, "zeta": 10.0, "partitioner": Shuffled(0.3, Natural())}
     problem = problem_of(Quadratics(**data), local_steps=5, start=1.0)  # type: ignore[arg-type]
     assert np.allclose(problem.optimum, Quadratics(**data).optimum.numpy(), atol=1e-12)  # type: ignore[arg-type]
@@ -74,7 +74,7 @@ def test_rounds_of_the_study_are_those_of_a_run() -> None:
         counted = problem.rounds(np.array([lr]), targets)[0]
         for ours, theirs in zip(counted, expected, strict=True):
             assert ours == theirs or (theirs is None and ours >= 25)
-    assert counted[-1] == np.inf  # it ends beside the optimum
+    assert counted[-1] == np.inf  # the rounds converge to a point beside the optimum, so the smallest target is never reached
     rounds, rates = problem.tuned(np.array([0.01]))
     lr = 1e-6
     powers = (1 - lr * problem.curvatures) ** 5
@@ -93,12 +93,12 @@ def test_the_study_of_shuffling(capsys: pytest.CaptureFixture[str], tmp_path: Pa
     assert [row["p"] for row in rows] == [0, 0.2, 0.5]
     first = rows[0]
     for row in rows[1:]:
-        # Super-linear: fewer than in proportion to what is not shuffled, and the theory says so only with L_p.
+        # Rounds fall faster than in proportion to the unshuffled share; the theory predicts fewer with L_p than with fixed L.
         assert row["rounds"] < (1 - row["p"]) * first["rounds"]
         assert row["rounds_theory"] < row["rounds_fixed_l"] < first["rounds"]
         assert row["zeta"] == pytest.approx(row["zeta_theory"], rel=0.05)
         assert row["smoothness"] == (1 - row["p"]) * 100 + row["p"] * 38.5
-        # What the counted rounds really go with, about (1 - p)^2.
+        # The counted rounds are in proportion to the drift, which falls about as (1 - p)^2.
         assert row["ratio"] == pytest.approx(row["ratio_drift"], rel=0.03)
         assert row["ratio_drift"] == pytest.approx((1 - row["p"]) ** 2, rel=0.15)
     assert (tmp_path / "study" / "figure.png").is_file()

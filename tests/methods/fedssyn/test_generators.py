@@ -1,4 +1,4 @@
-"""Fedssyn's generators: the autoencoder, the GAN and the diffusion model against their papers."""
+"""Fedssyn's generators (an autoencoder, a GAN and a diffusion model) agree with their papers."""
 
 import math
 from itertools import product
@@ -67,7 +67,7 @@ GENERATORS = {
 SHAPES = [(1, 8, 8), (3, 11, 9), (6,)]
 
 
-# One shape is enough for the diffusion model, which is the slowest and makes no rows.
+# One shape is enough for the diffusion model, which is the slowest and generates no rows of a table.
 @pytest.mark.parametrize(("name", "shape"), [*product(["vae", "conditional vae", "gan"], SHAPES), ("ddpm", (3, 11, 9))], ids=str)
 def test_a_generator_makes_what_it_was_given(name: str, shape: tuple[int, ...]) -> None:
     inputs, labels = torch.rand(9, *shape), torch.arange(9) % 3
@@ -99,7 +99,7 @@ def test_a_generator_that_diverged_is_no_source_of_data() -> None:
 
 @pytest.mark.slow
 def test_generators_learn_the_classes() -> None:
-    """A table whose classes lie at -2 and 2: so do the samples."""
+    """The classes of a table are at -2 and 2, and so are the generated samples."""
     torch.manual_seed(0)
     labels = torch.arange(60) % 2
     inputs = (4.0 * labels - 2)[:, None] + 0.1 * torch.randn(60, 3)
@@ -130,7 +130,7 @@ def test_the_autoencoder_is_that_of_burgess() -> None:
     )
     linears = [(m.in_features, m.out_features) for m in network.modules() if isinstance(m, nn.Linear)]
     assert linears == [(512, 256), (256, 256), (256, 20), (10, 256), (256, 256), (256, 512)]
-    # Its loss is the evidence bound: reconstruction summed over pixels.
+    # Its loss is the evidence bound, with the reconstruction error summed over pixels.
     images, labels = torch.rand(2, 1, 64, 64), torch.zeros(2, dtype=torch.long)
     torch.manual_seed(3)
     error, divergence = network(images, labels)
@@ -174,7 +174,7 @@ def test_the_schedule_is_the_cosine() -> None:
 
 
 def test_the_sampler_finds_what_the_network_knows(monkeypatch: pytest.MonkeyPatch) -> None:
-    """If the network predicts the noise of images that are constant in each class, those images are drawn."""
+    """If the network predicts the noise of images that are constant within each class, the sampler draws these images."""
     generator = DDPM(diffusion_steps=40, sampling_steps=10, epochs=1, lr=1e-9)
     alpha_bar = generator.scheduler().alphas_cumprod
     values = torch.tensor([-0.8, 0.5])
@@ -195,12 +195,12 @@ def test_the_sampler_finds_what_the_network_knows(monkeypatch: pytest.MonkeyPatc
     inputs = ((values[labels] + 1) / 2).view(-1, 1, 1, 1).expand(8, 1, 8, 8)
     sample = generator.train(inputs, labels, 2, lambda epoch, figures: losses.append(figures["loss"]))
     made = sample(torch.tensor([1, 0])).detach()
-    assert losses[0] < 1e-8  # the loss asks for exactly that noise
+    assert losses[0] < 1e-8  # the loss is 0 for exactly this noise
     torch.testing.assert_close(made, ((values[[1, 0]] + 1) / 2).view(2, 1, 1, 1).expand(2, 1, 8, 8), atol=1e-4, rtol=0)
 
 
 class Scale(nn.Module):
-    """A network of one weight, which remembers what it was asked."""
+    """A network with one weight, which records this weight and its inputs at each call."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -215,7 +215,7 @@ class Scale(nn.Module):
 
 
 def trained_scale(monkeypatch: pytest.MonkeyPatch, **options: Any) -> Scale:
-    """Trained on images that are black on the left and white on the right."""
+    """A ``Scale`` that was trained on images that are black on the left and white on the right."""
     network = Scale()
     monkeypatch.setattr(DDPM, "network", lambda self, *shape: network)
     inputs = torch.tensor([0.0, 1.0]).repeat_interleave(4).expand(64, 1, 8, 8)
@@ -249,7 +249,10 @@ def test_dropout_is_the_networks() -> None:
 
 @pytest.mark.slow
 def test_images_come_from_a_moving_average_of_the_weights() -> None:
-    """Of the weights after each step, as the optimiser's hook sees them; its decay warms up, so that nothing of the start is left."""
+    """The average is over the weights after each step, which a hook of the optimiser records.
+
+    Its decay warms up, so that the average keeps no trace of the initial weights.
+    """
     seen: list[Tensor] = []
     networks: list[nn.Module] = []
 

@@ -1,4 +1,4 @@
-"""Noise, dissimilarity and shift against numpy, closed forms and Lemma 1 of Fedssyn."""
+"""The noise, dissimilarity and shift of gradients agree with numpy, closed forms and Lemma 1 of Fedssyn's paper."""
 
 from functools import partial
 from pathlib import Path
@@ -23,7 +23,7 @@ SGD = partial(torch.optim.SGD, lr=0.01)
 
 
 def gradients(module: Any, federation: Federation, rows: np.ndarray) -> np.ndarray:
-    """One by one, by plain autograd, in double precision."""
+    """The gradient of each sample, by plain autograd in double precision."""
     network, values = module.model.double(), []
     for row in rows:
         inputs, targets = federation.train.inputs[row][None].double(), federation.train.targets[row][None]
@@ -99,22 +99,22 @@ def test_clients_with_the_same_data_do_not_differ() -> None:
 
 @pytest.mark.parametrize("p", [0.1, 0.6])
 def test_the_lemma_holds_on_quadratics(p: float) -> None:
-    """In expectation over what is shuffled, and with D~ = D but for the draw."""
+    """The lemma holds in expectation over the shuffled samples. D~ equals D except for the random draw."""
     problem = quadratics()
     figures = [at(problem, Fedssyn(share="real", p=p), seed=seed) for seed in range(8)]
     mean = {name: float(np.mean([row[name] for row in figures])) for name in figures[0]}
     assert mean["p"] == pytest.approx(p)
     assert mean["noise"] <= 1.02 * mean["noise_bound"]
-    # What clients receive is a finite draw, which adds a difference of the size of the noise over the number of samples.
+    # Clients receive finitely many samples, which adds a difference of about the noise divided by the number of samples.
     slack = mean["noise_shared"] * p**2 / (p * 40) + mean["noise_before"] * (1 - p) ** 2 * p / (1 - p) / 40
     assert mean["dissimilarity"] <= 1.1 * (mean["dissimilarity_bound"] + slack)
     assert mean["dissimilarity_bound"] == pytest.approx((1 - p) ** 2 * problem.dissimilarity, rel=1e-5)
-    # The bound is no empty promise: it is met within a quarter.
+    # The bound is tight: the noise is at most a quarter below it.
     assert mean["noise"] > 0.75 * mean["noise_bound"]
 
 
 def test_the_bound_is_an_equality_for_mixtures() -> None:
-    """With D^_i = (1-p) D_i + p D~ exactly, and its terms the clients' means."""
+    """The mixtures are exactly D^_i = (1-p) D_i + p D~, and the bound's terms are means over clients."""
     rng, p = np.random.default_rng(0), 0.3
     clients = [rng.normal(loc=rng.normal(size=4), size=(20, 4)) for _ in range(5)]
     shared = rng.normal(size=(50, 4))

@@ -1,4 +1,4 @@
-"""Generators trained in private: clipped gradients, the noise's size, and what the accountant says of it."""
+"""Private training of generators: clipped gradients, the size of the noise, and the accountant's epsilon."""
 
 import copy
 import dataclasses
@@ -31,7 +31,7 @@ REFUSED: Refusals = {
 
 
 def critic_loss(network: Any, inputs: Tensor, labels: Tensor) -> Tensor:
-    """Two passes through the network in one loss, as the GAN's discriminator has."""
+    """A loss with two passes through the network, like the loss of the GAN's discriminator."""
     return F.softplus(-network(inputs)[:, 0]) + F.softplus(network(inputs + 1)[:, 0])
 
 
@@ -73,7 +73,7 @@ UNET = DDPM(width=4, multipliers=(1, 2), blocks=1, attention=1, head_dim=4, drop
     ("network", "loss"),
     [
         (lambda: Autoencoder((1, 8, 8), 2, 4, 8, 3), vae_loss),  # transposed convolutions
-        (lambda: Critic((1, 8, 8), 4, 3), gan_loss),  # twice through everything, an embedding too
+        (lambda: Critic((1, 8, 8), 4, 3), gan_loss),  # two passes through every layer, including an embedding
         (lambda: UNET.network(1, 8, 3), unet_loss),
     ],
     ids=["vae", "gan", "ddpm"],
@@ -88,7 +88,7 @@ def test_image_layers_have_gradients_of_each_sample(network: Any, loss: Any, mon
         for i in range(5)
     ]
     norms = torch.stack([torch.cat([slope.flatten() for slope in slopes]).norm() for slopes in gradients])
-    longest = float(norms.median())  # some are cut
+    longest = float(norms.median())  # the longer gradients are clipped
     privacy = PrivateTraining(noise_multiplier=1e-9, max_grad_norm=longest, physical_batch_size=3)
     optimizer = torch.optim.SGD(trained_network.parameters(), lr=1 / longest)
     Training(trained_network, loss, optimizer, inputs, labels, 1, 5, lambda *_: None, privacy).run()
@@ -100,7 +100,7 @@ def test_image_layers_have_gradients_of_each_sample(network: Any, loss: Any, mon
 @pytest.mark.slow
 def test_secret_noise_does_not_follow_from_the_seed(tmp_path: Path) -> None:
     def trained_weight(privacy: PrivateTraining) -> tuple[Tensor, Tensor]:
-        """A private step without any gradient, which is the noise alone, and a release."""
+        """The weight after a private step without gradient, which is only noise, and a release of zeros."""
         torch.manual_seed(3)
         network = nn.Linear(40, 1, bias=False)
         nn.init.zeros_(network.weight)
@@ -113,7 +113,7 @@ def test_secret_noise_does_not_follow_from_the_seed(tmp_path: Path) -> None:
     noise, released = trained_weight(public)
     torch.manual_seed(3)
     nn.Linear(40, 1, bias=False)
-    torch.rand(10)  # who takes part
+    torch.rand(10)  # the draw that decides which samples take part
     torch.testing.assert_close(noise, -torch.normal(0.0, 3.0, (1, 40)) / 10)
     torch.testing.assert_close(released, 3.0 * torch.randn(40))
     (first, first_released), (second, second_released) = trained_weight(secret), trained_weight(secret)
@@ -135,7 +135,7 @@ def test_secret_noise_does_not_follow_from_the_seed(tmp_path: Path) -> None:
 
 
 def test_the_private_setting_fits_its_budget() -> None:
-    """Of the paper's clients, 75 % of 5,000 images, at every length that the table compares."""
+    """The paper's clients train on 75 % of 5,000 images. Their epsilon is computed for every number of epochs in the table."""
     config = yaml.safe_load((ROOT / "configs/methods/fedssyn-private.yaml").read_text())
     given = config["trainer"]["callbacks+"][0]["init_args"]
     options, size = given["generator"]["init_args"], round(given["rho"] * 5000)
@@ -192,12 +192,12 @@ def test_private_means_of_latents_are_noisy_and_paid_for() -> None:
     budget = Budget(privacy, extra_releases=1)
     accountant.step(noise_multiplier=2.0, sample_rate=1.0)
     expected = accountant.get_epsilon(delta=1e-5)
-    assert budget.epsilon() == pytest.approx(expected)  # what is still to come counts
+    assert budget.epsilon() == pytest.approx(expected)  # the release that is still to come counts
     labels = torch.arange(40000) % 2
     latents = torch.tensor([[0.5, 0.0], [0.0, 30.0]])[labels]
     means = class_means(latents, labels, 2, budget)
     assert budget.epsilon() == pytest.approx(expected) and budget.extra_releases == 0
-    # Latents are cut to a norm of sqrt(2), so that no sample weighs more than the noise allows for.
+    # Latents are clipped to a norm of sqrt(2), so that no sample contributes more than the noise is made for.
     torch.testing.assert_close(means, torch.tensor([[0.5, 0.0], [0.0, 2**0.5]]), atol=2e-3, rtol=0)
     assert not torch.equal(means, torch.tensor([[0.5, 0.0], [0.0, 2**0.5]]))
     rows: list[Tensor] = []

@@ -1,5 +1,7 @@
-"""Table 3 of FedWalk's paper: the four ImageNet classes nearest to each class of CIFAR-10, best first, as printed: three rows name a
-class twice."""
+"""Table 3 of FedWalk's paper, as printed: the four ImageNet classes nearest to each class of CIFAR-10, the nearest first.
+
+Three rows name a class twice.
+"""
 
 CIFAR10_TOP4 = {
     "airplane": ("n04552348", "n02690373", "n02687172", "n04552348"),

@@ -1,4 +1,4 @@
-"""Small leashes, and the references of runs with them."""
+"""Small leash data sets, and the references of runs with them."""
 
 import math
 from collections.abc import Callable
@@ -21,11 +21,11 @@ from flcog.datamodules import ArrayData
 from flcog.models import Dropout, FeatureModel
 
 WIDTH = 8
-"""Features of the tiny networks."""
+"""The number of features of the tiny networks."""
 
 
 def tiny_leash(num_classes: int = 5, task: str = "classification", **options: Any) -> ArrayData:
-    """26 samples, of which a step takes 4: a shuffled pass has six steps and leaves two samples out."""
+    """26 samples in batches of 4: a shuffled pass has six steps and leaves two samples out."""
     draws = torch.Generator().manual_seed(7)
     inputs = torch.randn(26, NUM_FEATURES, generator=draws)
     scores = inputs @ torch.randn(NUM_FEATURES, num_classes, generator=draws)
@@ -70,7 +70,7 @@ def reference(leash: Callable[[], ArrayData], shared: bool = False, **arguments:
 
 
 def pretraining(num_classes: int, shared: bool, seed: int = 0, **arguments: Any) -> Callable[[Problem], State]:
-    """The paper's comparison arm."""
+    """The reference for pre-training on the leash, which the paper compares with FedWalk."""
 
     def run(problem: Problem) -> State:
         head = None if shared else own_head(num_classes, seed, "leash", "head")
@@ -87,7 +87,7 @@ def columns(rows: list[dict[str, float]]) -> list[dict[str, float]]:
 
 
 class BatchNormNet(FeatureModel):
-    """Features whose statistics are averaged over clients, and moved by leash steps in training mode."""
+    """A network with BatchNorm, whose statistics are averaged over clients and changed by leash steps in training mode."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -100,7 +100,7 @@ class BatchNormNet(FeatureModel):
 
 
 class NoisyNet(BatchNormNet):
-    """Both kinds of dropout, after features that BatchNorm does not touch."""
+    """A network with both kinds of dropout, flcog's and torch's, and without BatchNorm."""
 
     def __init__(self) -> None:
         super().__init__()

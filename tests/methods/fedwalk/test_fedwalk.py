@@ -1,4 +1,4 @@
-"""FedWalk against its paper: its two losses, its schedules, the leash's forms."""
+"""FedWalk agrees with its paper: its two losses, its schedules, and all forms of the leash."""
 
 import copy
 import math
@@ -38,7 +38,7 @@ pytestmark = pytest.mark.filterwarnings("error")
 
 
 def double_classifier(*arguments: Any) -> flcog.ClientModule:
-    """Pre-training is in the precision in which the module comes."""
+    """A classifier in float64, because pre-training keeps the module's precision."""
     return classifier(*arguments).double()
 
 
@@ -158,7 +158,7 @@ def test_plain_means_with_equal_weights() -> None:
 
 
 def test_by_default_the_leashs_step_is_the_clients_of_that_round() -> None:
-    """gamma_t = eta_t, whatever schedule the clients have."""
+    """gamma_t = eta_t for any schedule of the clients."""
 
     def scheduled(lr: Any) -> Any:
         module = flcog.Classifier(classifier().model, optimizer=SGD, lr_schedule=Piecewise([1.0, 0.3, 0.2], [1, 2]))
@@ -201,7 +201,7 @@ def test_the_head_stays_on_the_server_and_a_client_sends_one_number() -> None:
     for before, after in zip(plain.rows, leashed.rows, strict=True):
         assert after["comm/down_bytes"] == before["comm/down_bytes"]
         assert after["comm/up_bytes"] == before["comm/up_bytes"] + 5 * 8
-    # The model's own head is no part of the leash's task: in one round only the features move.
+    # The leash's loss does not use the model's own head: in one round, the leash moves only the features.
     once, plain_once = train(FedWalk(leash=tiny_leash(), tau=ALWAYS), rounds=1), train(rounds=1)
     moved = {name for name, value in once.params.items() if not torch.equal(value, plain_once.params[name])}
     assert moved and not any("head" in name for name in moved) and moved < once.params.keys()
@@ -214,7 +214,7 @@ def test_resumed_runs_go_on_to_the_bit(tmp_path: Path) -> None:
     whole, half = (fit(tmp_path, method(), module=module(), rounds=rounds) for rounds in (4, 2))
     assert half.run_dir is not None
     saved = torch.load(half.run_dir / "checkpoints" / "last.ckpt", weights_only=True)["servers"]["FedWalk"]
-    # The runs part in the middle of a pass over the leash.
+    # The half run ends in the middle of a pass over the leash.
     assert int(saved["rounds"]) == 2 and int(saved["steps"]) % 6 == 4
     resumed = fit(tmp_path, method(), module=module(), rounds=4, ckpt_path=str(half.run_dir))
     assert len(resumed.recorded) == 2
@@ -224,7 +224,7 @@ def test_resumed_runs_go_on_to_the_bit(tmp_path: Path) -> None:
 
 @dataclass(frozen=True)
 class Watch(Method):
-    """Listed before FedWalk: the buffers that the server has until then, with a copy of their values."""
+    """Listed before FedWalk, it records the server's buffers before the leash steps, with a copy of their values."""
 
     seen: list[tuple[Params, Params]] = field(default_factory=list)
 

@@ -1,4 +1,4 @@
-"""The papers' leash classes and rates, and the configs and tables that name them."""
+"""The leash classes and learning rates of the paper, and the configs and tables that use them."""
 
 import hashlib
 import warnings
@@ -35,7 +35,7 @@ PRINTED = {
     "cifar10_hh": "3cb2aa934554eecef722cd67be470b810bbb9717a7e2a450749fc09f5418d614",
     "cifar100_lh": "8952ec53b34f8678b3f21afb41d8f450b98a6cf8e1fcd444d688143dc4d185f1",
 }
-"""SHA-256 of the lists as the paper prints them, read off its text and joined by commas."""
+"""SHA-256 digests of the lists as the paper prints them, joined by commas."""
 
 
 def test_the_papers_classes() -> None:
@@ -67,7 +67,7 @@ def configured(monkeypatch: pytest.MonkeyPatch, command_line: None) -> Iterator[
 
 
 RATES = Piecewise([1e-2, 1e-3, 1e-4, 1e-5], [34, 67, 100])
-"""The paper's eta = gamma, the last from round 100 on; the earlier boundaries are ours."""
+"""The paper's learning rates, eta = gamma. The paper starts the last one in round 100; the earlier boundaries are ours."""
 
 
 LEASHED_ROWS = {
@@ -82,8 +82,10 @@ LEASHED_ROWS = {
     ("fedwalk-short", "FedWalk"): ("cifar10_tiny_imagenet", Piecewise([0.0, 0.5, 1.0], [67, 134])),
     ("fedwalk-short", "pre-training"): ("cifar10_tiny_imagenet", 0.05),
 }
-"""Of our tables' rows: the leash's classes, and tau, or the learning rate of pre-training. Values of tau are the paper's (section
-5.1), the rounds ours."""
+"""For each row of our tables: the leash's classes, and tau or, for pre-training, the learning rate.
+
+The values of tau are the paper's (section 5.1); the rounds at which they change are ours.
+"""
 
 
 @pytest.mark.usefixtures("configured")

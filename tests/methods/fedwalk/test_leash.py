@@ -1,4 +1,4 @@
-"""The steps on a leash: the model's mode in them, and the samples that they take."""
+"""Leash steps: the mode of the model, and the samples of each step."""
 
 import copy
 from typing import Any
@@ -33,7 +33,7 @@ def test_batchnorm(mode: Any, executor: str) -> None:
     trainer = train(FedWalk(leash=tiny_leash(), tau=ALWAYS, num_steps=2, mode=mode), module=module, executor=executor)
     run = reference(tiny_leash, tau=ALWAYS, steps=2, mode=mode)
     assert_close(trainer.state, run(problem_of(trainer, before, SGD), trace=trace))
-    # A client's own loss is that of its model in evaluation mode, with its own statistics.
+    # A client's own loss is computed by its model in evaluation mode, with its own statistics.
     for ours, theirs in zip(columns(trainer.rows), trace, strict=True):
         assert ours == pytest.approx(theirs, rel=1e-9)
 
@@ -79,7 +79,7 @@ def test_leash_steps_pass_over_all_samples_in_turn() -> None:
 
 
 class Shaken(ArrayData):
-    """Moves every sample by as much as its key says."""
+    """Data whose augmentation adds a number that depends on the sample's key."""
 
     def augment(self) -> Augment | None:
         return lambda inputs, keys: inputs + torch.from_numpy(keys % 7).to(inputs)[:, None]

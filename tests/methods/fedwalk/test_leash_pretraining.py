@@ -1,4 +1,4 @@
-"""The arm that FedWalk is compared with: pre-training on the leash."""
+"""Pre-training on the leash, which FedWalk's paper compares with FedWalk."""
 
 import copy
 from typing import Any

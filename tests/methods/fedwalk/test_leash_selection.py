@@ -1,4 +1,4 @@
-"""Choosing a leash's classes: the paper's prompt, answers good and bad, the offline rankers, and the command around them."""
+"""The choice of a leash's classes: the paper's prompt, valid and invalid answers, the offline rankers, and the command."""
 
 import ast
 import json
@@ -52,7 +52,7 @@ def test_the_prompts_reference_list_is_one_of_the_labels() -> None:
     assert listed is not None
     shown = ast.literal_eval(listed[1])
     assert shown[1] == "n02123045 tabby, tabby cat" and len(shown) == len(REFERENCE)
-    # Whatever of it an answer repeats is understood.
+    # An answer may repeat the labels as the prompt shows them.
     answer = json.dumps({"cat": [shown[1], shown[2]], "polar bear": [shown[6], shown[7]]})
     assert list(read_answer(answer, CLASSES, REFERENCE, 2)["polar bear"]) == ["n02992529", "n09999999"]
 
@@ -99,7 +99,7 @@ def test_bad_answers_say_what_is_wrong(answer: object, message: str) -> None:
 
 @pytest.mark.parametrize("with_ids", [False, True])
 def test_labels_that_differ_in_capitals_alone_are_not_confused(with_ids: bool) -> None:
-    """ImageNet's Cardigan is a dog, its cardigan a garment."""
+    """In ImageNet, Cardigan is a dog and cardigan a garment."""
     dog, garment = ("n02113186", "n02963159") if with_ids else ("Cardigan", "cardigan")
     reference = {dog: "Cardigan", garment: "cardigan", "pullover": "pullover"} if with_ids else read_reference("imagenet")
     for answer, label in (("Cardigan", dog), ("cardigan", garment), (f"{dog} Cardigan", dog)):
@@ -157,7 +157,7 @@ def test_spelling_finds_what_is_called_alike() -> None:
 
 
 class Word:
-    """A meaning that is a number: similar to its neighbours."""
+    """A stand-in for a WordNet meaning: a number, which is more similar to nearer numbers."""
 
     def __init__(self, place: float) -> None:
         self.place = place

@@ -24,7 +24,7 @@ pytestmark = pytest.mark.filterwarnings("error")
 
 
 class Plain(L.LightningModule):
-    """Known only by its training step."""
+    """A LightningModule that has only a training step and an optimiser."""
 
     def __init__(self) -> None:
         super().__init__()

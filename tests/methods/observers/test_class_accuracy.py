@@ -1,4 +1,4 @@
-"""Accuracy by class, and by groups of classes of like frequency: FedDisco's Figure 8."""
+"""Accuracy by class, and by groups of classes with similar frequencies, as in FedDisco's Figure 8."""
 
 import copy
 import math
@@ -15,7 +15,7 @@ from flcog.callbacks.observers.class_accuracy import frequency_groups
 
 
 def test_classes_fall_into_groups_by_frequency() -> None:
-    """The paper's: categories 1 to 4, 5 to 7 and 8 to 10 of an exponentially imbalanced CIFAR-10."""
+    """The groups are the paper's: categories 1 to 4, 5 to 7 and 8 to 10 of an exponentially imbalanced CIFAR-10."""
     counts = torch.tensor([5000 * 10 ** (-c / 9) for c in range(10)])
     groups = frequency_groups(counts, 0.4, 0.3)
     assert [group.tolist() for group in groups.values()] == [[0, 1, 2, 3], [4, 5, 6], [7, 8, 9]]
@@ -28,7 +28,7 @@ def test_accuracy_by_class(methods: Any, tmp_path: Path) -> None:
     trainer = fit(tmp_path, ClassAccuracy(head=0.34, tail=0.34), *methods, module=module, data=data, eval_every=1, rounds=2)
     federation = data.federation
     assert federation.test is not None
-    # The mean of the clients is what FedDyn is evaluated at.
+    # FedDyn is evaluated at the mean of the clients' models.
     model = copy.deepcopy(module.model)
     model.load_state_dict({name.removeprefix("model."): value for name, value in trainer.run.evaluated_params().items()})
     with torch.no_grad():
@@ -42,7 +42,7 @@ def test_accuracy_by_class(methods: Any, tmp_path: Path) -> None:
     # The tiny training set holds 14, 15 and 51 samples of its classes.
     groups = [row[f"test/class_accuracy_{name}"] for name in ("head", "middle", "tail")]
     assert groups == pytest.approx([by_class[2], by_class[1], by_class[0]], abs=1e-9)
-    assert row["test/class_accuracy_mean"] == pytest.approx(row["test/accuracy"])  # a balanced test set
+    assert row["test/class_accuracy_mean"] == pytest.approx(row["test/accuracy"])  # the test set is balanced
     assert trainer.run_dir is not None and (trainer.run_dir / "figures/class_accuracy-000002.png").is_file()
 
 

@@ -1,4 +1,4 @@
-"""Variance across clients, FedDisco's Table 12, and runs that these observers refuse."""
+"""The variance across clients of FedDisco's Table 12, and runs that ClientFairness and ClassAccuracy refuse."""
 
 from functools import partial
 from pathlib import Path

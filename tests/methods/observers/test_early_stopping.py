@@ -1,4 +1,4 @@
-"""When a run stops early, and that a resumed run goes on counting."""
+"""When a run stops early, and that a resumed run continues to count."""
 
 from functools import partial
 from pathlib import Path
@@ -20,7 +20,7 @@ from flcog.run.observers.defaults import default_observers
 from flcog.run.observers.progress import ProgressBar
 
 STANDSTILL = partial(torch.optim.SGD, lr=0.0)
-"""An optimiser under which no metric ever changes."""
+"""An optimiser with learning rate 0, so that no metric ever changes."""
 
 
 @pytest.mark.parametrize(("eval_every", "last"), [(1, 3), (2, 6)])
@@ -92,7 +92,7 @@ def test_early_stopping_goes_on_counting_after_a_resume_and_stays_stopped(tmp_pa
 
     assert resumed(4, 9) == 5
     assert resumed(4, 9) == 5
-    assert resumed(8, 6) == 7  # each has its own counter: the second's was at 4 of 6
+    assert resumed(8, 6) == 7  # each observer has its own counter, and the second one was at 4 of 6
     assert resumed(8, 9) == 9
 
 

@@ -1,4 +1,4 @@
-"""LocalModels: it trains as FedAvg does, and measures clients' models before they are averaged."""
+"""LocalModels trains as FedAvg does, and measures clients' models before they are averaged."""
 
 import copy
 from pathlib import Path
@@ -54,7 +54,7 @@ def own_labels(federation: Federation, client: int) -> list[int]:
 
 
 def reweighted(model: nn.Module, samples: Samples, own: list[int]) -> float:
-    """The mean, over the client's samples, of the accuracy on the test samples of each one's label."""
+    """The accuracy on the test samples of each label, averaged over the labels of the client's own samples."""
     of_label = {label: accuracy(model, samples, np.flatnonzero(samples.targets == label)) for label in set(own)}
     return float(np.mean([of_label[label] for label in own]))
 

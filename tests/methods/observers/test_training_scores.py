@@ -1,4 +1,4 @@
-"""TrainingScores: the global model on all that the clients train on, in every round and where the test set liked it best."""
+"""TrainingScores evaluates the global model on the clients' training samples, every round and where the test score is best."""
 
 import copy
 from pathlib import Path
@@ -17,7 +17,7 @@ pytestmark = pytest.mark.filterwarnings("error")
 
 @pytest.mark.parametrize("methods", [(), (FedDyn(alpha=0.1),)], ids=["fedavg", "feddyn"])
 def test_it_is_the_model_on_the_pooled_samples(methods: Any, tmp_path: Path) -> None:
-    """What is held out of a client is not trained on; of FedDyn the mean of the clients is evaluated."""
+    """Held-out samples of clients do not count, and FedDyn is evaluated at the mean of the clients' models."""
     module, data = classifier(), TinyData(client_test=0.3)
     trainer = fit(tmp_path, TrainingScores(), *methods, module=module, data=data, eval_every=1, rounds=2)
     model, partition = copy.deepcopy(module.model), data.federation.partition
@@ -31,7 +31,7 @@ def test_it_is_the_model_on_the_pooled_samples(methods: Any, tmp_path: Path) -> 
 
 
 def test_the_chosen_model_is_the_first_of_the_best(tmp_path: Path) -> None:
-    """FedWalk's Table 2: the global model with the highest test accuracy is the final one."""
+    """As in FedWalk's Table 2, the final model is the global model with the highest test accuracy."""
     rows = fit(tmp_path, TrainingScores(), module=classifier(MOMENTUM), eval_every=1, rounds=8).history
     for count in range(1, 9):
         best = max(rows[:count], key=lambda row: row["test/accuracy"])

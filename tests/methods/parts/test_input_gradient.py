@@ -1,4 +1,4 @@
-"""Gradients by inputs against torch's own."""
+"""Inside InputGradients, the gradients of convolutions equal torch's own."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""Random numbers from keys: their laws, and that other keys, steps and streams give others."""
+"""Random numbers from keys have the right distributions; other keys, steps and streams give independent numbers."""
 
 import pytest
 import torch

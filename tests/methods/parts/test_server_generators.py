@@ -1,4 +1,4 @@
-"""The networks that make inputs on the server, and the views of what they make."""
+"""The networks that generate inputs on the server, and random views of these inputs."""
 
 import pytest
 import torch

@@ -67,7 +67,7 @@ def test_without_amplification_epsilon_is_that_of_one_gaussian_mechanism(
 
 
 def test_rounds_of_a_known_cohort_may_be_fractions() -> None:
-    """The noise of fewer clients costs more than a round."""
+    """If the noise of some clients is missing, a round costs more than one round."""
     known = Sampling(100, 0.1, known=True)
     assert epsilon(known, 5.0, 8 / 6, 1e-5) == pytest.approx(epsilon(known, 5.0 * (6 / 8) ** 0.5, 1, 1e-5))
 
@@ -119,7 +119,7 @@ def test_the_accountant_is_imported_on_first_use() -> None:
 def test_orders_that_are_left_out_cause_no_warning(
     caplog: pytest.LogCaptureFixture, recwarn: pytest.WarningsRecorder, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    epsilons(Sampling(100, 0.5), 20.0, 1, 1e-5)  # whose RDP leaves out a dozen orders
+    epsilons(Sampling(100, 0.5), 20.0, 1, 1e-5)  # here, RDP leaves out a dozen orders
     assert not caplog.records and not recwarn.list and capfd.readouterr().err == ""
 
 

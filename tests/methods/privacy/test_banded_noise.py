@@ -1,4 +1,4 @@
-"""Noise that is correlated over rounds: its law, its closed forms, the pauses of clients, and the epsilon that follows."""
+"""Noise that is correlated over rounds: its distribution, its closed forms, the pauses of clients, and epsilon."""
 
 import itertools
 import math
@@ -29,7 +29,7 @@ REFUSED: Refusals = {
 
 pytestmark = pytest.mark.usefixtures(quick_accountant.__name__)
 TWO = {"clients_per_round": 2}
-"""Of eight clients, so that each can rest for three rounds."""
+"""Two of eight clients train per round, so that each client can pause for three rounds."""
 
 
 def banded(bands: int, separation: int | None = None, **options: Any) -> DPFedAvg:
@@ -37,7 +37,10 @@ def banded(bands: int, separation: int | None = None, **options: Any) -> DPFedAv
 
 
 def matrix(rounds: int, bands: int) -> np.ndarray:
-    """C: the first coefficients of 1 / sqrt(1 - x), binom(-1/2, k) (-1)^k, divided by the largest norm of a column."""
+    """The matrix C, whose bands are the first coefficients of 1 / sqrt(1 - x), divided by the largest norm of a column.
+
+    Coefficient k is binom(-1/2, k) (-1)^k.
+    """
     found = np.zeros((rounds, rounds))
     for row, column in itertools.product(range(rounds), repeat=2):
         if 0 <= row - column < bands:
@@ -46,7 +49,7 @@ def matrix(rounds: int, bands: int) -> np.ndarray:
 
 
 def patterns(rounds: int, separation: int) -> Iterator[np.ndarray]:
-    """All sets of rounds with this distance, as vectors of 0 and 1."""
+    """All sets of rounds that are at least ``separation`` apart, as vectors of 0 and 1."""
     for taken in itertools.product([0, 1], repeat=rounds):
         if (np.diff(np.flatnonzero(taken)) >= separation).all():
             yield np.array(taken, float)
@@ -86,7 +89,7 @@ def test_the_error_of_sums_has_its_closed_form(bands: int) -> None:
     factor = ones @ np.linalg.inv(matrix(rounds, bands))
     ratio = np.linalg.norm(factor) / np.linalg.norm(ones)
     assert BandedNoise(bands).error(rounds) == pytest.approx(ratio, rel=1e-12)
-    if bands == rounds:  # then C is the square root of A up to its norm: the sum of binom(2 k, k)^2 / 16^k over all places
+    if bands == rounds:  # C is the square root of A up to its norm, and the error sums binom(2 k, k)^2 / 16^k over all entries
         roots = special.binom(2 * np.arange(rounds), np.arange(rounds)) / 4.0 ** np.arange(rounds)
         closed = (roots**2 @ np.arange(rounds, 0, -1)) * (roots @ roots) / (rounds * (rounds + 1) / 2)
         assert ratio**2 == pytest.approx(closed, rel=1e-9)
@@ -109,7 +112,7 @@ def test_the_sensitivity_is_the_largest_over_all_participations() -> None:
 
 
 def test_a_repeated_round_counts_as_a_participation_of_every_client() -> None:
-    """A killed run has released two rounds after round 3 that it repeats: both paths see the clients of rounds 1 to 3."""
+    """A killed run released two rounds after round 3, and repeats them: both paths have the same clients in rounds 1 to 3."""
     before, lost, rounds, bands = 3, 2, 7, 3
     c, most = matrix(rounds, bands), 0.0
     for main in patterns(rounds, bands):

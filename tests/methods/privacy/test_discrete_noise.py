@@ -1,4 +1,4 @@
-"""Discrete noise in secure sums: the sampler, the published bound, whole numbers, clients that are lost, and the budget."""
+"""Discrete noise in secure sums: the sampler, the published bound, whole numbers, lost clients, and the budget."""
 
 import math
 from functools import partial
@@ -22,14 +22,14 @@ from flcog.core.types import Params
 from flcog.method import Context, Method, SealedUploads, Upload
 
 STILL = partial(torch.optim.SGD, lr=0.0)
-"""Clients that change nothing, so that the model moves by noise alone."""
+"""An optimiser that changes nothing, so that only noise moves the model."""
 
 private = partial(DPFedAvg, clip=0.5, noise_multiplier=2.0, noise_at="clients")
 
 
 @pytest.fixture(autouse=True)
 def quick_accountant(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One unit of epsilon for a round in which all expected clients arrive."""
+    """Replaces the accountant: a round costs epsilon 1 if all expected clients arrive."""
     monkeypatch.setattr(guarantee, "epsilon", lambda sampling, noise, rounds, delta: float(rounds))
 
 
@@ -37,7 +37,7 @@ def quick_accountant(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def chances(std: float, reach: int) -> np.ndarray:
-    """Of the whole numbers from -reach to reach."""
+    """The probabilities of the whole numbers from -reach to reach under the discrete Gaussian."""
     weights = np.exp(-(np.arange(-reach, reach + 1.0) ** 2) / (2 * std**2))
     return weights / weights.sum()
 
@@ -55,13 +55,13 @@ def test_the_sampler_has_the_probabilities_of_the_discrete_gaussian(log_std: int
     found, expected = np.append(found[often], rare[0]), np.append(expected[often], rare[1])
     expected *= found.sum() / expected.sum()
     assert stats.chisquare(found, expected).pvalue > 1e-3
-    if width > 1:  # the last digits, too
+    if width > 1:  # the lowest six bits are uniform
         assert stats.chisquare(np.bincount(values & 63, minlength=64)).pvalue > 1e-3
 
 
 def test_random_words_are_uniform_below_any_number() -> None:
     words = RandomWords(b"5ec3e7")
-    for span in (3, 8, 3 << 61):  # the last one draws a quarter of the words again
+    for span in (3, 8, 3 << 61):  # for the last span, a quarter of the words is rejected and drawn again
         found = words.below(span, 20_000)
         assert int(found.max()) < span
         assert stats.chisquare(np.bincount((found.astype(float) * min(span, 12) / span).astype(int))).pvalue > 1e-3
@@ -72,7 +72,7 @@ def test_random_words_are_uniform_below_any_number() -> None:
 
 
 def divergence(chance: np.ndarray, shift: int, order: float) -> float:
-    """Renyi's divergence between a distribution and itself, shifted. The tails that are left out have a chance below 1e-30."""
+    """The Renyi divergence between a distribution and its shifted copy. The missing tails have a probability below 1e-30."""
     one, other = (np.log(part) for part in (chance[shift:], chance[: len(chance) - shift]))
     return float(np.logaddexp.reduce(order * one + (1 - order) * other) / (order - 1))
 
@@ -91,7 +91,7 @@ def test_sums_keep_to_the_published_bound(std: float, clients: int) -> None:
             bound = order * shift**2 / (2 * clients * std**2)
             found = divergence(chance, shift, order)
             assert found <= bound + tau + 1e-9
-            if std > 1:  # and no smaller bound would do
+            if std > 1:  # the bound is tight
                 assert found == pytest.approx(bound, rel=1e-6)
 
 
@@ -110,7 +110,7 @@ def test_rounding_is_part_of_the_largest_norm() -> None:
         assert float(numbers.double().norm()) <= length
         clipped = values * min(1.0, bound / float(values.norm()))
         assert float((unit * numbers - clipped).abs().max()) <= unit * (0.5 + 1e-5)
-    tight = rounded(torch.ones(size).double(), bound, unit, int(bound / unit))  # as if a client's norm were wrong in its digits
+    tight = rounded(torch.ones(size).double(), bound, unit, int(bound / unit))  # as if a client's norm were inexact
     assert float(tight.double().norm()) <= int(bound / unit)
     assert not rounded(torch.full((4,), math.nan, dtype=torch.float64), bound, unit, length).any()
 
@@ -164,7 +164,7 @@ def test_noise_has_its_size_in_the_model_and_is_independent() -> None:
     rounds = torch.stack(moved)
     size, total = rounds.shape[1], math.hypot(0.5, 0.5)
     longest = 5**0.5 * 2**14 / 2
-    expected = 2 * total / 5 * longest / (longest - math.sqrt(2 * size) / 2)  # of the model and of SCAFFOLD's message
+    expected = 2 * total / 5 * longest / (longest - math.sqrt(2 * size) / 2)  # 2 size: the model and SCAFFOLD's message
     assert float(rounds.std()) == pytest.approx(expected, rel=0.05)
     assert stats.kstest((rounds / expected).flatten().numpy(), "norm").pvalue > 1e-4
     off = torch.corrcoef(rounds)[~torch.eye(20, dtype=torch.bool)]
@@ -233,7 +233,7 @@ def test_spending_is_recorded_with_its_price_and_resumes(tmp_path: Path) -> None
     text = (first.run_dir / "spending.yaml").read_text()
     paid = float(first.servers["DPFedAvg"]["paid"])
     assert float(text.removeprefix("rounds_paid: ")) == paid
-    # As after a kill: the rounds after the checkpoint have been released, and count.
+    # As after a kill, the rounds after the checkpoint have been released, so they count.
     resumed = fit(
         tmp_path, *methods, rounds=2, ckpt_path=str(first.run_dir / "checkpoints" / "round-000001.ckpt"), clients_per_round=4
     )
@@ -268,7 +268,7 @@ def test_repeatable_noise_resumes_bit_for_bit(tmp_path: Path) -> None:
             [],
             "have room for numbers up to .* Set bits to 64, or raise noise_multiplier",
         ),
-        (  # there is room for the four clients that are expected
+        (  # there is room for the four expected clients, but not for all eight
             {"bits": 32},
             {"noise_multiplier": 1.64e-4},
             [PoissonSampling(rate=0.5)],

@@ -1,4 +1,4 @@
-"""Differentially private averaging: bounds, noise, budgets, and everything that stays secret."""
+"""Differentially private averaging: bounds, noise, budgets, and the facts that must stay secret."""
 
 import json
 import math
@@ -58,7 +58,7 @@ from flcog.method import Callback, ClientView, Context, Envelope, GlobalModel, M
 
 NO_NOISE = partial(DPFedAvg, noise_multiplier=0.0, repeatable=True)
 STILL = partial(torch.optim.SGD, lr=0.0)
-"""Clients that change nothing, so that the model moves by noise alone."""
+"""An optimiser that changes nothing, so that only noise moves the model."""
 
 CASES: dict[str, Case] = {
     "DPFedAvg": Case(NO_NOISE(clip=0.1), partial(dp_fedavg.run, clip=0.1, expected=5)),
@@ -91,7 +91,7 @@ REFUSED: Refusals = {
 
 @pytest.fixture
 def quick_accountant(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One unit of epsilon a round."""
+    """Replaces the accountant: each round costs epsilon 1."""
     monkeypatch.setattr(implementation, "epsilon", lambda sampling, noise, rounds, delta: float(rounds))
 
 
@@ -99,7 +99,7 @@ pytestmark = pytest.mark.usefixtures("quick_accountant")
 
 
 def steps(*methods: Method, rounds: int, **options: Any) -> Tensor:
-    """The step of the model in each round, [rounds, parameters]."""
+    """The model's change in each round after the first, [rounds - 1, parameters]."""
     options = {"module": classifier(STILL), "clients_per_round": 5} | options
     trainer = train(*methods, rounds=1, **options)
     models = [trainer.state]
@@ -141,7 +141,7 @@ def test_the_noise_has_its_size_and_is_independent(method: DPFedAvg, options: di
 
 @pytest.mark.slow
 def test_clients_and_server_share_the_noise_of_a_poisson_cohort() -> None:
-    """However many clients came, the sum has the noise of one mechanism."""
+    """The sum has the noise of one mechanism for any number of clients that take part."""
     moved = steps(secret(noise_at="clients"), PoissonSampling(rate=0.5), rounds=40, clients_per_round=4)
     assert float(moved.std()) == pytest.approx(2 * 0.5 / 4, rel=0.06)
 
@@ -167,7 +167,7 @@ def test_every_field_has_a_bound_of_its_own_and_noise() -> None:
     bound = math.hypot(0.5, 1.2)
     assert float(torch.stack(sizes).std()) == pytest.approx(2 * bound / 5, rel=0.06)
     control = torch.cat([value.flatten() for value in trainer.servers["SCAFFOLD"]["c"].values()])
-    # Thirty-one rounds of noise on a plain sum, divided by the eight clients.
+    # c adds up 31 rounds of noise on a plain sum, divided by the eight clients.
     assert float(control.std()) == pytest.approx(31**0.5 * 2 * bound / 8, rel=0.3)
 
 
@@ -188,7 +188,7 @@ def test_a_round_without_clients_takes_a_step_of_noise() -> None:
 
 
 def test_the_server_clips_decoded_envelopes_again() -> None:
-    """``RandomK`` multiplies what it keeps, and so exceeds the client's bound."""
+    """``RandomK`` scales up the numbers that it keeps, so the decoded change exceeds the client's bound."""
     for codec in (RandomK(fraction=0.1), Quantize(bits=2)):
         moved = steps(NO_NOISE(clip=0.01), codec, module=classifier(SGD), clients_per_round=1, rounds=4)
         assert float(moved.norm(dim=1).max()) <= 0.01 * (1 + 1e-6)
@@ -218,7 +218,7 @@ def test_a_client_counts_for_no_more_than_one() -> None:
 
 
 def test_noise_of_every_field_with_adaptive_bounds() -> None:
-    """The sums' noise is a multiple of the bounds of that round, of which the model's is adapted, and counts have their own noise."""
+    """The noise of sums is a multiple of the round's bounds, with the model's adapted one, and counts have their own noise."""
     method = secret(clip=0.5, bounds={"M": 0.2}, per_layer=True, quantile=0.5, count_noise=4.0)
     state = {"noise": torch.tensor(1.5), "expected": torch.tensor(5.0), "scale": torch.tensor([0.5, 2.0])}
     sums = {"M": {"c": torch.zeros(3)}, "DPFedAvg": {"within": torch.tensor([1.0, -1.0])}}
@@ -234,7 +234,7 @@ def test_noise_of_every_field_with_adaptive_bounds() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
 def test_rounding_to_16_bits_exceeds_no_bound(dtype: torch.dtype) -> None:
-    """Each of many equal numbers is rounded in the same direction."""
+    """Many equal numbers are all rounded in the same direction, so that rounding adds up."""
     method, received = NO_NOISE(clip=0.5), GlobalModel({}, {})
     for size in range(100, 300):
         bounded = method.bound(Envelope({"w": torch.ones(size, dtype=dtype)}, {}), {}, received)
@@ -243,7 +243,7 @@ def test_rounding_to_16_bits_exceeds_no_bound(dtype: torch.dtype) -> None:
 
 
 class KnownNorms(Method):
-    """Client k changes one number of every layer by k + 1."""
+    """Client k changes one weight of every layer by k + 1."""
 
     def draw(self, rng: torch.Generator, client: ClientView) -> Slot:
         return {"norm": torch.tensor(client.id + 1.0)}
@@ -259,7 +259,10 @@ class KnownNorms(Method):
 @pytest.mark.parametrize("per_layer", [pytest.param(False, marks=pytest.mark.slow), True])
 @pytest.mark.slow
 def test_the_bound_follows_the_quantile(per_layer: bool) -> None:
-    """C <- C exp(-lr (share of clients with norms of at most C - quantile)), as in Andrew et al., and ends at the quantile."""
+    """As in Andrew et al., C <- C exp(-lr (share - quantile)) with the share of clients whose norms are at most C.
+
+    The bound ends at the quantile of the norms.
+    """
     method = NO_NOISE(clip=30.0, quantile=0.4, clip_lr=0.3, per_layer=per_layer)
     trainer = train(KnownNorms(), method, rounds=1, clients_per_round=8)
     bounds = [trainer.rows[-1]["privacy/clip"], *(trainer.train_round()["privacy/clip"] for _ in range(29))]
@@ -280,7 +283,7 @@ def test_a_bound_that_nobody_reaches_is_the_mean_over_clients() -> None:
 
 
 def test_statistics_in_16_bits_cannot_keep_to_a_bound() -> None:
-    """The sum of the old statistics and a bounded change would be rounded, by 0.4 % of the statistics and not of the bound."""
+    """The old statistics plus a bounded change would be rounded by 0.4 % of the statistics, which can exceed the bound."""
     with pytest.raises(ValueError, match="running_mean has 16 bits, and a bounded change of it is rounded beyond its bound"):
         train(secret(), module=classifier(network=BatchNormMLP), rounds=1, precision="bf16-true")
 
@@ -313,7 +316,7 @@ def test_a_run_stops_before_the_budget_is_exceeded_also_after_a_resume(tmp_path:
 
 @pytest.mark.slow
 def test_the_noise_for_a_target_is_found_before_round_1_and_kept(tmp_path: Path) -> None:
-    """The stand-in for the accountant counts rounds for the budget. The noise comes from the real one, quick for all clients."""
+    """The budget uses the stand-in, which counts rounds. The noise uses the real accountant, which is fast for all clients."""
     every, method = PoissonSampling(rate=1.0), DPFedAvg(clip=0.5, target_epsilon=2.0, delta=0.01)
     first = fit(tmp_path, method, every, rounds=2)
     noise = float(first.servers["DPFedAvg"]["noise"])
@@ -324,7 +327,7 @@ def test_the_noise_for_a_target_is_found_before_round_1_and_kept(tmp_path: Path)
 
 
 class Payments(Callback):
-    """Notes the rounds that are paid for, as the file says, before the clients of each round begin."""
+    """Records the content of spending.yaml before the clients of each round begin."""
 
     def __init__(self) -> None:
         self.seen: list[str] = []
@@ -353,7 +356,7 @@ def test_a_repeated_round_pays_again(tmp_path: Path) -> None:
 
 
 def test_a_resumed_run_keeps_its_facts_and_counts_every_payment(tmp_path: Path) -> None:
-    """Otherwise a run could release rounds with much noise, and report epsilon for as many rounds with other cohorts or noise."""
+    """Otherwise a run could release rounds with one noise or cohort, and report epsilon for rounds with others."""
     first = fit(tmp_path, secret(), flcog.callbacks.Checkpoint(keep_rounds=[1]), rounds=3)
     early = str(first.run_dir / "checkpoints" / "round-000001.ckpt")
     again = partial(fit, tmp_path, rounds=4, ckpt_path=early, resume_changed=True)
@@ -516,7 +519,7 @@ def test_the_counts_of_every_layer_are_paid_for() -> None:
 
 
 def on_processes(path: str, devices: int) -> None:
-    """The models after rounds with repeatable noise, and whether all processes have the same model with secret noise."""
+    """Writes the model after rounds with repeatable noise, and whether all processes have the same model with secret noise."""
     torch.set_num_threads(1)
     models = []
     for method in (secret(repeatable=True, quantile=0.5, count_noise=4.0), secret()):
@@ -555,7 +558,7 @@ def released(contributions: Tensor, noise: float) -> Tensor:
 
 def test_the_one_shot_estimate_with_canaries_finds_the_known_epsilon() -> None:
     """Andrew et al., One-shot Empirical Privacy Estimation for Federated Learning, https://arxiv.org/abs/2302.03098: the cosines
-    between the release and many random canaries have the law of an attacker's statistic."""
+    between the release and many random canaries have the distribution of an attacker's statistic."""
     dimension, count, noise, delta = 30_000, 300, 2.0, 1e-5
     rng = torch.Generator().manual_seed(1)
     canaries = torch.nn.functional.normalize(torch.randn(count, dimension, generator=rng), dim=1)
@@ -576,11 +579,14 @@ def gaussian_epsilon(distance: float, delta: float) -> float:
 
 
 def test_an_attack_proves_no_more_than_the_reported_epsilon() -> None:
-    """A threshold tells whether a client took part. Its error rates, bounded by Clopper and Pearson, bound epsilon from below."""
+    """An attacker decides by a threshold whether a client took part.
+
+    Upper bounds on the error rates, by Clopper and Pearson, give a lower bound on epsilon.
+    """
     trials, noise, delta = 20_000, 1.0, 1e-5
     without = released(torch.zeros(1, trials), noise)
     present = released(torch.ones(1, trials), noise)
-    # Both releases draw the same noise, which is what an attacker's two worlds would have: tests use other halves of the trials.
+    # Both releases draw the same noise, so false alarms and misses are counted on different halves of the trials.
     false_alarms = int((without[: trials // 2] > 1.5).sum())
     misses = int((present[trials // 2 :] <= 1.5).sum())
     high = [stats.beta.ppf(0.975, wrong + 1, trials // 2 - wrong) for wrong in (false_alarms, misses)]

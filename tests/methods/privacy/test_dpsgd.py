@@ -60,12 +60,12 @@ REFUSED: Refusals = {
 
 @pytest.fixture(autouse=True)
 def quick_accountant(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One unit of epsilon for each use of a sample."""
+    """Replaces the accountant: each use of a sample costs epsilon 1."""
     monkeypatch.setattr(implementation, "epsilon", lambda sampling, noise, uses, delta: float(uses))
 
 
 def noise(local_steps: int = 1, **options: Any) -> torch.Tensor:
-    """The noise in the change of a client's model, whose gradient is clipped to nearly nothing, [rounds, parameters]."""
+    """The noise in the change of a client's model, [rounds, parameters]. The gradient is clipped to nearly nothing."""
     method = DPSGD(clip=1e-9, noise_multiplier=1e9, delta=0.01, **options)
     data = TinyData(batch_size=64)  # all samples in one step
     trainer = train(method, data=data, rounds=1, clients_per_round=1, local_steps=local_steps)
@@ -105,7 +105,10 @@ def test_epsilon_counts_each_pass_and_the_training_loss_is_withheld(tmp_path: Pa
 
 @pytest.mark.parametrize(("samples", "batch_size"), [(10, 9), (10, 4), (7, 7), (50, 4), (3, 8)])
 def test_epsilon_covers_a_sample_that_a_batch_contains_twice(samples: int, batch_size: int) -> None:
-    """A sample m times in a batch moves the sum by m C at most, and adds m^2 to the square of the Gaussian mechanism's sensitivity."""
+    """A sample that is m times in a batch moves the sum by up to m C.
+
+    This adds m^2 to the square of the Gaussian mechanism's sensitivity.
+    """
     rng, worst = np.random.default_rng(0), 0
     for local_steps in range(1, 8):
         starts, sizes, passes = Batching(batch_size, local_steps, None).layout(samples, local_steps)

@@ -21,7 +21,7 @@ def test_epsilon_of_a_training(capsys: pytest.CaptureFixture[str]) -> None:
 def test_epsilon_with_pauses(capsys: pytest.CaptureFixture[str]) -> None:
     main(
         [*TRAINING, "--noise", "5", "--rate", "0.01", "--rounds", "400", "--separation", "8"]
-    )  # as often as 50 rounds of all clients
+    )  # each client takes part in at most 50 rounds
     out = capsys.readouterr().out
     assert out.startswith("epsilon 6.57297 by PLD\nepsilon 7.07739 by RDP\n") and "each at most once in 8 rounds" in out
 

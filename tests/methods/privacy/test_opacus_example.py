@@ -1,4 +1,4 @@
-"""The MNIST example of Opacus as a federation: clients with one sample each, whose local step with learning rate 1 sends its gradient."""
+"""The MNIST example of Opacus as a federation: each client has one sample, and a local step with learning rate 1 sends its gradient."""
 
 import copy
 from functools import partial
@@ -28,7 +28,7 @@ class OneEach(Partitioner):
 
 
 class Images(flcog.FederatedDataModule):
-    """Random images of ten classes, channels last, a client for each."""
+    """Random images of ten classes, channels last, with one client per image."""
 
     num_classes = 10
 
@@ -37,7 +37,7 @@ class Images(flcog.FederatedDataModule):
 
     def load(self) -> Splits:
         inputs = torch.randn(self.num_clients, 28, 28, 1, generator=torch.Generator().manual_seed(0))
-        inputs *= torch.linspace(0.01, 1, self.num_clients)[:, None, None, None]  # some gradients within the bound, others beyond
+        inputs *= torch.linspace(0.01, 1, self.num_clients)[:, None, None, None]  # some gradients exceed the bound
         samples = Samples(inputs, torch.arange(self.num_clients) % 10)
         return Splits(samples, samples)
 

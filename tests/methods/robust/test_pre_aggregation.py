@@ -1,4 +1,4 @@
-"""Changes of uploads before a robust rule, against numpy."""
+"""Pre-aggregations, which change uploads before a robust rule, agree with numpy."""
 
 from functools import partial
 from typing import Any
@@ -24,7 +24,7 @@ from flcog.method import Method, UploadChange, UploadMatrix
 
 
 def in_buckets(rows: Any, weights: Any, round: int) -> tuple[Any, Any]:
-    """The harness's seed is 0."""
+    """Averages buckets of uploads in the order that a run with seed 0, the test harness's seed, draws."""
     order = torch.randperm(len(rows), generator=make_rng(0, round, "server", "Bucketing")).numpy()
     return robust.bucketing(rows, weights, order)
 
@@ -41,7 +41,7 @@ def adapted(rows: Any, weights: Any, round: int) -> tuple[Any, Any]:
     return robust.adaptive_clipping(rows, weights)
 
 
-# Buckets are random, and one client is too few for f = 1.
+# random=True skips the contracts of equal clients: buckets are random, and one client is too few for f = 1.
 before_median = partial(Case, random=True, beside=(CoordinateMedian(),))
 CASES: dict[str, Case] = {
     "Bucketing": before_median(

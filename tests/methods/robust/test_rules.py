@@ -1,4 +1,4 @@
-"""Robust rules: against numpy from their papers, over the whole envelope, and with too few uploads."""
+"""Robust rules agree with numpy versions of their papers, combine the whole envelope, and need enough uploads."""
 
 import warnings
 from collections.abc import Callable
@@ -31,7 +31,7 @@ from flcog.callbacks import (
 from flcog.core.types import Slot
 from flcog.method import Method, UploadAggregator, UploadMatrix
 
-# One client, or three, are too few for f = 1, and the contracts of equal clients have no more.
+# random=True skips the contracts of equal clients, whose one or three clients are too few for f = 1.
 few = partial(Case, random=True)
 CASES: dict[str, Case] = {
     "CoordinateMedian": Case(CoordinateMedian(), partial(robust.run, rule=robust.median)),
@@ -81,7 +81,7 @@ RULES: list[tuple[UploadAggregator, Callable[..., Any]]] = [
 
 
 def rows(count: int, equal: bool, seed: int = 0) -> UploadMatrix:
-    """Uploads whose first three are far away. Two are equal."""
+    """Random uploads. The first three are outliers, and two others are equal."""
     rng = np.random.default_rng(seed)
     values = rng.normal(size=(count, 9)) + 30 * (np.arange(count) < 3)[:, None]
     values[5] = values[6]
@@ -110,7 +110,7 @@ def test_centered_clipping_starts_from_its_last_aggregate() -> None:
 
 
 def test_fourth_powers_choose_another_upload() -> None:
-    """Of 1, 2, 3, 5, 7 and 8: the sums over four neighbours are 25 for 3 and 26 for 5, and of fourth powers 289 and 194."""
+    """Sums over the four nearest of 1, 2, 3, 5, 7 and 8: squares give 25 for 3 and 26 for 5, fourth powers 289 and 194."""
     values = torch.tensor([[3.0], [7.0], [8.0], [2.0], [1.0], [5.0]])
     uploads = UploadMatrix(values, torch.full((6,), 1 / 6))
     assert [float(Krum(f=0, power=power).combine(uploads, {})[0]) for power in (2, 4)] == [3, 5]
@@ -118,7 +118,7 @@ def test_fourth_powers_choose_another_upload() -> None:
 
 @dataclass(frozen=True)
 class First(UploadAggregator):
-    """The first client's upload."""
+    """A rule that returns the first client's upload."""
 
     def combine(self, uploads: UploadMatrix, server: Slot) -> tuple[Tensor, Slot]:
         return uploads.values[0], server
@@ -126,7 +126,7 @@ class First(UploadAggregator):
 
 @pytest.mark.parametrize("executor", ["loop", "vmap"])
 def test_messages_and_buffers_are_combined_like_the_model(executor: str) -> None:
-    """As if every client had sent what the first one did: SCAFFOLD's c moves by 5 / 8 of its change."""
+    """The result is as if all clients had sent the first client's upload: SCAFFOLD's c moves by 5 / 8 of its change."""
     module = partial(classifier, SGD, BatchNormMLP)
     trainer = train(SCAFFOLD(), First(), module=module(), rounds=1, executor=executor)
     problem = problem_of(trainer, module(), SGD)
@@ -153,7 +153,7 @@ def test_its_place_in_the_list_does_not_matter() -> None:
 def test_one_attacker_moves_a_mean_and_no_rule() -> None:
     @dataclass(frozen=True)
     class Far(First):
-        """The mean, or a rule, of the uploads with a far one in the place of the first."""
+        """Replaces the first upload by an outlier, and returns the mean or the result of a rule."""
 
         rule: Method | None = None
 

@@ -1,4 +1,4 @@
-"""Selection by the loss of earlier trainings."""
+"""Oort selects clients by the losses of their earlier trainings."""
 
 import copy
 
@@ -90,12 +90,12 @@ def test_high_utilities_are_taken_and_low_ones_are_cut_off() -> None:
     state = state_of([1.0, 5.0, 1.0, 9.0] * 10, [40] * 40)
     for _ in range(300):
         counts[Oort(exploration=0, least_exploration=0, cutoff=0.85).select(state, pool, 10, rng).clients] += 1
-    # Utilities 1, 5, 10 and 9: ten clients have the utility 10, and those with 9 are above 85 % of its score.
+    # The utilities are 1, 5, 10 and 9. Ten clients have utility 10, and clients with 9 score above 85 % of these.
     assert counts[0::4].sum() == counts[1::4].sum() == 0 and counts[2::4].sum() > counts[3::4].sum() > 0
 
 
 def test_slow_clients_are_taken_less_often() -> None:
-    """Equal utilities, and clients that need 1, 2, 3 and 4 seconds: T = 2, so that the scores fall as 1, 1, 4/9 and 1/4."""
+    """All utilities are equal, and clients need 1, 2, 3 or 4 seconds. T = 2, so scores are in proportion to 1, 1, 4/9 and 1/4."""
     pool = ClientPool(50, torch.ones(40, dtype=torch.int64), 40, 0)
     state = state_of([1.0] * 40, [40] * 40) | {"seconds": torch.tensor([1.0, 2.0, 3.0, 4.0] * 10)}
     rng, counts = torch.Generator().manual_seed(0), np.zeros(40)
@@ -133,7 +133,7 @@ def test_the_pacer_follows_the_pseudo_code_of_the_paper() -> None:
 
 
 def test_the_pacer_admits_slower_clients() -> None:
-    """As above, but the quantile 0.6 of the times 1 to 4 is T = 3: the scores fall as 1, 1, 1 and 9/16."""
+    """As with slow clients above, but T = 3, the 0.6 quantile of the times 1 to 4: scores are in proportion to 1, 1, 1 and 9/16."""
     pool = ClientPool(50, torch.ones(40, dtype=torch.int64), 40, 0)
     state = state_of([1.0] * 40, [40] * 40) | {"seconds": torch.tensor([1.0, 2.0, 3.0, 4.0] * 10), "preferred": 0.6}
     method = Oort(exploration=0, least_exploration=0, cutoff=0.2, pacer_step=20, pacer_delta=0.3)

@@ -1,4 +1,4 @@
-"""Independent participation of every client."""
+"""PoissonSampling lets every client take part independently of the others."""
 
 import itertools
 import math

@@ -1,4 +1,4 @@
-"""Clients with the highest losses among some candidates."""
+"""PowerOfChoice selects the clients with the highest losses among some candidates."""
 
 import itertools
 from functools import partial
@@ -73,7 +73,7 @@ def test_too_few_and_too_many_candidates_are_refused(candidates: int) -> None:
 
 
 def test_sizes_decide_without_losses() -> None:
-    """The mean number of samples of the clients that size-proportional draws favour exceeds that of uniform draws."""
+    """Clients that are drawn in proportion to their sizes have more samples on average than uniformly drawn clients."""
     trainer = train(WeightedSelection(), rounds=20, clients_per_round=2, local_steps=1)
     mean = np.mean([client.num_samples for round in trainer.recorded for client in round])
     assert mean > sum(SIZES) / 8 + 0.5

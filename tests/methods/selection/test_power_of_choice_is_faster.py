@@ -1,4 +1,4 @@
-"""Power-of-choice in the synthetic setting of its paper: fewer rounds to a loss."""
+"""Power-of-choice needs fewer rounds to reach a loss in the synthetic setting of its paper."""
 
 from functools import partial
 from statistics import mean
@@ -28,7 +28,7 @@ class Owners(Partitioner):
 
 
 class Synthetic(flcog.FederatedDataModule):
-    """Synthetic(1, 1) of Li et al., 2020, https://arxiv.org/abs/1812.06127, with sizes by a power law."""
+    """Synthetic(1, 1) of Li et al., 2020, https://arxiv.org/abs/1812.06127, with log-normal sizes."""
 
     num_classes = NUM_CLASSES
 
@@ -36,7 +36,7 @@ class Synthetic(flcog.FederatedDataModule):
         rng = np.random.default_rng(seed)
         sizes = np.minimum(rng.lognormal(4, 1.5, NUM_CLIENTS).astype(int) + 50, 2000)
         inputs, targets = [], []
-        scale = np.arange(1, NUM_FEATURES + 1) ** -0.6  # the root of the variances j^-1.2
+        scale = np.arange(1, NUM_FEATURES + 1) ** -0.6  # standard deviations for variances of j^-1.2
         for size in sizes:
             shift, place = rng.normal(0, 1, 2)
             weight, bias = rng.normal(shift, 1, (NUM_FEATURES, NUM_CLASSES)), rng.normal(shift, 1, NUM_CLASSES)
@@ -67,14 +67,14 @@ def losses_of(method: Selection, seed: int, rounds: int) -> list[float]:
 
 
 def rounds_to(target: float, losses: list[float]) -> int:
-    """The first round after which the mean loss of six rounds lies below the target; all rounds if there is none."""
+    """The first round whose mean loss over it and the next five is below the target, or the number of rounds if there is none."""
     smooth = np.convolve(losses, np.ones(6) / 6, "valid")
     return int(np.argmax(smooth < target)) if (smooth < target).any() else len(losses)
 
 
 @pytest.mark.slow
 def test_it_needs_fewer_rounds_in_the_setting_of_its_paper() -> None:
-    """30 clients, of which 3 train in a round: candidates make the first part of the training faster than random selection by size."""
+    """Three of 30 clients train per round. Candidates make the start of training faster than random selection by size."""
     random, chosen = (
         mean(rounds_to(1.1, losses_of(method, seed, 48)) for seed in range(3))
         for method in (WeightedSelection(), PowerOfChoice(candidates=6))

@@ -1,4 +1,4 @@
-"""Clients that take turns."""
+"""RoundRobin lets clients take turns."""
 
 from contracts.case import Case
 from harness import train

@@ -1,4 +1,4 @@
-"""Systematic selection with probabilities proportional to sizes."""
+"""WeightedSelection draws clients systematically, with probabilities proportional to their sizes."""
 
 from functools import partial
 
@@ -15,7 +15,7 @@ from flcog.callbacks.selection.weighted_selection import systematic
 
 
 def proportional(sizes: list[int], count: int) -> list[float]:
-    """min(1, c n_k) with the c for which they sum to ``count``, found by bisection."""
+    """The probabilities min(1, c n_k). Bisection finds the c that makes their sum ``count``."""
     low, high = 0.0, float(count)
     for _ in range(200):
         c = (low + high) / 2
