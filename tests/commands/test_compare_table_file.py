@@ -130,8 +130,11 @@ MAIN_TABLES = {"fedcog": ["fedcog"], "feddisco": ["feddisco", "feddisco-cinic10"
 
 
 def _spreads(table: Table) -> list[float]:
-    figures = (figure for cells in table.published.values() for by_quantity in cells.values() for figure in by_quantity.values())
-    return [figure.spread for figure in figures if figure.spread is not None]
+    """The paper's ±. A figure that appears beside two of our rows counts once."""
+    cells = {
+        (column, *figure) for row in table.published.values() for column, figures in row.items() for figure in figures.items()
+    }
+    return [figure.spread for _, _, figure in cells if figure.spread is not None]
 
 
 def _scores_are_shares(table: Table) -> bool:
