@@ -1,5 +1,8 @@
 """The observer that writes checkpoints."""
 
+import math
+import time
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -8,8 +11,12 @@ from flcog.core.checks import at_least
 from flcog.core.lost_processes import ProcessDied
 from flcog.core.monitor import Monitor, or_none
 from flcog.core.signals import RunInterrupted, RunStopped
+from flcog.core.text import clock
 from flcog.method import Callback, Run
 from flcog.run.directory import LAST, kept_checkpoint
+
+NOTICEABLE_SHARE, NOTICEABLE_SECONDS = 0.1, 10.0
+"""A warning names the time of checkpoints if it is longer, and a larger share of the rounds' time."""
 
 
 class Checkpoint(Callback):
@@ -57,9 +64,11 @@ class Checkpoint(Callback):
         """The run it belongs to."""
         self._pinned: dict[str, list[str]] = {}
         """The files of clients' states that each kept checkpoint refers to."""
+        self._seconds = 0.0
+        """The time that this fit has spent on ``last.ckpt``."""
 
     def on_fit_start(self, run: Run) -> None:
-        self._monitor, self._last_round = Monitor(self.monitor, self.mode), None
+        self._monitor, self._last_round, self._seconds = Monitor(self.monitor, self.mode), None, 0.0
         if run.round == 0:
             self.load_state_dict({})
         elif (kept := kept_checkpoint(run.directory, run.round)).is_file():
@@ -86,8 +95,16 @@ class Checkpoint(Callback):
             self._save_last(run)
 
     def _save_last(self, run: Run) -> None:
+        begin = time.perf_counter()
         run.save(run.directory / LAST, pinned={name for names in self._pinned.values() for name in names})
+        self._seconds += time.perf_counter() - begin
         self._last_round, self._run_dir = run.round, run.directory
+
+    def on_fit_end(self, run: Run) -> None:
+        rounds = sum(row.get("time/round", math.inf) for row in run.history)  # private runs withhold it
+        if run.processes.is_first and self._seconds > max(NOTICEABLE_SHARE * rounds, NOTICEABLE_SECONDS):
+            share = f"{clock(self._seconds)} beside {clock(rounds)} of rounds"
+            warnings.warn(f"checkpoints took {share}: a larger every_n_rounds of Checkpoint writes fewer", stacklevel=2)
 
     def on_exception(self, run: Run, exception: BaseException) -> None:
         stopped = isinstance(exception, RunStopped | RunInterrupted)
