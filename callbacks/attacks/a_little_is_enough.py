@@ -41,7 +41,7 @@ class ALittleIsEnough(OmniscientAttack):
             raise ValueError(f"{self.name}: z must be null if optimised is true; got {self.z}")
 
     def forge(self, view: AttackerView, server: Slot) -> tuple[Tensor, Slot]:
-        mean, std = view.honest.mean(0), view.honest.std(0, correction=min(1, len(view.honest) - 1))
+        mean, std = view.honest.mean(0), view.std()
         if self.optimised:
             return view.strongest(lambda z: mean - z * std), server
         z = default_strength(len(view.honest) + view.count, view.count) if self.z is None else self.z

@@ -44,9 +44,11 @@ class MinMax(OmniscientAttack):
     def forge(self, view: AttackerView, server: Slot) -> tuple[Tensor, Slot]:
         mean = view.honest.mean(0)
         if self.direction == "std":
-            p = -view.honest.std(0, correction=min(1, len(view.honest) - 1))
+            p = -view.std()
+        elif self.direction == "unit":
+            p = -mean / mean.norm().clamp(min=1e-30)
         else:
-            p = -mean / mean.norm().clamp(min=1e-30) if self.direction == "unit" else -mean.sign()
+            p = -mean.sign()
         apart = mean - view.honest
         square, half, rest = p.square().sum(), apart @ p, apart.square().sum(1) - distances(view.honest).max().square()
         gamma = ((half.square() - square * rest).clamp(min=0).sqrt() - half) / square.clamp(min=1e-30)
