@@ -7,7 +7,7 @@ from torch import Tensor
 
 from flcog.callbacks.robust.coordinate_median import weighted_median
 from flcog.callbacks.robust.krum import scores
-from flcog.callbacks.robust.parts import ToleratesAttackers, by_columns, distances
+from flcog.callbacks.robust.parts import ToleratesAttackers, by_columns, distances, weighted_mean
 from flcog.core.types import Slot
 from flcog.method import UploadAggregator, UploadMatrix
 
@@ -51,7 +51,6 @@ class Bulyan(ToleratesAttackers, UploadAggregator):
         def near_median(part: Tensor) -> Tensor:
             away = (part - weighted_median(part, equal)).abs()
             nearest = away.argsort(dim=0, stable=True)[: count - 4 * self.f]
-            own = weights[nearest]
-            return ((own * part.gather(0, nearest)).sum(0) / own.sum(0)).to(part.dtype)
+            return weighted_mean(part.gather(0, nearest), weights[nearest])
 
         return by_columns(near_median, values), server

@@ -84,6 +84,7 @@ class MultiKrum(ToleratesAttackers, UploadAggregator):
         order = scores(distances(uploads.values), self.f).argsort(stable=True)
         kept = order[: self.keep or len(order) - self.f]
         weights = uploads.weights[kept]
+        weights = weights if weights.any() else torch.ones_like(weights)
         return UploadMatrix(uploads.values[kept], weights / weights.sum()).mean(), server
 
 

@@ -66,6 +66,20 @@ def _squares(values: Tensor) -> Tensor:
     return torch.linalg.vector_norm(values, dim=1).double().square()
 
 
+def weighted_mean(values: Tensor, weights: Tensor) -> Tensor:
+    """The weighted mean of each column, and the plain mean where all weights are 0: FedDisco gives clients with skewed labels no weight.
+
+    >>> weighted_mean(torch.tensor([[1.0, 1.0], [3.0, 3.0]]), torch.tensor([[3.0, 0.0], [1.0, 0.0]]))
+    tensor([1.5000, 2.0000])
+
+    Args:
+        values: [n, c].
+        weights: of the values, [n, c].
+    """
+    total = weights.sum(0)
+    return torch.where(total > 0, (weights * values).sum(0) / total, values.mean(0)).to(values.dtype)
+
+
 def clipped(values: Tensor, norm: Tensor | float) -> Tensor:
     """The rows, shortened to at most this norm.
 

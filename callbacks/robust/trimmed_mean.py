@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from flcog.callbacks.robust.parts import ToleratesAttackers, by_columns
+from flcog.callbacks.robust.parts import ToleratesAttackers, by_columns, weighted_mean
 from flcog.core.types import Slot
 from flcog.method import UploadAggregator, UploadMatrix
 
@@ -18,7 +18,7 @@ class TrimmedMean(ToleratesAttackers, UploadAggregator):
         u[j] = sum_k p_k u_k[j] / sum_k p_k      over the n - 2 f clients in the middle of the order of u_k[j]
 
     Yin et al., Byzantine-Robust Distributed Learning: Towards Optimal Statistical Rates, ICML 2018, https://arxiv.org/abs/1803.01498.
-    The paper weighs all clients equally, which ``EqualWeights`` does.
+    The paper weighs all clients equally, which ``EqualWeights`` does. If all clients in the middle have the weight 0, they count equally.
 
     Args:
         f: the largest number of attackers in a round, at least 0 and below half of the uploads.
@@ -35,7 +35,6 @@ class TrimmedMean(ToleratesAttackers, UploadAggregator):
 
         def mean(part: Tensor) -> Tensor:
             values, order = part.sort(dim=0)
-            weights = uploads.weights[order[kept]]
-            return ((weights * values[kept]).sum(0) / weights.sum(0)).to(part.dtype)
+            return weighted_mean(values[kept], uploads.weights[order[kept]])
 
         return by_columns(mean, uploads.values), server

@@ -145,6 +145,15 @@ def test_rules_use_the_weights_of_other_methods() -> None:
         assert distance(plain, disco) > 1e-6 < distance(plain, equal), rule.name
 
 
+@pytest.mark.parametrize("rule", [TrimmedMean(f=1), MultiKrum(f=1, keep=3), Bulyan(f=1)])
+def test_uploads_of_weight_0_count_equally_if_a_rule_keeps_no_others(rule: UploadAggregator) -> None:
+    # The outer rows hold all of the weight. Each rule keeps only rows between them.
+    values = torch.tensor([[-90.0], [-1.0], [0.5], [1.0], [1.25], [3.0], [80.0]])
+    weights = torch.tensor([0.5, 0, 0, 0, 0, 0, 0.5], dtype=torch.float64)
+    kept = {"TrimmedMean": [-1, 0.5, 1, 1.25, 3], "MultiKrum": [0.5, 1, 1.25], "Bulyan": [0.5, 1, 1.25]}[rule.name]
+    assert float(rule.combine(UploadMatrix(values, weights), {})[0]) == pytest.approx(np.mean(kept))
+
+
 def test_its_place_in_the_list_does_not_matter() -> None:
     one, other = (train(*methods, rounds=2).state for methods in ((Krum(f=1), SCAFFOLD()), (SCAFFOLD(), Krum(f=1))))
     assert distance(one, other) == 0
