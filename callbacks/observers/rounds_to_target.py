@@ -6,13 +6,17 @@ from flcog.core.monitor import Monitor
 from flcog.core.text import human
 from flcog.method import Callback, Run
 
+COSTS = {"comm/up_bytes_total": "up_bytes", "comm/down_bytes_total": "down_bytes", "time/simulated": "simulated"}
+"""The columns of a round that are repeated beside its number. A private run withholds them."""
+
 
 class RoundsToTarget(Callback):
     """Prints after how many rounds and bytes a metric first reached a target, and adds both to that round's row.
 
     For a target of 0.8 on test accuracy the columns are ``to_accuracy_0.8/rounds``, ``to_accuracy_0.8/up_bytes`` and
     ``to_accuracy_0.8/down_bytes``, only in the row of that round, and ``to_accuracy_0.8/simulated`` with the simulated seconds in runs with
-    ``SystemModel``. List the observer once for each target.
+    ``SystemModel``. A run with ``DPFedAvg`` has only the first column, because bytes and times tell of its cohorts. List the observer once
+    for each target.
 
     Args:
         target: the value to reach.
@@ -44,20 +48,14 @@ class RoundsToTarget(Callback):
         if name is None or self.reached_in is not None or not self._monitor.gain(name, metrics[name], over=self.target) >= 0:
             return
         self.reached_in = round
-        column, up, down = (
-            f"to_{name.removeprefix('test/').replace('/', '_')}_{self.target:g}",
-            run.ledger.total_up,
-            run.ledger.total_down,
-        )
-        metrics |= {f"{column}/rounds": round, f"{column}/up_bytes": up, f"{column}/down_bytes": down}
-        seconds = metrics.get("time/simulated")
-        metrics |= {} if seconds is None else {f"{column}/simulated": seconds}
+        column = f"to_{name.removeprefix('test/').replace('/', '_')}_{self.target:g}"
+        metrics[f"{column}/rounds"] = round
+        reached = {new: metrics[old] for old, new in COSTS.items() if old in metrics}
+        metrics |= {f"{column}/{new}": value for new, value in reached.items()}
         if run.processes.is_first:
-            simulated = "" if seconds is None else f" and {seconds:,.0f} simulated seconds"
-            print(
-                f"{name} reached {self.target:g} in round {round}, after {human(up)} up and {human(down)} down{simulated}",
-                flush=True,
-            )
+            after = [human(int(reached[f"{way}_bytes"])) + f" {way}" for way in ("up", "down") if f"{way}_bytes" in reached]
+            after += [f"{reached['simulated']:,.0f} simulated seconds"] if "simulated" in reached else []
+            print(f"{name} reached {self.target:g} in round {round}{', after ' * bool(after)}{' and '.join(after)}", flush=True)
 
     def on_fit_end(self, run: Run) -> None:
         if run.processes.is_first and self.reached_in is None:

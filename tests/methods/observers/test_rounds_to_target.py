@@ -6,7 +6,7 @@ import pytest
 from harness import fit
 from run.killed_runs import killed
 
-from flcog.callbacks import RoundsToTarget, SystemModel
+from flcog.callbacks import DPFedAvg, PoissonSampling, RoundsToTarget, SystemModel
 from flcog.core.text import human
 
 
@@ -41,3 +41,12 @@ def test_simulated_seconds_stand_beside_rounds(tmp_path: Path, capsys: pytest.Ca
     trainer = fit(tmp_path, clock, RoundsToTarget(0.0), eval_every=2, rounds=2)
     assert trainer.history[1]["to_accuracy_0/simulated"] == 2 * 4 * 100
     assert "down and 800 simulated seconds" in capsys.readouterr().out
+
+
+def test_a_private_run_tells_neither_bytes_nor_seconds_of_its_secret_cohorts(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    private = DPFedAvg(clip=1.0, noise_multiplier=1.0, delta=1e-3)
+    trainer = fit(tmp_path, private, PoissonSampling(rate=0.5), SystemModel(), RoundsToTarget(0.0), eval_every=1, rounds=1)
+    assert [name for name in trainer.history[0] if name.startswith("to_")] == ["to_accuracy_0/rounds"]
+    assert "test/accuracy reached 0 in round 1\n" in capsys.readouterr().out
