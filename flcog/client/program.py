@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from flcog.apply import Apply, apply_of
+from flcog.core.trees import numbers_to_tensors
 from flcog.core.types import Batch, Params, Slot
 from flcog.method import Attack, ClientData, Context, GlobalModel, Gradient, GradientFunction, Method, Optimisation, Stage, Upload
 from flcog.method.stage import ORDER
@@ -71,6 +72,8 @@ class Program:
             [(i, method) for i, method in enumerate(self.methods) if method.overrides(hook)]
             for hook in ("start", "loss", "wrap_gradient", "correct_gradient", "after_step", "over_data")
         )
+        # Attackers poison a batch before any other method sees it: DPSGD's gradients of single samples, for example.
+        self.wraps.sort(key=lambda wrap: isinstance(wrap[1], Attack))
         self.maps_gradient = any(method.maps_gradient for _, method in self.wraps)
         self.local_step = 0
         """The number of the local step, for a module with its own ``training_step``."""
@@ -202,7 +205,12 @@ class Program:
             if method.overrides("finish_client"):
                 messages[method.name] = upload = method.finish_client(delta, params, contexts[i])
                 sends_weights, delta = sends_weights and upload.delta is not None, delta if upload.delta is None else upload.delta
-                states[i] = upload.state
+                states[i] = numbers_to_tensors(upload.state or {})
+                if states[i] and not method.overrides("init_client"):
+                    raise ValueError(
+                        f"{method.name}: finish_client returns a state with {sorted(states[i])}, and only methods with init_client have "
+                        "states that the engine keeps: let init_client return these keys, too"
+                    )
         sent = {name: value for name, value in delta.items() if name not in self.unsent}
         envelope = Envelope(
             self._within_masks(sent, tensors.masks) if sends_weights else {},

@@ -21,6 +21,7 @@ from flcog.client.work import ClientWork, make_work
 from flcog.core.copies import handed_over
 from flcog.core.precision import number_dtype
 from flcog.core.randomness import make_rng
+from flcog.core.trees import numbers_to_tensors
 from flcog.core.types import Params, Slot
 from flcog.data import Exchange, Federation
 from flcog.data.batching import Batching
@@ -251,9 +252,9 @@ class ClientRuntime:
             draws.append([])
             for i, method in enumerate(methods):
                 if states[-1][i] is None:
-                    states[-1][i] = first_contact(method, params, buffers, view).state
+                    states[-1][i] = numbers_to_tensors(first_contact(method, params, buffers, view).state)
                 rng = make_rng(self.seed, round, work.client, "draw", method.name)
-                draws[-1].append(method.draw(rng, view) if method.overrides("draw") else {})
+                draws[-1].append(numbers_to_tensors(method.draw(rng, view)) if method.overrides("draw") else {})
             if counted:
                 draws[-1].append(view.label_counts.to(number_dtype()))
         for work, own_states, own_draws in zip(works, self._on_device(states), self._on_device(draws), strict=True):

@@ -48,6 +48,11 @@ def floats_to(dtype: torch.dtype, tree: Tree) -> Tree:
     return map_leaves(lambda leaf: leaf.to(dtype) if leaf.is_floating_point() else leaf, tree)
 
 
+def numbers_to_tensors(tree: Tree) -> Tree:
+    """Convert the Python numbers of a tree, which a method may return in a client's state, to tensors."""
+    return pytree.tree_map_only((int, float), torch.as_tensor, tree)
+
+
 def unlike_shapes(trees: Sequence[Tree]) -> str:
     """Describe two different shapes or structures among trees that should have the same. Empty if all are equal.
 

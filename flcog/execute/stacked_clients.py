@@ -21,6 +21,7 @@ from flcog.execute.own_steps import own_steps
 from flcog.execute.plain_steps import Chunk, Steps
 from flcog.execute.stacking import by_client
 from flcog.execute.trainer import Learner
+from flcog.method import Method
 from flcog.settings import Compile
 from flcog.step_log import means, zeros_for
 from flcog.wire.envelope import Manifest
@@ -85,8 +86,8 @@ class StackedClients:
         for name, keys in assignment.dropout_keys(self._dropout_layers, [work.client for work in works]).items():
             buffers[name] = torch.from_numpy(keys).to(device)
         tensors = ClientTensors(
-            states=_stack([work.states() for work in works]),
-            draws=_stack([work.draws() for work in works]),
+            states=_stack([work.states() for work in works], program.methods),
+            draws=_stack([work.draws() for work in works], program.methods),
             inputs=[{} for _ in program.methods],
             num_steps=torch.tensor([work.num_steps for work in works], device=device),
             num_samples=torch.tensor([work.num_samples for work in works], device=device),
@@ -157,8 +158,19 @@ def _repeat(value: Tensor, times: int) -> Tensor:
     return value.detach().expand(times, *value.shape).clone()
 
 
-def _stack(trees: list[Any]) -> Any:
-    """The clients' trees as one tree of stacked tensors. All have the same structure; without tensors, nothing is walked through."""
+def _stack(trees: list[Any], methods: Sequence[Method] = ()) -> Any:
+    """The clients' trees as one tree of stacked tensors. Without tensors in the first, nothing is walked through.
+
+    Args:
+        trees: of the clients.
+        methods: to which the parts of a tree belong; an error names the one whose parts have unlike keys.
+    """
+    for method, first, *others in zip(methods, *trees, strict=False):
+        if (odd := next((slot for slot in others if slot.keys() != first.keys()), None)) is not None:
+            raise ValueError(
+                f"{method.name}: the states (or draws) of all clients must have the same keys; got {sorted(first)} and {sorted(odd)}: "
+                "let init_client return every key that finish_client and after_step return"
+            )
     if not pytree.tree_leaves(trees[0]):
         return trees[0]
     return pytree.tree_map(lambda *leaves: torch.stack(leaves), *trees)

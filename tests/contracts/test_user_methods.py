@@ -293,3 +293,71 @@ def test_a_mask_alone_starts_each_round_from_the_global_value() -> None:
     trainer = train(Masked(), data=TinyData())
     initial = classifier().double().state_dict()
     assert all(torch.equal(value, initial[name]) == ("head" in name) for name, value in trainer.params.items())
+
+
+@dataclass(frozen=True)
+class CountsRounds(Method):
+    """Keeps Python numbers in a client's state and draws one; a client's change counts 1.5 times as much in each later round."""
+
+    def init_client(self, params: Params, buffers: Params, client: flcog.ClientView) -> Slot:
+        return {"rounds": 0, "factor": 1.0}
+
+    def draw(self, rng: torch.Generator, client: flcog.ClientView) -> Slot:
+        return {"half": 0.5}
+
+    def finish_client(self, delta: Params, params: Params, ctx: Context) -> Upload:
+        factor = 1 + ctx.draws["half"] * ctx.state["rounds"]
+        return Upload(
+            {name: value * factor for name, value in delta.items()}, {"rounds": ctx.state["rounds"] + 1, "factor": factor}
+        )
+
+
+@everywhere
+def test_python_numbers_in_states_and_draws(options: dict[str, Any]) -> None:
+    trainer = train(CountsRounds(), rounds=3, **options)
+    states = [kept["CountsRounds"] for kept in trainer.run.clients.by_client.values()]
+    assert {float(state["rounds"]) for state in states} == {1, 2, 3}
+    assert all(float(state["factor"]) == 1 + 0.5 * (float(state["rounds"]) - 1) for state in states)
+
+
+@dataclass(frozen=True)
+class NoState(Method):
+    """Sends the change as it is, with None as the state."""
+
+    def finish_client(self, delta: Params, params: Params, ctx: Context) -> Upload:
+        return Upload(delta, None)  # type: ignore[arg-type]
+
+
+@everywhere
+def test_none_is_no_state(options: dict[str, Any]) -> None:
+    assert_close(train(NoState(), rounds=2, **options).state, train(rounds=2, **options).state)
+
+
+@dataclass(frozen=True)
+class LateState(Method):
+    """Has an empty state before the first round, and a key in it afterwards."""
+
+    def init_client(self, params: Params, buffers: Params, client: flcog.ClientView) -> Slot:
+        return {}
+
+    def finish_client(self, delta: Params, params: Params, ctx: Context) -> Upload:
+        return Upload(delta, {"last": delta})
+
+
+def test_a_state_with_other_keys_names_the_method() -> None:
+    with pytest.raises(
+        ValueError, match=r"LateState: .* must have the same keys; got \['last'\] and \[\]: let init_client return every"
+    ):
+        train(LateState(), rounds=4, clients_per_round=2, executor="vmap")
+
+
+@everywhere
+def test_a_state_needs_init_client(options: dict[str, Any]) -> None:
+    class Forgets(Method):
+        def finish_client(self, delta: Params, params: Params, ctx: Context) -> Upload:
+            return Upload(delta, {"last": delta})
+
+    with pytest.raises(
+        ValueError, match=r"Forgets: finish_client returns a state with \['last'\], .* let init_client return these keys"
+    ):
+        train(Forgets(), rounds=1, **options)

@@ -15,6 +15,7 @@ from reference import robust
 from torch import Tensor
 
 from flcog.callbacks import (
+    DPSGD,
     ALittleIsEnough,
     Backdoor,
     ClipUpdate,
@@ -256,6 +257,14 @@ def test_the_backdoors_success_is_a_column(tmp_path: Any) -> None:
     with torch.no_grad():
         expected = float((module.model(inputs).argmax(1) == 2).double().mean())
     assert success[1] == pytest.approx(expected) and success[0] > max(0.9, success[1])
+
+
+def test_attackers_poison_whole_batches_before_methods_see_single_samples() -> None:
+    # DPSGD without noise and with a wide bound is the mean over single samples, and so changes nothing.
+    bad, single = Backdoor(clients=EVIL, target=2, share=0.25), DPSGD(clip=1e9, noise_multiplier=0.0, repeatable=True)
+    alone, before, after = (train(*methods, rounds=2).state for methods in ((bad,), (bad, single), (single, bad)))
+    assert distance(before, after) == 0
+    assert distance(before, alone) < 1e-9
 
 
 def test_the_target_of_a_backdoor_is_a_class(tmp_path: Any) -> None:
