@@ -83,6 +83,10 @@ class ArrayData(WithTargets):
             "val_inputs": val_inputs,
             "val_targets": val_targets,
         }
+        if text := next((name for name, array in arrays.items() if isinstance(array, str)), None):
+            raise ValueError(
+                f"{text} takes an array, from Python; got {arrays[text]!r}: give a file as path, --data.path FILE.npz"
+            )
         self._given = {name: np.asanyarray(array) for name, array in arrays.items() if array is not None}
         if (path is None) == (not self._given):
             raise ValueError("ArrayData reads either a path or arrays (train_inputs and train_targets): give only one")
@@ -166,7 +170,8 @@ def _names_of(part: str, arrays: dict[str, np.ndarray], source: str) -> tuple[st
     if inputs is not None and targets is not None:
         return inputs, targets
     if part == "train" or inputs is not None or targets is not None:
-        raise ValueError(f"{source} needs {part}_images and {part}_labels together; it has {', '.join(sorted(arrays))}")
+        either = f"{part}_inputs and {part}_targets (or {part}_images and {part}_labels)"
+        raise ValueError(f"{source} needs {either} together; it has {', '.join(sorted(arrays))}")
     return None
 
 

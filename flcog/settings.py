@@ -49,7 +49,7 @@ class Settings:
     def __post_init__(self) -> None:
         if (self.local_steps is None) == (self.local_epochs is None):
             given = "neither" if self.local_steps is None else "both"
-            raise ValueError(f"set exactly one of local_steps and local_epochs; got {given}")
+            raise ValueError(f"set exactly one of trainer.local_steps and trainer.local_epochs; got {given}")
         least_of = {"rounds": 1, "local_steps": 1, "chunk_size": 1, "eval_every": 0, "accumulate_grad_batches": 1}
         for name, least in least_of.items():
             value = getattr(self, name)

@@ -205,11 +205,11 @@ class Program:
             if method.overrides("finish_client"):
                 messages[method.name] = upload = method.finish_client(delta, params, contexts[i])
                 sends_weights, delta = sends_weights and upload.delta is not None, delta if upload.delta is None else upload.delta
-                states[i] = numbers_to_tensors(upload.state or {})
-                if states[i] and not method.overrides("init_client"):
+                states[i] = numbers_to_tensors({} if upload.state is None else upload.state)
+                if not method.overrides("init_client") and pytree.tree_leaves(states[i]):
                     raise ValueError(
-                        f"{method.name}: finish_client returns a state with {sorted(states[i])}, and only methods with init_client have "
-                        "states that the engine keeps: let init_client return these keys, too"
+                        f"{method.name}: finish_client returns a state, and flcog keeps the states of methods with init_client alone: "
+                        "let init_client return the first state, with the same structure"
                     )
         sent = {name: value for name, value in delta.items() if name not in self.unsent}
         envelope = Envelope(

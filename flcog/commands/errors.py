@@ -16,6 +16,7 @@ import flcog.callbacks
 import flcog.datamodules
 from flcog.client_module import ClientModule
 from flcog.commands import import_from, shipped_configs
+from flcog.commands.broken_import import broken_import
 from flcog.commands.complaint import guess
 from flcog.commands.type_words import classes_in, takes_words, wanted
 from flcog.core.lightning_options import refusal_of
@@ -49,6 +50,8 @@ def explain(parser: Any, message: str) -> str:
         message: the report.
     """
     text = re.sub(r"\s+", " ", " ".join(line.strip(" -") for line in message.splitlines()))
+    if broken := broken_import(text):
+        return broken
     for pattern, say in RULES:
         if found := re.search(pattern, text):
             return say(parser, text, *found.groups())

@@ -28,11 +28,16 @@ def mistakes_in_one_line() -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        reason = None if os.environ.get(TRACEBACK) else refusal(error)
+        reason = None if keeps_traceback() else refusal(error)
         if reason is None:
             raise
         complain(reason)
         raise SystemExit(2) from None
+
+
+def keeps_traceback() -> bool:
+    """Whether the user has asked for the traceback of all errors."""
+    return bool(os.environ.get(TRACEBACK))
 
 
 def refusal(error: BaseException | None) -> str | None:
@@ -52,7 +57,7 @@ def _of_our_code(error: Exception) -> str | None:
     while isinstance(error, OSError) and len(frames) > 1 and is_pythons(frames[-1].f_code.co_filename):
         frames.pop()  # Python's own file functions, called by our code
     if isinstance(error, ValueError | OSError) and is_ours(frames[-1]):
-        return " ".join([str(error), *getattr(error, "__notes__", [])])
+        return ", ".join([str(error), *getattr(error, "__notes__", [])])
     return None
 
 

@@ -74,6 +74,11 @@ def unlike_structures(trees: Sequence[Tree]) -> str:
     return "" if odd is None else f"batches have different structures: {form(trees[0])} and {form(trees[odd])}"
 
 
+def unlike_keys(one: Tree, other: Tree) -> bool:
+    """Whether two trees differ in their type or in the keys of their first level: a quick test, which builds no structure."""
+    return type(one) is not type(other) or (isinstance(one, dict) and one.keys() != other.keys())
+
+
 def change_of_structure(one: Tree, other: Tree, counts: tuple[int, int]) -> str:
     """Describe how two batches of the same data set differ in structure. Empty if they agree.
 
@@ -136,7 +141,7 @@ def form(value: Any) -> str:
     ('a tuple of 3 parts', 'a dict of image')
     """
     if isinstance(value, Mapping):
-        return f"a {type(value).__name__} of {', '.join(map(str, value))}"
+        return f"a {type(value).__name__} of {', '.join(map(str, value))}" if value else f"an empty {type(value).__name__}"
     return f"a {type(value).__name__}" + (f" of {len(value)} parts" if isinstance(value, tuple | list) else "")
 
 

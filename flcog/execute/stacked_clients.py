@@ -15,6 +15,7 @@ from flcog.client.program import ClientTensors, Program, with_states
 from flcog.client.work import ClientWork
 from flcog.core.precision import number_dtype
 from flcog.core.randomness import seed_streams
+from flcog.core.trees import form, unlike_keys
 from flcog.core.types import Batch, Params, Slot
 from flcog.execute.one_client import widened
 from flcog.execute.own_steps import own_steps
@@ -163,12 +164,12 @@ def _stack(trees: list[Any], methods: Sequence[Method] = ()) -> Any:
 
     Args:
         trees: of the clients.
-        methods: to which the parts of a tree belong; an error names the one whose parts have unlike keys.
+        methods: to which the parts of a tree belong; an error names the one whose parts differ.
     """
     for method, first, *others in zip(methods, *trees, strict=False):
-        if (odd := next((slot for slot in others if slot.keys() != first.keys()), None)) is not None:
+        if (odd := next((slot for slot in others if unlike_keys(first, slot)), None)) is not None:
             raise ValueError(
-                f"{method.name}: the states (or draws) of all clients must have the same keys; got {sorted(first)} and {sorted(odd)}: "
+                f"{method.name}: the states (or draws) of all clients must have the same structure; got {form(first)} and {form(odd)}: "
                 "let init_client return every key that finish_client and after_step return"
             )
     if not pytree.tree_leaves(trees[0]):

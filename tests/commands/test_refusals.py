@@ -43,6 +43,7 @@ OPTIONS = {
     "--trainer.executor foo": "trainer.executor must be auto, loop, vmap, vmap-patches or fastest; got 'foo'",
     "--trainer.precision 16": "must be 32-true, 64-true, bf16-true or bf16-mixed; got '16'",
     "--trainer.logger abc": "trainer.logger must be|true or false|got 'abc'",
+    "--data ArrayData --data.train_inputs mine.npz": "train_inputs takes an array, from Python; got 'mine.npz': give a file as path",
     "--trainer.callbacks SCAFFOLD": "must be a list (each the class path of a Callback)|--trainer.callbacks+=SCAFFOLD adds one",
     "--trainer.callbacks+=": "trainer.callbacks must be a list|got ''",
     "--trainer 3": "trainer must be a mapping of options|got '3'",
@@ -118,6 +119,25 @@ def test_an_option_is_refused_in_one_line(options: str, capsys: pytest.CaptureFi
     arguments = ["fit", "-c", QUICKSTART, *("--trainer.logger=false",) * ("logger" not in options), *shlex.split(options)]
     line = refusal(arguments, capsys)
     assert all(words in line for words in OPTIONS[options].split("|")), line
+
+
+BROKEN = {
+    "class A(flcog.Method)\n    pass": r"cannot import broken.A: expected ':' \(broken.py, line 2\)",
+    "class A(flcog.Methd): pass": r"AttributeError: module 'flcog' has no attribute 'Methd' \(broken.py, line 2\)",
+    "class A(flcog.Method):\n    def sever_step(self): pass": r"defines 'sever_step', which is no hook; did you mean 'server_step'\?",
+    "class A(flcog.Method): pass\nundefined": r"NameError: name 'undefined' is not defined \(broken.py, line 3\)",
+}
+
+
+@pytest.mark.parametrize("code", BROKEN)
+@pytest.mark.parametrize("option", ["--trainer.callbacks+=broken.A", "-c broken.yaml", "--model=broken.A"])
+def test_an_error_in_a_users_module_is_named_with_its_place(
+    option: str, code: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    (tmp_path / "broken.py").write_text(f"import flcog\n{code}\n")
+    (tmp_path / "broken.yaml").write_text("trainer: {callbacks: [{class_path: broken.A}]}")
+    line = refusal(["fit", "-c", QUICKSTART, *option.split()], capsys)
+    assert "cannot import broken.A: " in line and re.search(BROKEN[code], line), line
 
 
 HOOKS = """
