@@ -9,6 +9,7 @@ from torch import Tensor
 
 from flcog.apply import Apply
 from flcog.callbacks.fedprox import proximal_term
+from flcog.callbacks.parts.control_variates import change_of_control
 from flcog.callbacks.parts.relative_size import relative_size
 from flcog.core.checks import at_least
 from flcog.core.types import Batch, Params, Slot
@@ -73,8 +74,7 @@ class FedDC(Method):
         return {name: value + ctx.server["g"][name] - ctx.state["g"][name] for name, value in gradient.items()}
 
     def finish_client(self, delta: Params, params: Params, ctx: Context) -> Upload:
-        travelled = ctx.optimisation.lr * ctx.optimisation.effective_steps(ctx.num_steps)
-        change = {name: (ctx.received.params[name] - value) / travelled - ctx.server["g"][name] for name, value in params.items()}
+        change = change_of_control(ctx.server["g"], params, ctx, ctx.optimisation.effective_steps(ctx.num_steps))
         g = {name: value + change[name] for name, value in ctx.state["g"].items()}
         return Upload(delta, {"h": _drift(delta, ctx), "g": g}, sum={"h": delta, "g": change})
 

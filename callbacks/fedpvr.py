@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 import torch
 
+from flcog.callbacks.parts.control_variates import change_of_control
 from flcog.core.types import Params, Slot
 from flcog.method import ClientView, Cohort, Context, Messages, Method, Upload
 
@@ -68,8 +69,7 @@ class FedPVR(Method):
         return gradient | {name: gradient[name] - value + ctx.server["c"][name] for name, value in ctx.state["c"].items()}
 
     def finish_client(self, delta: Params, params: Params, ctx: Context) -> Upload:
-        travelled = ctx.optimisation.lr * ctx.optimisation.effective_steps(ctx.num_steps)
-        change = {name: (ctx.received.params[name] - params[name]) / travelled - c for name, c in ctx.server["c"].items()}
+        change = change_of_control(ctx.server["c"], params, ctx, ctx.optimisation.effective_steps(ctx.num_steps))
         return Upload(delta, {"c": {name: c + change[name] for name, c in ctx.state["c"].items()}}, sum={"change": change})
 
     def server_step(self, server: Slot, params: Params, delta: Params, messages: Messages, cohort: Cohort) -> tuple[Params, Slot]:

@@ -7,6 +7,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from flcog.callbacks.parts.control_variates import change_of_control
 from flcog.core.checks import positive
 from flcog.core.types import Params, Slot
 from flcog.method import ClientView, Cohort, Context, Messages, Method, Upload
@@ -25,9 +26,9 @@ class SCAFFOLD(Method):
 
     K is the client's own number of steps. Local momentum r makes K steps as long as up to K / (1 - r) plain ones. The formula
     would then overestimate the gradient by up to 1 / (1 - r), and training would diverge: K is therefore counted in steps of
-    plain SGD. The estimate is meaningless for adaptive local optimisers such as Adam. As in the paper, c weights all clients
-    equally, so the optimum is the optimum of the clients' unweighted mean loss, whatever weights average the models; list
-    ``EqualWeights`` to average the models equally too.
+    plain SGD. The estimate is meaningless for adaptive local optimisers such as Adam. With a learning rate
+    of 0 a client keeps its c_k. As in the paper, c weights all clients equally, so the optimum is the optimum of the clients'
+    unweighted mean loss, whatever weights average the models; list ``EqualWeights`` to average the models equally too.
 
     Karimireddy et al., SCAFFOLD: Stochastic Controlled Averaging for Federated Learning, ICML 2020,
     https://arxiv.org/abs/1910.06378.
@@ -66,9 +67,7 @@ class SCAFFOLD(Method):
         return {name: value - own[name] + mean[name] for name, value in gradient.items()}
 
     def finish_client(self, delta: Params, params: Params, ctx: Context) -> Upload:
-        travelled = ctx.optimisation.lr * self._steps(ctx)
-        # From the parameters, not from ``delta``, which another method may have changed for the upload.
-        change = {name: (ctx.received.params[name] - value) / travelled - ctx.server["c"][name] for name, value in params.items()}
+        change = change_of_control(ctx.server["c"], params, ctx, self._steps(ctx))
         new = {name: ctx.state["c"][name] + value for name, value in change.items()}
         return Upload(delta, {"c": new}, sum={"change": change})
 
