@@ -134,7 +134,7 @@ class Assembly:
             methods=self.methods,
             model=self.client.function,
             optimizer=optimizer,
-            schedules=RoundSchedules(self.client.function.module, optimizer, self.client.hooks.configured.schedulers),
+            schedules=RoundSchedules(self.client.function.module, *self.client.hooks.configured),
             roll_call=roll_call,
             central={"val": federation.val, "test": federation.test},
             reweighted_test=federation.reweighted_test,

@@ -17,10 +17,13 @@ class OptimizerConfiguration(NamedTuple):
     Args:
         optimizer: the only optimiser, or a :class:`SeveralOptimizers`.
         schedulers: the schedulers, with their intervals, frequencies and monitors.
+        rates: the learning rates of the groups, which schedules of rounds and of steps multiply by their factors. Where a scheduler of
+            steps begins at 0, no factor could be found from its rate, and this is the rate that it scales.
     """
 
     optimizer: torch.optim.Optimizer
     schedulers: Sequence[LRSchedulerConfig]
+    rates: Sequence[float]
 
 
 class SeveralOptimizers(torch.optim.Optimizer):
@@ -57,7 +60,10 @@ def configure(model: L.LightningModule) -> OptimizerConfiguration:
                 f"{_where(model)} returns a {type(config.scheduler).__name__} of another optimiser: give it an optimiser that is "
                 "returned with it"
             )
-    return OptimizerConfiguration(optimizers[0] if len(optimizers) == 1 else SeveralOptimizers(optimizers), configs)
+    optimizer = optimizers[0] if len(optimizers) == 1 else SeveralOptimizers(optimizers)
+    scaled = configs if model.automatic_optimization else []
+    rates = [_rate(group, number, scaled) for number, group in enumerate(optimizer.param_groups)]
+    return OptimizerConfiguration(optimizer, configs, rates)
 
 
 def _parts(model: L.LightningModule, given: Any) -> tuple[list[torch.optim.Optimizer], list[Any]]:
@@ -115,6 +121,15 @@ def _config(model: L.LightningModule, given: Any) -> LRSchedulerConfig:
             '"monitor": "val_loss"'
         )
     return config
+
+
+def _rate(group: Mapping[str, Any], number: int, schedulers: Sequence[LRSchedulerConfig]) -> float:
+    """The rate of a group that the schedulers scale. It is the group's own, unless the first of them that begins at 0 counts steps."""
+    rate: float = group["lr"]
+    if rate == 0:  # a scheduler of another package's may not tell its rates
+        from_zero = [config for config in schedulers if getattr(config.scheduler, "_last_lr", {number: 0})[number] == 0]
+        rate = group.get("initial_lr", rate) if from_zero and from_zero[0].interval == "step" else rate
+    return rate
 
 
 def _where(model: L.LightningModule) -> str:

@@ -57,7 +57,7 @@ class FaithfulClient(OneClient):
         device, optimizers = next(iter(learner.model.params.values())).device, each_optimizer(learner.optimizer)
         manual = not learner.model.module.automatic_optimization  # such a module advances its schedulers itself
         schedulers = [config for config in hooks.configured.schedulers if manual or config.interval == "step"]
-        self._hooks, self._schedulers = hooks, LocalSchedulers(optimizers, schedulers)
+        self._hooks, self._schedulers = hooks, LocalSchedulers(optimizers, schedulers, hooks.configured.rates)
         self._trainer = LocalTrainer(hooks, optimizers, device)
 
     def train(self, assignment: Assignment, works: Sequence[ClientWork]) -> Result:

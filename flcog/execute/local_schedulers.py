@@ -19,10 +19,14 @@ class LocalSchedulers:
     Args:
         optimizers: of the module.
         schedulers: of the module, which are advanced here.
+        bases: the learning rates of all groups that the round's rates are multiples of. They are the module's rates, except where a
+            scheduler of steps begins at 0.
     """
 
-    def __init__(self, optimizers: Sequence[torch.optim.Optimizer], schedulers: Sequence[LRSchedulerConfig]) -> None:
-        self._optimizers = list(optimizers)
+    def __init__(
+        self, optimizers: Sequence[torch.optim.Optimizer], schedulers: Sequence[LRSchedulerConfig], bases: Sequence[float]
+    ) -> None:
+        self._optimizers, self._bases = list(optimizers), bases
         self.configs = list(schedulers)
         self._groups = [group for optimizer in optimizers for group in optimizer.param_groups]
         self._initial = [_settings(group) for group in self._groups]
@@ -43,9 +47,10 @@ class LocalSchedulers:
         for config, state in zip(self.configs, self._states, strict=True):
             config.scheduler.load_state_dict(copy.deepcopy(state))
         self._own = [group["lr"] for group in self._groups]
-        self._factors = [rate / own if own else 1.0 for rate, own in zip(rates, self._own, strict=True)]
-        for group, rate in zip(self._groups, rates, strict=True):
-            group["lr"] = rate
+        self._factors = [rate / base if base else 1.0 for rate, base in zip(rates, self._bases, strict=True)]
+        for group, rate, base in zip(self._groups, rates, self._bases, strict=True):
+            if group["lr"] == base:  # else it begins at 0 in every round
+                group["lr"] = rate
 
     def advance(self, step: int, update: Callable[[Any, Any], None]) -> None:
         """Advance the schedulers after a local step.

@@ -23,9 +23,12 @@ class RoundSchedules:
         module: the client's module, whose ``lr_scheduler_step`` advances a scheduler.
         optimizer: the module's optimiser.
         configs: the module's schedulers.
+        rates: the learning rates of the optimiser's groups in the first round.
     """
 
-    def __init__(self, module: Any, optimizer: torch.optim.Optimizer, configs: Sequence[LRSchedulerConfig]) -> None:
+    def __init__(
+        self, module: Any, optimizer: torch.optim.Optimizer, configs: Sequence[LRSchedulerConfig], rates: Sequence[float]
+    ) -> None:
         self._module, self._groups = module, optimizer.param_groups
         self._manual = not module.automatic_optimization
         self.configs = [config for config in configs if config.interval == "epoch" or self._manual]
@@ -33,7 +36,7 @@ class RoundSchedules:
         self._follows = [
             config.monitor for config in self.configs if config.reduce_on_plateau and config.monitor and not self._manual
         ]
-        self._rates = [[group["lr"] for group in self._groups]]
+        self._rates = [list(rates)]
         self._states = [copy.deepcopy(config.scheduler.state_dict()) for config in self.configs]
         self.followed: list[dict[str, float]] = []
         """The figures that schedulers follow, by round."""

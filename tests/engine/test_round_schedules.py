@@ -6,8 +6,9 @@ from typing import Any
 import pytest
 import torch
 from datamodules.common import one_line
-from harness import TinyData, fit, make_trainer, train
+from harness import TinyData, classifier, fit, make_trainer, train
 
+import flcog
 from engine.test_faithful_step import Gan, Lit
 
 SCHEDULERS: dict[str, Any] = {
@@ -115,6 +116,33 @@ def test_a_module_with_manual_optimisation_advances_its_schedulers_itself(tmp_pa
     half = fit(tmp_path, module=ByHand(), rounds=2, local_steps=1)  # type: ignore[arg-type]
     resumed = fit(tmp_path, module=ByHand(), rounds=3, local_steps=1, ckpt_path=str(half.run_dir))  # type: ignore[arg-type]
     assert all(torch.equal(resumed.params[name], value) for name, value in whole.params.items())
+
+
+class Both(flcog.Classifier):
+    """Has schedules of rounds and of steps, and notes the rate of each step."""
+
+    def __init__(self, of_rounds: Any, of_steps: Any, **options: Any) -> None:
+        super().__init__(classifier().model, **options)
+        self.of_rounds, self.of_steps, self.seen = of_rounds, of_steps, list[float]()
+
+    def configure_optimizers(self) -> Any:
+        optimizer = torch.optim.SGD(self.parameters(), lr=0.4)
+        schedulers = [] if self.of_rounds is None else [self.of_rounds(optimizer)]
+        of_steps = torch.optim.lr_scheduler.LambdaLR(optimizer, self.of_steps)
+        return [optimizer], [*schedulers, {"scheduler": of_steps, "interval": "step"}]
+
+    def on_before_optimizer_step(self, optimizer: Any) -> None:
+        self.seen.append(optimizer.param_groups[0]["lr"])
+
+
+@pytest.mark.parametrize("of_rounds", [None, lambda optimizer: torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)])
+@pytest.mark.parametrize("first", [0.0, 0.25])
+def test_schedules_of_rounds_and_of_steps_multiply(of_rounds: Any, first: float) -> None:
+    schedule = flcog.schedules.Exponential(0.5) if of_rounds is None else None
+    module = Both(of_rounds, lambda step: max(first, step / 2), lr_schedule=schedule)
+    train(module=module, rounds=3, clients_per_round=2, local_steps=3)
+    expected = [0.4 * 0.5**round * max(first, step / 2) for round in range(3) for _ in range(2) for step in range(3)]
+    assert module.seen == pytest.approx(expected, abs=1e-15)
 
 
 def test_bad_schedulers(tmp_path: Path) -> None:
