@@ -1,6 +1,7 @@
 """Trains one client as ``lightning.Trainer`` would, with all hooks of Lightning in their order."""
 
 import copy
+import statistics
 from collections.abc import Sequence
 
 import torch
@@ -62,22 +63,25 @@ class FaithfulClient(OneClient):
 
     def train(self, assignment: Assignment, works: Sequence[ClientWork]) -> Result:
         log, module = self.model.log, self.model.module
-        if self._hooks.clips:
-            assignment = self._clipping_by_hook(assignment)
+        assignment = assignment._replace(program=self._own_program(assignment.program))
         if self.model.trains_itself:
             return super().train(assignment, works)
         log.begin_client()
         with logging_to(module, log.take):  # hooks of a client module may log, too
             return super().train(assignment, works)
 
-    def _clipping_by_hook(self, assignment: Assignment) -> Assignment:
-        """The assignment without the trainer's clipping, whose values ``configure_gradient_clipping`` receives instead."""
-        program = copy.copy(assignment.program)
-        for _, method in program.corrections:
-            if isinstance(method, GradientClip):
-                self._trainer.gradient_clip_val, self._trainer.gradient_clip_algorithm = method.max_value, method.algorithm
-        program.corrections = [pair for pair in program.corrections if not isinstance(pair[1], GradientClip)]
-        return assignment._replace(program=program)
+    def _own_program(self, program: Program) -> Program:
+        """The client side of the round for one client, whose steps have their own learning rates.
+
+        If the module clips gradients, ``configure_gradient_clipping`` receives the values of the trainer's clipping, which is left out.
+        """
+        program = copy.copy(program)
+        if self._hooks.clips:
+            for _, method in program.corrections:
+                if isinstance(method, GradientClip):
+                    self._trainer.gradient_clip_val, self._trainer.gradient_clip_algorithm = method.max_value, method.algorithm
+            program.corrections = [pair for pair in program.corrections if not isinstance(pair[1], GradientClip)]
+        return program
 
     def _renew_optimizer(self, assignment: Assignment) -> None:
         self._schedulers.begin(assignment.rates)
@@ -86,18 +90,20 @@ class FaithfulClient(OneClient):
         trainer, params = self._trainer, self.model.params
         trainer.begin(assignment.round, work)
         log, totals = self.model.log, {"loss": torch.zeros((), device=trainer.strategy.root_device, dtype=number_dtype())}
-        losses, taken, parts = 0, 0, list[Batch]()
+        losses, rates, parts = 0, list[float](), list[Batch]()
         with trainer.visible_to(trainer.lightning_module), self._hooks.of_batches.show(trainer):
             for number, read in enumerate(batches(work, assignment.reader)):
                 if assignment.stop is not None and assignment.stop.is_set():
                     raise StopRequest
-                place = Place(number, taken, first=not parts, last=work.ends is None or bool(work.ends[number]))
+                place = Place(number, len(rates), first=not parts, last=work.ends is None or bool(work.ends[number]))
                 self._step = place.step
                 with log.of_a_step() as by_hooks:
                     step, tensors = self._one_step(assignment.program, place, parts := [*parts, read], tensors)
                 if step is None:
                     break
-                taken, parts = taken + place.last, [] if place.last else parts
+                if place.last:
+                    rates.append(step.rate or 0.0)
+                    parts = []
                 zero = torch.zeros_like(totals["loss"])
                 add_step(totals, zero if step.loss is None else step.loss, step.logged | by_hooks)
                 if step.loss is not None:
@@ -107,7 +113,10 @@ class FaithfulClient(OneClient):
                 self._step += place.last
         for parameter in params.values():
             parameter.grad = None
-        return means(totals, max(losses, 1)), tensors._replace(num_steps=taken)
+        program = assignment.program
+        # The exact mean, which equals the rates if they are equal.
+        program.optimisation = program.optimisation._replace(lr=statistics.mean(rates))
+        return means(totals, max(losses, 1)), tensors._replace(num_steps=len(rates))
 
     def _one_step(
         self, program: Program, place: Place, parts: list[Batch], tensors: ClientTensors

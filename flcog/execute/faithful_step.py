@@ -50,6 +50,8 @@ class FaithfulStep:
         self.gradient: Gradient | None = None
         """The gradient of the batch, in the contributions of methods; None if ``training_step`` returned no loss."""
         self.loss: Tensor | None = None
+        self.rate: float | None = None
+        """The learning rate of the step; None if it had no gradient."""
 
     @property
     def outputs(self) -> dict[str, Any]:
@@ -80,6 +82,7 @@ class FaithfulStep:
     def _closure(self, tensors: ClientTensors) -> Tensor | None:
         """Compute the gradient, store it in the parameters, and return the loss."""
         program, params, buffers = self._program, self._model.params, self._model.buffers
+        self._note_rate()
         contexts = program.contexts(tensors, buffers, self._place.step) if program.needs_context else []
         self._zeroed, self.gradient, self.loss, self._returned = not self._place.first, None, None, None
 
@@ -95,6 +98,7 @@ class FaithfulStep:
             gradient = program.wrapped(elsewhere if program.wraps else live, params, self._batch, contexts)
         except NoLoss:
             self._zero_gradients()
+            self.rate = None
             return None
         for name, buffer in gradient.buffers.items() if program.wraps else ():
             buffers[name].copy_(buffer)
@@ -108,6 +112,11 @@ class FaithfulStep:
             parameter.grad = values[name].clone() if program.corrections or program.wraps else values[name]
         self.gradient, self.loss = gradient, gradient.loss
         return self.loss
+
+    def _note_rate(self) -> None:
+        """Tell methods the learning rate, which a scheduler or a hook may have changed since the last step."""
+        self.rate = float(self._trainer.optimizers[0].param_groups[0]["lr"])
+        self._program.optimisation = self._program.optimisation._replace(lr=self.rate)
 
     def _backward(self, params: Params, buffers: Params, batch: Batch, contexts: Sequence[Context]) -> Gradient:
         """The gradient of the total loss, with the hooks around the backward pass.
@@ -167,6 +176,7 @@ class FaithfulStep:
         """Call the ``training_step`` of a module that takes its steps itself."""
         losses = self._trainer.strategy.differentiated
         losses.clear()
+        self._note_rate()
         with torch.enable_grad(), self._model.autocast():
             self._returned = call_step(self._module, "training_step", given, self._place.number)
         loss = self._returned.get("loss") if isinstance(self._returned, Mapping) else self._returned

@@ -15,7 +15,11 @@ from flcog.wire.packing import message
 
 @message
 class Optimisation(NamedTuple):
-    """The settings of the local optimiser in this round, for its first group of parameters."""
+    """The settings of the local optimiser in this round, for its first group of parameters.
+
+    If the learning rate changes within a round, ``lr`` is the rate of the step, and in ``finish_client`` the mean over the client's steps:
+    ``lr * num_steps`` is their sum.
+    """
 
     lr: float
     momentum: float

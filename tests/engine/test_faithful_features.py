@@ -15,7 +15,20 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import flcog
 from engine.test_faithful_step import ONE_CLIENT, Gan, Lit, by_lightning, recording
-from flcog.callbacks import SCAFFOLD, ClipUpdate, Ditto, EqualWeights, FedAvgM, FedDisco, FedExP, FedProx, FedSAM, LowPrecision
+from flcog.callbacks import (
+    SCAFFOLD,
+    ClipUpdate,
+    Ditto,
+    EqualWeights,
+    FedAvgM,
+    FedDC,
+    FedDisco,
+    FedExP,
+    FedProx,
+    FedPVR,
+    FedSAM,
+    LowPrecision,
+)
 from flcog.execute.faithful_client import FaithfulClient
 from flcog.hosting import host_clients
 from flcog.server import round as rounds
@@ -385,21 +398,51 @@ def test_an_optimizer_may_ask_for_the_loss_again() -> None:
     assert_close(ours.params, {name: p.detach() for name, p in theirs.named_parameters()}, 1e-12)
 
 
+class Warms(Plain):
+    """Changes the learning rate by hand, as in Lightning's documentation."""
+
+    def optimizer_step(self, epoch: int, batch_idx: int, optimizer: Any, optimizer_closure: Any = None) -> None:
+        for group in optimizer.param_groups:
+            group["lr"] *= 0.5
+        optimizer.step(closure=optimizer_closure)
+
+
+class Scheduled(Plain):
+    """Changes the learning rate in the same way by a scheduler."""
+
+    def configure_optimizers(self) -> Any:
+        optimizer = torch.optim.SGD(self.parameters(), lr=0.1)
+        schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 0.5 ** (step + 1))
+        return [optimizer], [{"scheduler": schedule, "interval": "step"}]
+
+
+@pytest.mark.parametrize("method", [SCAFFOLD(), FedDC(alpha=0.0), FedPVR("net")], ids=lambda method: method.name)
+@pytest.mark.parametrize("kind", [Scheduled, Warms])
+def test_control_variates_are_means_weighted_by_the_rates_of_steps(kind: type[Plain], method: flcog.Method) -> None:
+    """In the first round, they are the means of plain gradients."""
+    total: dict[str, Tensor] = {}
+
+    class Sums(kind):  # type: ignore[misc,valid-type]
+        def on_after_backward(self) -> None:
+            for name, parameter in self.named_parameters():
+                rate = 0.1 * 0.5 ** (self.global_step + 1)
+                total[name] = total.get(name, 0) + rate * parameter.grad
+
+    trainer = train(method, module=Sums(), **ONE_CLIENT)
+    (states,) = trainer.states.by_client.values()
+    expected = {name: value / sum(0.1 * 0.5 ** (step + 1) for step in range(5)) for name, value in total.items()}
+    assert_close(states[method.name]["g" if isinstance(method, FedDC) else "c"], expected, 1e-12)
+
+
+@pytest.mark.parametrize("kind", [Scheduled, Warms])
+def test_a_personal_model_takes_the_rates_of_steps(kind: type[Plain]) -> None:
+    """Without a pull to the global model, it takes the client's own steps."""
+    trainer = train(Ditto(lambda_prox=0.0), module=kind(), **ONE_CLIENT)  # type: ignore[arg-type]
+    (states,) = trainer.states.by_client.values()
+    assert_close(states["Ditto"]["personal"], trainer.params, 1e-12)
+
+
 def test_changes_of_an_optimizer_end_with_the_client() -> None:
-    """The module warms up the learning rate by hand, as in Lightning's documentation."""
-
-    class Warms(Plain):
-        def optimizer_step(self, epoch: int, batch_idx: int, optimizer: Any, optimizer_closure: Any = None) -> None:
-            for group in optimizer.param_groups:
-                group["lr"] *= 0.5
-            optimizer.step(closure=optimizer_closure)
-
-    class Scheduled(Plain):
-        def configure_optimizers(self) -> Any:
-            optimizer = torch.optim.SGD(self.parameters(), lr=0.1)
-            schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 0.5 ** (step + 1))
-            return [optimizer], [{"scheduler": schedule, "interval": "step"}]
-
     runs = [train(module=kind()) for kind in (Warms, Scheduled)]  # type: ignore[arg-type]
     assert_close(runs[0].params, runs[1].params, 1e-14)
 
