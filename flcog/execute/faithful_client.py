@@ -113,6 +113,11 @@ class FaithfulClient(OneClient):
                 self._step += place.last
         for parameter in params.values():
             parameter.grad = None
+        if not rates:
+            raise ValueError(
+                f"{type(self.model.module).__name__}.on_train_batch_start returned -1 before the end of the client's first step: return it "
+                "after a step at the earliest, or leave the client out of the round, by a method whose plan returns None"
+            )
         program = assignment.program
         # The exact mean, which equals the rates if they are equal.
         program.optimisation = program.optimisation._replace(lr=statistics.mean(rates))

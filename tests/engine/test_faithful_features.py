@@ -1,5 +1,6 @@
 """Features of a LightningModule in the faithful step, compared with a closed form or Lightning's trainer, or refused with a message."""
 
+import re
 import warnings
 from dataclasses import dataclass
 from pathlib import Path
@@ -149,6 +150,21 @@ def test_on_train_batch_start_may_end_a_clients_training() -> None:
     train(module=recording(Short, calls), **ONE_CLIENT)  # type: ignore[arg-type]
     assert calls.count("on_train_batch_start") == 3 and calls.count("on_train_batch_end") == 2
     assert short.rows[-1]["train/loss"] > 0
+
+
+@pytest.mark.parametrize(("last", "options"), [(0, {}), (1, {"accumulate_grad_batches": 2})])
+def test_a_client_takes_at_least_one_step(last: int, options: dict[str, Any]) -> None:
+    class Ends(Plain):
+        def on_train_batch_start(self, batch: Any, batch_idx: int) -> Any:
+            return -1 if self.current_epoch == 1 and batch_idx == last else None
+
+    message = (
+        "Ends.on_train_batch_start returned -1 before the end of the client's first step: return it .* whose plan returns None"
+    )
+    with pytest.raises(ValueError, match=message) as caught:
+        train(module=Ends(), **options)  # type: ignore[arg-type]
+    (note,) = caught.value.__notes__
+    assert re.fullmatch(r"in client \d, round 2, local step 1 of 4", note)
 
 
 def test_a_step_without_a_loss_changes_nothing() -> None:
