@@ -90,18 +90,18 @@ class FaithfulClient(OneClient):
         trainer, params = self._trainer, self.model.params
         trainer.begin(assignment.round, work)
         log, totals = self.model.log, {"loss": torch.zeros((), device=trainer.strategy.root_device, dtype=number_dtype())}
-        losses, rates, parts = 0, list[float](), list[Batch]()
+        losses, rates, parts, begins = 0, list[float](), list[Batch](), True
         with trainer.visible_to(trainer.lightning_module), self._hooks.of_batches.show(trainer):
             for number, read in enumerate(batches(work, assignment.reader)):
                 if assignment.stop is not None and assignment.stop.is_set():
                     raise StopRequest
-                place = Place(number, len(rates), first=not parts, last=work.ends is None or bool(work.ends[number]))
+                place = Place(number, len(rates), first=begins, last=work.ends is None or bool(work.ends[number]))
                 self._step = place.step
                 with log.of_a_step() as by_hooks:
                     step, tensors = self._one_step(assignment.program, place, parts := [*parts, read], tensors)
                 if step is None:
                     break
-                if place.last:
+                if begins := place.last:
                     rates.append(step.rate or 0.0)
                     parts = []
                 zero = torch.zeros_like(totals["loss"])
@@ -131,7 +131,7 @@ class FaithfulClient(OneClient):
         Args:
             program: the client side of the round.
             place: of the batch among the client's batches.
-            parts: the batches of the step up to this one, which is replaced by the batch after its hooks.
+            parts: the batches of the step up to this one, which is replaced by the batch after its hooks, or removed if it has no loss.
             tensors: the client's.
         """
         trainer, number, params, read = self._trainer, place.number, self.model.params, parts[-1]
@@ -142,6 +142,7 @@ class FaithfulClient(OneClient):
             skips = trainer.call("on_train_batch_start", given, number) == -1
         if skips:
             return None, tensors
+        last_number = program.local_step
         if self.model.trains_itself:
             program.local_step = number
         follows = program.followers and place.last
@@ -151,11 +152,14 @@ class FaithfulClient(OneClient):
             step.take(tensors)
             if step.gradient is not None and step.gradient.state:
                 tensors = with_states(tensors, self._owned(step.gradient.state))
+            if step.loss is None:  # The module has skipped this batch. The step may have others.
+                program.local_step = last_number
+                parts.pop()
             if place.last:
                 self._schedulers.advance(number, trainer.lightning_module.lr_scheduler_step)
         else:
             step.take_manually(given)
-        if follows and (manual or step.loss is not None):
+        if follows and parts and step.rate is not None:
             tensors = self._follow(program, before, joined(parts), tensors)
         with torch.enable_grad():
             trainer.call("on_train_batch_end", step.outputs, given, number)

@@ -98,19 +98,23 @@ class FaithfulStep:
             gradient = program.wrapped(elsewhere if program.wraps else live, params, self._batch, contexts)
         except NoLoss:
             self._zero_gradients()
-            self.rate = None
-            return None
-        for name, buffer in gradient.buffers.items() if program.wraps else ():
-            buffers[name].copy_(buffer)
-        # Earlier batches of the step left gradients, or the module's optimizer_zero_grad keeps them.
-        kept = {name: parameter.grad for name, parameter in params.items()} if program.wraps else {}
-        values = {name: value if (old := kept.get(name)) is None else old + value for name, value in gradient.values.items()}
+            # As in Lightning, the optimiser steps along the gradients of the step's earlier batches.
+            if all(parameter.grad is None for parameter in params.values()):
+                self.rate = None
+                return None
+            values = _gradients(params)
+        else:
+            for name, buffer in gradient.buffers.items() if program.wraps else ():
+                buffers[name].copy_(buffer)
+            # Earlier batches of the step left gradients, or the module's optimizer_zero_grad keeps them.
+            kept = {name: parameter.grad for name, parameter in params.items()} if program.wraps else {}
+            values = {name: value if (old := kept.get(name)) is None else old + value for name, value in gradient.values.items()}
+            self.gradient, self.loss = gradient, gradient.loss
         if self._place.last:
             values = program.corrected(values, params, contexts, tensors.masks)
         for name, parameter in params.items():
             # Hooks may change gradients in place, and a method's correction may be a part of its state.
             parameter.grad = values[name].clone() if program.corrections or program.wraps else values[name]
-        self.gradient, self.loss = gradient, gradient.loss
         return self.loss
 
     def _note_rate(self) -> None:
@@ -145,7 +149,7 @@ class FaithfulStep:
                 parameter.grad = params[name].grad
         with torch.enable_grad():
             self._trainer.call("on_after_backward")
-        values = {name: torch.zeros_like(p) if p.grad is None else p.grad for name, p in own.items()}
+        values = _gradients(own)
         if not live:
             for name, parameter in own.items():
                 parameter.grad = kept[name]
@@ -181,3 +185,8 @@ class FaithfulStep:
             self._returned = call_step(self._module, "training_step", given, self._place.number)
         loss = self._returned.get("loss") if isinstance(self._returned, Mapping) else self._returned
         self.loss = loss.detach() if isinstance(loss, Tensor) else torch.stack(losses).sum() if losses else None
+
+
+def _gradients(params: Params) -> Params:
+    """The gradients that the parameters hold."""
+    return {name: torch.zeros_like(value) if value.grad is None else value.grad for name, value in params.items()}

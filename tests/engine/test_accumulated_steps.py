@@ -65,6 +65,57 @@ class Sgd(Lit):
         return torch.optim.SGD(self.parameters(), lr=0.3)
 
 
+class Skips(Sgd):
+    """Has no loss on the first or the second batch of each step."""
+
+    def __init__(self, skipped: int = 1) -> None:
+        super().__init__()
+        self.skipped = skipped
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        return None if batch_idx % 2 == self.skipped else super().training_step(batch, batch_idx)
+
+    def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
+        """The pure step takes no module that skips batches."""
+
+
+class Zero(Skips):
+    """Has a loss of 0 there."""
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        loss = Sgd.training_step(self, batch, batch_idx)["loss"]
+        return 0 * loss if batch_idx % 2 == self.skipped else loss
+
+
+HALVES: dict[str, Any] = {"data": TinyData(batch_size=2), "accumulate_grad_batches": 2}
+
+
+@pytest.mark.parametrize("skipped", [0, 1])
+def test_a_step_goes_on_without_a_skipped_batch_as_in_lightning(skipped: int) -> None:
+    """The gradients of its other batches are clipped, by the trainer or by the module."""
+    options: dict[str, Any] = {"accumulate_grad_batches": 2, "gradient_clip_val": 0.01}
+    ours = train(module=Skips(skipped), **ONE_CLIENT | HALVES | options)  # type: ignore[arg-type]
+    theirs = by_lightning(Skips(skipped), ours, **options)
+    assert_close(ours.params, {name: p.detach() for name, p in theirs.named_parameters()}, 1e-12)
+
+
+@pytest.mark.parametrize("skipped", [0, 1])
+def test_methods_correct_a_step_without_a_skipped_batch(skipped: int) -> None:
+    runs = [train(SCAFFOLD(), module=kind(skipped), **HALVES) for kind in (Skips, Zero)]
+    assert_close(runs[0].params, runs[1].params, 1e-12)
+    assert_close(client_states(runs[0]), client_states(runs[1]), 1e-12)
+
+
+@pytest.mark.parametrize("skipped", [0, 1])
+def test_methods_follow_a_step_with_its_batches_that_were_not_skipped(skipped: int) -> None:
+    """Ditto takes the whole gradient of the step's samples, and the client half of it, because the loss of each batch is halved."""
+    options = ONE_CLIENT | HALVES | {"local_steps": 1}
+    trainer, start = train(Ditto(lambda_prox=0.0), module=Skips(skipped), **options), dict(Skips().double().named_parameters())
+    (states,) = trainer.states.by_client.values()
+    twice = {name: value + (value - start[name].detach()) for name, value in trainer.params.items()}
+    assert_close(states["Ditto"]["personal"], twice, 1e-12)
+
+
 @pytest.mark.parametrize("overfit", [2, 0.5])
 def test_overfitting_reads_lightnings_batches(overfit: int | float) -> None:
     """Three rounds of one local epoch equal three epochs of ``lightning.Trainer``, which does not shuffle with this option."""
