@@ -43,7 +43,8 @@ class FaithfulClient(OneClient):
         on_train_batch_end
 
     A module with manual optimisation calls its optimisers in ``training_step``. A module that
-    :class:`OneClient` can train, too, gets the same results from both, bit for bit.
+    :class:`OneClient` can train, too, gets the same results from both, bit for bit, if the loss depends on all parameters. Others have no
+    gradient here, so that weight decay passes over them.
 
     If gradients are accumulated, each batch has these hooks, but only the first of a step removes gradients, and only the last calls
     ``optimizer_step``, corrects the gradient and is followed by the rest.

@@ -47,6 +47,8 @@ class FaithfulStep:
         self._module: Any = model.module
         self._returned: Any = None
         self._zeroed = False
+        self._reached = set[str]()
+        """The parameters on which the loss depends."""
         self.gradient: Gradient | None = None
         """The gradient of the batch, in the contributions of methods; None if ``training_step`` returned no loss."""
         self.loss: Tensor | None = None
@@ -85,6 +87,7 @@ class FaithfulStep:
         self._note_rate()
         contexts = program.contexts(tensors, buffers, self._place.step) if program.needs_context else []
         self._zeroed, self.gradient, self.loss, self._returned = not self._place.first, None, None, None
+        self._reached.clear()
 
         def live(params: Params, batch: Batch) -> Gradient:
             return self._backward(params, buffers, batch, contexts)
@@ -113,6 +116,8 @@ class FaithfulStep:
         if self._place.last:
             values = program.corrected(values, params, contexts, tensors.masks)
         for name, parameter in params.items():
+            if parameter.grad is None and name not in self._reached and not values[name].any():
+                continue  # torch's optimisers leave such a parameter as it is, also with weight decay
             # Hooks may change gradients in place, and a method's correction may be a part of its state.
             parameter.grad = values[name].clone() if program.corrections or program.wraps else values[name]
         return self.loss
@@ -150,6 +155,7 @@ class FaithfulStep:
         with torch.enable_grad():
             self._trainer.call("on_after_backward")
         values = _gradients(own)
+        self._reached |= {name for name, parameter in own.items() if parameter.grad is not None}
         if not live:
             for name, parameter in own.items():
                 parameter.grad = kept[name]

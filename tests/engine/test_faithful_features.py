@@ -458,6 +458,44 @@ def test_a_personal_model_takes_the_rates_of_steps(kind: type[Plain]) -> None:
     assert_close(states["Ditto"]["personal"], trainer.params, 1e-12)
 
 
+class Unused(Plain):
+    """Has a layer on which the loss does not depend, and weight decay."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.unused = torch.nn.Linear(2, 2)
+
+    def configure_optimizers(self) -> Any:
+        return torch.optim.AdamW(self.parameters(), lr=0.1, weight_decay=0.5)
+
+    def on_after_backward(self) -> None:
+        pass
+
+
+@dataclass(frozen=True)
+class Pushes(flcog.Method):
+    """Gives the gradient of one parameter a value."""
+
+    def correct_gradient(self, gradient: Any, params: Any, ctx: Any) -> Any:
+        return gradient | {"unused.bias": gradient["unused.bias"] + 1}
+
+
+@pytest.mark.parametrize("accumulate", [1, 2])
+def test_weight_decay_passes_over_parameters_without_a_gradient_as_in_lightning(accumulate: int) -> None:
+    ours = train(module=Unused(), accumulate_grad_batches=accumulate, **ONE_CLIENT)  # type: ignore[arg-type]
+    theirs = by_lightning(Unused(), ours, accumulate_grad_batches=accumulate)
+    assert_close(ours.params, {name: p.detach() for name, p in theirs.named_parameters()}, 1e-12)
+
+
+@pytest.mark.parametrize("method", [SCAFFOLD(), FedSAM(), Pushes()], ids=lambda method: method.name)
+@pytest.mark.parametrize("accumulate", [1, 2])
+def test_methods_leave_parameters_without_a_gradient_or_give_them_one(method: flcog.Method, accumulate: int) -> None:
+    options: dict[str, Any] = {"accumulate_grad_batches": accumulate, "gradient_clip_val": 1.0}
+    trainer, start = train(method, module=Unused(), **ONE_CLIENT | options), dict(Unused().double().named_parameters())
+    moved = {name for name, value in start.items() if "unused" in name and not torch.equal(trainer.params[name], value)}
+    assert moved == ({"unused.bias"} if isinstance(method, Pushes) else set())
+
+
 def test_changes_of_an_optimizer_end_with_the_client() -> None:
     runs = [train(module=kind()) for kind in (Warms, Scheduled)]  # type: ignore[arg-type]
     assert_close(runs[0].params, runs[1].params, 1e-14)
