@@ -11,7 +11,7 @@ from flcog.core.precision import number_dtype
 from flcog.core.types import Params, Slot
 from flcog.method import Context, Stage
 from flcog.method.stage import Kind
-from flcog.wire.envelope import Envelope, map_fields
+from flcog.wire.envelope import Envelope, changes_of, map_fields
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ class ClipUpdate(Stage):
 
         clipped = map_fields(shortened, envelope._replace(buffers={}))
         # A factor of 1 must return the very same statistics, which subtracting and adding would round.
-        moved = {name: shortened(value - ctx.received.buffers[name]) for name, value in envelope.buffers.items()}
+        moved = {name: shortened(value) for name, value in changes_of(envelope.buffers, ctx.received.buffers).items()}
         buffers = {
             name: torch.where(factor < 1, ctx.received.buffers[name] + moved[name], value) if _is_float(value) else value
             for name, value in envelope.buffers.items()
@@ -63,7 +63,6 @@ class ClipUpdate(Stage):
 
 def changes(envelope: Envelope, received_buffers: Params) -> list[Tensor]:
     """The floating-point tensors of an envelope, each once, with buffers replaced by their change."""
-    moved = {name: value - received_buffers[name] for name, value in envelope.buffers.items()}
     found: list[Tensor] = []
 
     def collect(value: Tensor) -> Tensor:
@@ -71,7 +70,7 @@ def changes(envelope: Envelope, received_buffers: Params) -> list[Tensor]:
             found.append(value)
         return value
 
-    map_fields(collect, envelope._replace(buffers=moved))
+    map_fields(collect, envelope._replace(buffers=changes_of(envelope.buffers, received_buffers)))
     return found
 
 

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from flcog.core.types import Slot
 from flcog.method import Attack, Cohort, Context, Envelope, UploadChange, UploadMatrix
-from flcog.wire.envelope import map_fields
+from flcog.wire.envelope import changes_of, map_fields
 
 STRENGTHS = tuple(0.1 * 2**i for i in range(11))
 """The strengths from 0.1 to 102.4 that an optimised attack tries."""
@@ -37,8 +37,7 @@ def altered(envelope: Envelope, ctx: Context, change: Callable[[Tensor, int], Te
 
     received = ctx.received.buffers
     floats = {name: value for name, value in envelope.buffers.items() if value.is_floating_point()}
-    moved = {name: value - received[name] for name, value in floats.items()}
-    new = map_fields(replaced, envelope._replace(buffers=moved))
+    new = map_fields(replaced, envelope._replace(buffers=changes_of(floats, received)))
     # An honest client's buffers must stay the very same, and subtracting and adding would round them.
     buffers = {name: torch.where(ctx.draws["attacks"], received[name] + new.buffers[name], floats[name]) for name in floats}
     return new._replace(buffers={**envelope.buffers, **buffers})

@@ -10,6 +10,7 @@ from torch.utils import _pytree as pytree
 from flcog.core.precision import number_dtype
 from flcog.core.types import Params
 from flcog.method import Envelope
+from flcog.wire.envelope import changes_of
 
 Bound = Callable[[str], float]
 """The bound of a sender: ``model``, ``buffers``, or a method's name."""
@@ -67,11 +68,13 @@ def clip(
             f"{narrow} has {envelope.buffers[narrow].element_size() * 8} bits, and a bounded change of it is rounded beyond its bound: "
             "set trainer.precision to 32-true or a mixed precision, or use GroupNorm"
         )
-    moved = {name: value - received[name] for name, value in envelope.buffers.items()}
+    moved = changes_of({name: value for name, value in envelope.buffers.items() if is_float(value)}, received)
     allowed, _ = shorten(moved, bound("buffers"))
-    # Buffers within the bound stay the very same, which subtracting and adding would round.
+    # Buffers within the bound stay the very same, which subtracting and adding would round. Whole numbers stay the received ones.
     buffers = {
         name: torch.where(allowed[name] == moved[name], value, received[name] + allowed[name])
+        if is_float(value)
+        else received[name]
         for name, value in envelope.buffers.items()
     }
     mean, total = dict(envelope.mean), dict(envelope.sum)

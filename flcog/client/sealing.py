@@ -13,7 +13,7 @@ from flcog.client.messages import PRIVATE, ClientReply, Download
 from flcog.core.types import Params
 from flcog.method import PrivateSum
 from flcog.method.sealed_sum import REFUSED, SealedSum
-from flcog.wire.envelope import Envelope, Field, Manifest
+from flcog.wire.envelope import Envelope, Field, Manifest, changes_of
 from flcog.wire.soundness import STATE_RANGE, is_sound
 
 UNWEIGHTED = ("totals", "norm")
@@ -72,7 +72,7 @@ def _terms(envelope: Envelope, received_buffers: Params, weights: Tensor) -> dic
     norms = [value.double().reshape(len(weights), -1).norm(dim=1) for value in delta.values()]
     return {
         "delta": delta,
-        "buffers": {name: value - received_buffers[name] for name, value in envelope.buffers.items()},
+        "buffers": changes_of(envelope.buffers, received_buffers),
         "means": envelope.mean,
         "totals": envelope.sum,
         "weight": ones,

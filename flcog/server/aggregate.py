@@ -16,7 +16,7 @@ from flcog.server.bad_updates import bad_clients, refusal
 from flcog.server.kept import KeptUploads
 from flcog.server.sums import Sums, add_terms, dtype_of_mean, norms_of
 from flcog.step_log import LOGGED
-from flcog.wire.envelope import Envelope
+from flcog.wire.envelope import Envelope, changes_of
 from flcog.wire.soundness import of_client
 
 
@@ -82,7 +82,7 @@ class Aggregate:
         weights = torch.tensor(
             [self._weights[client] for client in reply.clients], dtype=torch.float64, device=float64_device(self._device)
         )
-        changes = {name: value - received_buffers[name] for name, value in envelope.buffers.items()}
+        changes = changes_of(envelope.buffers, received_buffers)
         self._add_sums(envelope, changes, weights, norms)
         values = {"delta": envelope.delta, "buffers": changes}
         if self._kept is not None:

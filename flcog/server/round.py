@@ -5,6 +5,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 
 import torch
+from torch import Tensor
 
 from flcog.client.messages import ClientTask, Download
 from flcog.core.types import Params
@@ -36,6 +37,7 @@ from flcog.server.state import ServerState
 from flcog.server.step import ServerSteps
 from flcog.server.tasks import planned_steps, tasks_of
 from flcog.server.traffic import Traffic
+from flcog.wire.envelope import addable
 from flcog.wire.ledger import Ledger
 
 StepsOfRound = Callable[[Sequence[Method], ServerState, Collection[str]], ServerSteps]
@@ -210,9 +212,22 @@ def step(engine: Engine, server: ServerState, round: Round, aggregate: Aggregate
 
 
 def averaged(buffers: Params, changes: Params) -> Params:
-    """The buffers after their clients' mean changes. Buffers of whole numbers are rounded."""
-    moved = {name: buffers[name] + change for name, change in changes.items()}
+    """The buffers after their clients' mean changes.
+
+    Whole numbers are rounded, and a truth value becomes the one that more weight holds. Changes from an older model may leave the range
+    of short integers, which would wrap around.
+    """
+    moved = {name: addable(buffers[name]) + change for name, change in changes.items()}
     return {
-        name: value if buffers[name].is_floating_point() else value.round().to(buffers[name].dtype)
-        for name, value in moved.items()
+        name: value if (like := buffers[name]).is_floating_point() else _rounded(value, like) for name, value in moved.items()
     }
+
+
+def _rounded(value: Tensor, like: Tensor) -> Tensor:
+    """The value in the type of whole numbers or truth values that ``like`` has."""
+    whole = value.round().long()
+    if like.dtype == torch.bool:
+        return whole.clamp(0, 1).bool()
+    if like.element_size() < whole.element_size():
+        whole = whole.clamp(torch.iinfo(like.dtype).min, torch.iinfo(like.dtype).max)
+    return whole.to(like.dtype)

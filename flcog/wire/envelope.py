@@ -85,6 +85,23 @@ def map_fields(function: Callable[..., Any], envelope: Envelope, *others: Any) -
     )
 
 
+def changes_of(buffers: Params, received: Params) -> Params:
+    """The changes of buffers from the received ones, for one client or with a leading client axis.
+
+    Whole numbers and truth values change by an int64, because short and unsigned integers would wrap around, and torch subtracts no
+    truth values.
+
+    >>> changes_of({"count": torch.tensor(2, dtype=torch.uint8)}, {"count": torch.tensor(5, dtype=torch.uint8)})
+    {'count': tensor(-3)}
+    """
+    return {name: addable(value) - addable(received[name]) for name, value in buffers.items()}
+
+
+def addable(value: Tensor) -> Tensor:
+    """The same numbers in a type that has a sign: floating-point numbers as they are, all others as int64."""
+    return value if value.is_floating_point() else value.long()
+
+
 def sizes_of(envelope: Envelope) -> dict[str, int]:
     """The bytes of one client's envelope by sender. A tensor that appears twice is sent, and counted, once.
 
