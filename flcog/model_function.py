@@ -76,8 +76,11 @@ class ModelFunction:
 
     @property
     def feels_padding(self) -> bool:
-        """Whether padding rows would change the result: through BatchNorm, or the module's own ``training_step`` without a mask."""
-        return self.mixes_rows or self.trains_itself
+        """Whether padding rows would change the result: through BatchNorm, through the statistics that an InstanceNorm tracks, or through
+        the module's own ``training_step`` without a mask.
+        """
+        norms = [m for m in self.module.modules() if isinstance(m, nn.modules.instancenorm._InstanceNorm)]
+        return self.mixes_rows or self.trains_itself or any(norm.track_running_stats and norm.training for norm in norms)
 
     @property
     def convolves(self) -> bool:
