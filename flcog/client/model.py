@@ -6,7 +6,7 @@ from typing import NamedTuple, cast
 
 import lightning as L
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from flcog.client.lightning_hooks import written_hooks
 from flcog.client.local_hooks import LocalHooks, check_accumulation, check_manual, check_mapping
@@ -121,9 +121,31 @@ def _with_methods(
         unmeasured = datamodule.federation.client_test is None and not datamodule.federation.reweighted_test
         if method.overrides("personal") and method.communicates and unmeasured:
             notes.append(Note(f"the personal models of {method.name} are measured only with data.client_test above 0"))
-    model = model.to(device, dtype)
+    model = _in_precision(model, device, dtype)
     processes.overwrite(model.state_dict().values())
     return model, notes
+
+
+def _in_precision(model: L.LightningModule, device: torch.device, dtype: torch.dtype) -> L.LightningModule:
+    """The module on the device, with its floating-point tensors in this type. Complex tensors keep their type, as in Lightning.
+
+    Complex tensors that clients would send are refused, because the sums, codecs and rules of federated training are real.
+    """
+    for name, value in model.state_dict().items():
+        if isinstance(value, Tensor) and value.is_complex():
+            remedy = "" if name in dict(model.named_parameters()) else ", or register it with persistent=False"
+            raise ValueError(
+                f"{type(model).__name__}: {name} is {value.dtype}, and clients send real numbers: keep torch.view_as_real of it, and call "
+                f"torch.view_as_complex in forward{remedy}"
+            )
+    # Module.to would turn the others into real numbers.
+    apart = [(layer, *pair) for layer in model.modules() for pair in layer.named_buffers(recurse=False) if pair[1].is_complex()]
+    for layer, name, _ in apart:
+        setattr(layer, name, None)
+    model = model.to(device, dtype)
+    for layer, name, value in apart:
+        setattr(layer, name, value.to(device))
+    return model
 
 
 def _check_task(model: L.LightningModule, datamodule: FederatedDataModule) -> None:

@@ -1,10 +1,11 @@
 """Buffers of every type and kind: those that clients send, and those that only live while a client trains."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 import torch
-from harness import NUM_CLASSES, NUM_FEATURES, classifier, train
+from harness import NUM_CLASSES, NUM_FEATURES, assert_close, classifier, train
 from torch import Tensor, nn
 
 from flcog.callbacks import (
@@ -21,6 +22,12 @@ from flcog.callbacks import (
 from flcog.method import Method
 from flcog.server.round import averaged
 from flcog.wire.envelope import changes_of
+
+EXECUTORS: list[dict[str, Any]] = [
+    {"executor": "loop", "chunk_size": 1},
+    {"executor": "loop", "chunk_size": 3},
+    {"executor": "vmap"},
+]
 
 both_executors = pytest.mark.parametrize("executor", ["loop", "vmap"])
 
@@ -106,3 +113,43 @@ def test_changes_from_an_older_model_stay_in_range() -> None:
     now = {"flag": torch.tensor(False), "low": torch.tensor(3, dtype=torch.uint8), "high": torch.tensor(250, dtype=torch.uint8)}
     moved = averaged(now, {"flag": torch.tensor(-1.0), "low": torch.tensor(-7.0), "high": torch.tensor(9.0)})
     assert {name: value.item() for name, value in moved.items()} == {"flag": False, "low": 0, "high": 255}
+
+
+class Rotating(nn.Linear):
+    """A linear network after a rotation of pairs of inputs, by complex numbers or by sines and cosines."""
+
+    def __init__(self, is_complex: bool = True, persistent: bool = False) -> None:
+        super().__init__(NUM_FEATURES, NUM_CLASSES)
+        self.register_buffer("turns", torch.polar(torch.ones(3), torch.arange(3.0)), persistent=persistent)
+        self.is_complex = is_complex
+
+    def forward(self, x: Tensor) -> Tensor:
+        first, second = x.unflatten(1, (3, 2)).unbind(2)
+        if self.is_complex:
+            return super().forward(torch.view_as_real(torch.complex(first, second) * self.turns).flatten(1))
+        sine, cosine = torch.arange(3.0).sin(), torch.arange(3.0).cos()
+        return super().forward(torch.stack([first * cosine - second * sine, first * sine + second * cosine], 2).flatten(1))
+
+
+@pytest.mark.parametrize("options", EXECUTORS, ids=str)
+@pytest.mark.parametrize("precision", ["32-true", "64-true"])
+def test_temporary_complex_buffers_keep_their_values(precision: str, options: dict[str, Any]) -> None:
+    network = Rotating()
+    runs = [
+        train(module=classifier(network=make), precision=precision, **options)
+        for make in (lambda: network, lambda: Rotating(False))
+    ]
+    assert torch.equal(network.turns, Rotating().turns) and network.turns.dtype == torch.complex64
+    assert_close(runs[0].params, runs[1].params, 1e-6)
+
+
+def test_complex_tensors_that_clients_would_send_are_refused() -> None:
+    with pytest.raises(
+        ValueError, match=r"^Classifier: model.turns is torch.complex64, and .*, or register it with persistent=False$"
+    ):
+        train(module=classifier(network=lambda: Rotating(persistent=True)))
+    network = nn.Linear(NUM_FEATURES, NUM_CLASSES, dtype=torch.complex64)
+    with pytest.raises(
+        ValueError, match=r"^Classifier: model.weight is torch.complex64, .* call torch.view_as_complex in forward$"
+    ):
+        train(module=classifier(network=lambda: network))
