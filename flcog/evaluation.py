@@ -259,6 +259,7 @@ class Evaluator:
         norms = [m for m in self.model.module.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)]
         momenta = [norm.momentum for norm in norms]
         fresh = {name: torch.zeros_like(b) if name.endswith("num_batches_tracked") else b.clone() for name, b in buffers.items()}
+        self.model.renew_buffers()
         try:
             for norm in norms:
                 norm.momentum = None  # the mean over batches

@@ -18,6 +18,10 @@ from flcog.step_log import StepLog
 
 Copied = TypeVar("Copied")
 
+SMALL = 2**20
+"""Temporary buffers of at most this many bytes are copied for each client, in 0.1 ms at most. Larger ones, such as causal masks, are copied
+if torch has counted a change. It counts most changes, but not those through ``.data`` and by some kernels, such as BatchNorm's."""
+
 
 class _Dispatch(nn.Module):
     """Lets ``torch.func.functional_call``, which only calls ``forward``, call any method of a module."""
@@ -54,6 +58,12 @@ class ModelFunction:
         persistent = set(module.state_dict(keep_vars=True))
         self.shared_buffers = [name for name in self.buffers if name in persistent]
         """Buffers that clients upload and the server averages. Other buffers, such as dropout keys, are temporary."""
+        self.dropout_keys = [name for name in self.buffers if name.endswith("dropout_key")]
+        """Buffers that are the keys of a layer's dropout. Every client gets its own."""
+        others = self.buffers.keys() - {*self.shared_buffers, *self.dropout_keys}
+        self.initial: Params = {n: b.detach().clone() for n, b in self.buffers.items() if n in others and _is_writable(b)}
+        """The values of all other temporary buffers with which each client begins a round. Copies of the model share them."""
+        self._counted: dict[str, tuple[int, int]] = {}
         self.log = StepLog(module)
         """The values that the module's own ``training_step`` logs."""
         self.eval_module = self.copy_of(module).eval().requires_grad_(False)
@@ -68,6 +78,33 @@ class ModelFunction:
         kept = [leaf for layer in self.module.modules() for leaf in pytree.tree_leaves(dict(vars(layer)))]
         results = {id(leaf): leaf.detach().clone() for leaf in kept if isinstance(leaf, Tensor) and not leaf.is_leaf}
         return copy.deepcopy(tree, results | {id(constant): constant for constant in self.constants.values()})
+
+    @torch.no_grad()
+    def renew_buffers(self) -> None:
+        """Give temporary buffers their initial values, which the last client may have changed."""
+        for name, value in self.initial.items():
+            buffer = self.buffers[name]
+            setattr(*self._place(name), buffer)  # forward may have assigned another tensor
+            if self._has_changed(name, buffer):
+                buffer.copy_(value)
+                self._counted[name] = (buffer._version, value._version)
+
+    @torch.no_grad()
+    def keep_buffers(self) -> None:
+        """Let clients begin with the present values of temporary buffers. A hook between clients may have changed them."""
+        for name, value in list(self.initial.items()):
+            now = getattr(*self._place(name))
+            if now.shape != value.shape:
+                del self.initial[name]  # the hook has made another buffer of it
+            elif now is not self.buffers[name] or self._has_changed(name, now):
+                value.copy_(now)
+
+    def _has_changed(self, name: str, buffer: Tensor) -> bool:
+        return buffer.nbytes <= SMALL or self._counted.get(name) != (buffer._version, self.initial[name]._version)
+
+    def _place(self, name: str) -> tuple[nn.Module, str]:
+        owner, _, attribute = name.rpartition(".")
+        return self.module.get_submodule(owner), attribute
 
     @property
     def mixes_rows(self) -> bool:
@@ -122,6 +159,12 @@ def _constants(module: nn.Module) -> Params:
     still = {name for name, layer in module.named_modules() if not layer.training}
     buffers = {name: buffer for name, buffer in module.named_buffers() if name.rpartition(".")[0] in still}
     return {name: p for name, p in module.named_parameters() if not p.requires_grad} | buffers
+
+
+def _is_writable(buffer: Tensor) -> bool:
+    """Whether a buffer can be changed in place: expanded tensors cannot, because several of their numbers share one place in memory."""
+    strided = buffer.layout == torch.strided
+    return strided and all(stride or size < 2 for stride, size in zip(buffer.stride(), buffer.shape, strict=True))
 
 
 def forward(module: Any, inputs: Tree) -> Tensor:

@@ -170,5 +170,5 @@ class Leash:
 
     def _with_dropout(self, apply: Apply, key: int, device: torch.device) -> Apply:
         """The same model, whose ``flcog.models.Dropout`` draws this step's noise."""
-        names = [name for name in apply.model.buffers if name.endswith("dropout_key")]
-        return Apply(apply.model, apply.buffers | {name: torch.tensor(fold(key, name) >> 1, device=device) for name in names})
+        keys = {name: torch.tensor(fold(key, name) >> 1, device=device) for name in apply.model.dropout_keys}
+        return Apply(apply.model, apply.buffers | keys)

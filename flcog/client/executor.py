@@ -11,7 +11,6 @@ from flcog.client.program import Program
 from flcog.client.work import BLOCK_BYTES, ClientWork
 from flcog.core.randomness import fold, fold_each
 from flcog.core.types import Slot
-from flcog.model_function import ModelFunction
 from flcog.reading import Reader
 from flcog.settings import Compile
 from flcog.wire.envelope import Envelope, Manifest
@@ -122,11 +121,6 @@ class Executor(Placement, Protocol):
             choice: from a checkpoint, or from the first process.
             why: the reason, for a note.
         """
-
-
-def dropout_layers(model: ModelFunction) -> list[str]:
-    """The buffers that are the keys of a layer's dropout."""
-    return [name for name in model.buffers if name.endswith("dropout_key")]
 
 
 def longest_first(works: Sequence[ClientWork]) -> list[ClientWork]:

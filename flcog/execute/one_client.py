@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from flcog.client.executor import Assignment, Result, StopRequest, dropout_layers, longest_first
+from flcog.client.executor import Assignment, Result, StopRequest, longest_first
 from flcog.client.program import ClientTensors, Program, copied_from, differentiate_eager, differentiate_pure, with_states
 from flcog.client.work import ClientWork, announce, batches
 from flcog.core.precision import number_dtype
@@ -38,7 +38,7 @@ class OneClient:
 
     def __init__(self, learner: Learner) -> None:
         self.learner, self.model, self.optimizer = learner, learner.model, learner.optimizer
-        self._dropout_layers, self._step = dropout_layers(learner.model), 0
+        self._step = 0
 
     def groups(self, works: Sequence[ClientWork]) -> list[list[ClientWork]]:
         return [longest_first(works)]
@@ -49,7 +49,7 @@ class OneClient:
 
     def train(self, assignment: Assignment, works: Sequence[ClientWork]) -> Result:
         (work,) = works
-        keys, self._step = assignment.dropout_keys(self._dropout_layers, [work.client]), 0
+        keys, self._step = assignment.dropout_keys(self.model.dropout_keys, [work.client]), 0
         try:
             with own_steps(self.model, assignment.round):
                 return self._client(assignment, work, {name: int(values[0]) for name, values in keys.items()})
@@ -78,6 +78,7 @@ class OneClient:
         program, params, buffers = assignment.program, self.model.params, self.model.buffers
         live = list(params.values())
         torch._foreach_copy_(live, [program.received.params[name] for name in params])
+        self.model.renew_buffers()
         for name, buffer in program.received.buffers.items():
             buffers[name].copy_(buffer)
         for name, key in scratch.items():

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from flcog.client.executor import Assignment, Result, dropout_layers, longest_first
+from flcog.client.executor import Assignment, Result, longest_first
 from flcog.client.program import ClientTensors, Program, with_states
 from flcog.client.work import ClientWork
 from flcog.core.precision import number_dtype
@@ -40,7 +40,6 @@ class StackedClients:
 
     def __init__(self, learner: Learner, steps: Steps) -> None:
         self.learner, self.model, self.steps, self._layers = learner, learner.model, steps, learner.layers
-        self._dropout_layers = dropout_layers(learner.model)
 
     @property
     def compiled(self) -> Compile:
@@ -82,9 +81,9 @@ class StackedClients:
         if self.learner.seeds_torch:
             seed_streams(device, assignment.torch_seed(works[0].client))
         params = {name: _repeat(value, num_clients) for name, value in program.received.params.items()}
-        buffers = {name: _repeat(self.model.buffers[name], num_clients) for name in self.model.buffers}
-        buffers |= {name: _repeat(value, num_clients) for name, value in program.received.buffers.items()}
-        for name, keys in assignment.dropout_keys(self._dropout_layers, [work.client for work in works]).items():
+        initial = self.model.buffers | self.model.initial | program.received.buffers
+        buffers = {name: _repeat(value, num_clients) for name, value in initial.items()}
+        for name, keys in assignment.dropout_keys(self.model.dropout_keys, [work.client for work in works]).items():
             buffers[name] = torch.from_numpy(keys).to(device)
         tensors = ClientTensors(
             states=_stack([work.states() for work in works], program.methods),

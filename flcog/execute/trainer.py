@@ -37,6 +37,7 @@ class Learner:
         # Copied together, so that the copied optimiser holds the copied module's parameters.
         module, optimizer = self.model.copy_of((self.model.module, self.optimizer))
         model = ModelFunction(module, self.model.autocast)
+        model.initial = self.model.initial
         model.log = StepLog(module, self.model.log)
         return Learner(model, optimizer, self.layers, False, self.logs)
 

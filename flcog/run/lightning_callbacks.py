@@ -238,6 +238,7 @@ class LightningCallbacks(Callback):
                 if hook in self._hooks:
                     call_hook(module, hook, *arguments, where=f", round {trainer.current_epoch + 1}")
                     self._check_weights(f"{type(module).__name__}.{hook}")
+        trainer.keep_buffers()
 
     def _check_weights(self, hook: str) -> None:
         """Refuse a hook that has changed the global weights."""

@@ -204,6 +204,10 @@ class LightningTrainer(TrainerView):
         """Load the global weights into the module, which otherwise contains a client's weights."""
         self._run.engine.hand_over(self._run.server)
 
+    def keep_buffers(self) -> None:
+        """Let clients begin with the temporary buffers as a hook has left them."""
+        self._run.model.keep_buffers()
+
     def changed_parameter(self) -> str | None:
         """The name of a parameter of the module that differs from the global model's, if there is any."""
         now = dict(self.lightning_module.named_parameters())

@@ -252,6 +252,7 @@ class Session:
         if "on_load_checkpoint" in written_hooks(self.model.module):
             self.engine.hand_over(server)
             self.model.module.on_load_checkpoint(dict(saved))
+            self.model.keep_buffers()
         if not resume:
             if (method := only_personal(self.engine, server)) is not None and not saved["resumable"]:
                 raise ValueError(f"{path} holds a global model alone, and {method.name} has none: give last.ckpt beside it")

@@ -128,6 +128,7 @@ class Engine:
     @torch.no_grad()
     def hand_over(self, server: ServerState) -> None:
         """Load the global model into the user's module, which contains the last client's model."""
+        self.model.renew_buffers()
         for name, value in (server.params | server.buffers).items():
             (self.model.params.get(name, self.model.buffers.get(name))).copy_(value)  # type: ignore[union-attr]
 

@@ -1,13 +1,17 @@
-"""Buffers of every type and kind: those that clients send, and those that only live while a client trains."""
+"""Buffers of every type: shared ones, which clients send, and temporary ones, which begin anew for every client."""
 
+import copy
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from harness import NUM_CLASSES, NUM_FEATURES, assert_close, classifier, train
+from harness import NUM_CLASSES, NUM_FEATURES, SGD, assert_close, classifier, fit, problem_of, train
+from reference import fedavg
 from torch import Tensor, nn
 
+import flcog
 from flcog.callbacks import (
     ClipUpdate,
     DPFedAvg,
@@ -20,6 +24,7 @@ from flcog.callbacks import (
     SystemModel,
 )
 from flcog.method import Method
+from flcog.models import Dropout
 from flcog.server.round import averaged
 from flcog.wire.envelope import changes_of
 
@@ -153,3 +158,93 @@ def test_complex_tensors_that_clients_would_send_are_refused() -> None:
         ValueError, match=r"^Classifier: model.weight is torch.complex64, .* call torch.view_as_complex in forward$"
     ):
         train(module=classifier(network=lambda: network))
+
+
+class Slowing(nn.Linear):
+    """A network whose outputs shrink with each training pass of a client, which a temporary buffer counts.
+
+    Args:
+        size: of the buffer, whose numbers are equal.
+        how: the forward pass changes the buffer.
+    """
+
+    def __init__(self, size: int = 1, how: str = "in place") -> None:
+        super().__init__(NUM_FEATURES, NUM_CLASSES)
+        self.how = how
+        self.register_buffer("passes", torch.zeros(size), persistent=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.training and self.how == "in place":
+            self.passes += 1
+        elif self.training and self.how == "data":
+            self.passes.data += 1
+        elif self.training:
+            self.passes = self.passes + 1
+        return super().forward(x) / (1 + self.passes[0])
+
+
+@pytest.mark.parametrize("options", EXECUTORS, ids=str)
+@pytest.mark.parametrize("size", [1, 2**19], ids=["small", "large"])
+def test_temporary_buffers_begin_anew_for_every_client(size: int, options: dict[str, Any]) -> None:
+    module = classifier(network=lambda: Slowing(size))
+    reference = copy.deepcopy(module)
+    run = train(module=module, rounds=2, **options)
+    assert_close(run.state, fedavg.run(problem_of(run, reference, SGD)), 1e-10)
+    run.run.engine.hand_over(run.run.server)
+    assert not module.model.passes.any(), "the user's module has the values of its constructor"
+
+
+@pytest.mark.parametrize("how", ["data", "assigned"])
+def test_no_change_of_a_temporary_buffer_reaches_the_next_client(how: str) -> None:
+    one, several = (train(module=classifier(network=lambda: Slowing(1, how)), chunk_size=count) for count in (1, 3))
+    assert all(torch.equal(one.params[name], value) for name, value in several.params.items())
+    assert_close(one.params, train(module=classifier(network=Slowing)).params, 1e-12)
+
+
+def test_a_resumed_run_begins_with_the_same_temporary_buffers(tmp_path: Path) -> None:
+    whole, part = (fit(tmp_path / str(k), module=classifier(network=Slowing), rounds=k, chunk_size=1) for k in (2, 1))
+    resumed = fit(tmp_path / "1", module=classifier(network=Slowing), rounds=2, chunk_size=1, ckpt_path=str(part.run_dir))
+    assert all(torch.equal(resumed.params[name], value) for name, value in whole.params.items())
+
+
+class ByRound(flcog.Classifier):
+    """Sets the count of passes to the number of the round."""
+
+    def on_train_epoch_start(self) -> None:
+        self.model.passes.fill_(self.current_epoch)  # type: ignore[operator, union-attr]
+
+
+@pytest.mark.parametrize("options", EXECUTORS, ids=str)
+def test_clients_begin_with_the_temporary_buffers_that_a_hook_has_set(tmp_path: Path, options: dict[str, Any]) -> None:
+    module = ByRound(classifier(network=Slowing).model, optimizer=SGD)
+    reference = copy.deepcopy(module).model.double()
+    run = fit(tmp_path, module=module, rounds=2, clients_per_round=1, **options)
+    for round, (client,) in enumerate(run.recorded):
+        reference.passes.fill_(round)  # type: ignore[operator, union-attr]
+        optimizer = SGD(reference.parameters())
+        for inputs, targets in client.batches:
+            optimizer.zero_grad()
+            nn.functional.cross_entropy(reference(inputs), targets).backward()
+            optimizer.step()
+    assert_close(run.state, dict(reference.named_parameters()), 1e-10)
+
+
+def test_large_temporary_buffers_that_stay_as_they_are_are_not_copied() -> None:
+    class Masked(nn.Linear):
+        def __init__(self) -> None:
+            super().__init__(NUM_FEATURES, NUM_CLASSES)
+            self.register_buffer("mask", torch.ones(2**20, NUM_FEATURES, dtype=torch.bool), persistent=False)
+            self.register_buffer("wide", torch.ones(1).expand(NUM_CLASSES), persistent=False)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.wide * super().forward(x * self.mask[: len(x)])
+
+    trainer = train(module=classifier(network=Masked), rounds=1)
+    version = trainer.run.model.buffers["model.mask"]._version
+    trainer.train_round()
+    assert trainer.run.model.buffers["model.mask"]._version == version
+
+
+def test_models_without_temporary_buffers_have_nothing_to_renew() -> None:
+    network = nn.Sequential(nn.Linear(NUM_FEATURES, 8), nn.BatchNorm1d(8), Dropout(0.5), nn.Linear(8, NUM_CLASSES))
+    assert not train(module=classifier(network=lambda: network), rounds=1).run.model.initial
