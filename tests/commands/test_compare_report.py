@@ -232,6 +232,21 @@ def test_no_verdict_before_all_seeds_of_the_table_or_without_a_margin(tmp_path: 
     assert verdict.mark == "reproduced" and verdict.shown == "reproduced (exploratory)"
 
 
+def test_verdicts_count_the_seeds_of_the_table_alone(tmp_path: Path) -> None:
+    """Ten further seeds (``--seeds``) would narrow the intervals. One of them has diverged, another has other settings."""
+    scores = {"A": [0.58, 0.6, 0.62], "B": [0.64, 0.7, 0.76]}
+    more = {row: [*values, *(values[1] + 0.001 * (seed % 2) for seed in range(10))] for row, values in scores.items()}
+    given = {"published": {"A": {"": 60}, "B": {"": 70}}, "margin": 2, "seeds": [0, 1, 2], **RULE}
+    planned = verdicts(fill(tmp_path, scores, **given))
+    assert [verdict.mark for verdict in planned] == ["undecided"] * 3
+    filled = fill(tmp_path, more, **given)
+    others = [
+        replace(result, diverged=result.seed == 3, facts=Facts(other="x" * (result.seed == 4))) for result in filled.results
+    ]
+    assert verdicts(ResultTable(replace(filled.table, seeds=tuple(range(13))), others)) == planned
+    assert [row[-1] for row in lines(paper_table(filled))[1:]] == ["undecided"] * 3
+
+
 @pytest.mark.parametrize(
     ("rounds", "published", "mark", "ours"),
     [

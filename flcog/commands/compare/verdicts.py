@@ -8,8 +8,9 @@ paper used one split or does not say. The degrees of freedom are Welch's, with t
 
 Gains over the compared row are the primary figures, because arms share seeds and splits. A gain is reproduced only if our paired
 interval also excludes 0. Its margin is at most half of the published gain. Rounds to a target are compared as log ratios; the margin is
-a ratio, and a seed that missed the target counts as a lower bound. No verdict is shown before all seeds of the table have finished. An
-arm with a diverged seed, and runs with other settings than the table's, are not judged. Bytes do not depend on random draws: they are
+a ratio, and a seed that missed the target counts as a lower bound. No verdict is shown before all seeds of the table's file have
+finished, and runs with further seeds do not count: whoever may add seeds until a verdict pleases errs more often. An arm with a diverged
+seed, and runs with other settings than the table's, are not judged. Bytes do not depend on random draws: they are
 reproduced within one per cent. Seconds depend on the machine and are not judged.
 """
 
@@ -104,7 +105,8 @@ def judge(ours: Estimate, confidence: float, published: float, error: float = 0.
 
 
 def verdicts(filled: ResultTable) -> list[Verdict]:
-    """The verdicts on all published figures, gains first."""
+    """The verdicts on all published figures, gains first, by the seeds of the table's file."""
+    filled = filled.on_planned_seeds()
     found = [
         _verdict(filled, row, column, quantity, figure)
         for column in filled.columns
@@ -152,9 +154,9 @@ def _verdict(filled: ResultTable, row: str, column: str, quantity: Quantity, fig
 
 def _reason(filled: ResultTable, row: str, column: str, quantity: Quantity, runs: Sequence[Result]) -> str:
     """The reason against a verdict; empty if there is none."""
-    planned = set(filled.table.planned)
+    planned = len(filled.table.planned)
     arms = [row, filled.table.against[row]] if quantity in OF_TWO_ROWS else [row]
-    done = [{run.seed for run in filled.of(arm, column) if run.finished} & planned for arm in arms]
+    done = [sum(run.finished for run in filled.of(arm, column)) for arm in arms]
     if not filled.of(row, column) or not done[0]:
         return NOT_RUN
     if quantity == "seconds":
@@ -163,10 +165,10 @@ def _reason(filled: ResultTable, row: str, column: str, quantity: Quantity, runs
         return OTHER
     if any(run.diverged for run in runs):
         return DIVERGED
-    least = min(map(len, done))
-    if quantity == "bytes" or least == len(planned) > 1:
+    least = min(done)
+    if quantity == "bytes" or least == planned > 1:
         return ""
-    return f"{least} of {len(planned)} seeds" if least < len(planned) else "one seed"
+    return f"{least} of {planned} seeds" if least < planned else "one seed"
 
 
 def _margin(filled: ResultTable, quantity: Quantity, figure: Figure) -> float | None:
@@ -187,7 +189,7 @@ def _compared(
 ) -> tuple[Estimate | None, str, Gap | None]:
     """Our figure, its text if it is no number, and its difference from the published one."""
     table = filled.table
-    runs = [run for run in filled.of(row, column) if run.finished and run.seed in table.planned]
+    runs = [run for run in filled.of(row, column) if run.finished]
     if quantity == "rounds":
         return _rounds(runs, figure, table.confidence)
     if quantity == "saved":
