@@ -277,6 +277,38 @@ def test_rounds_to_a_target_are_compared_as_ratios(
     assert (line[2], line[-1]) == (ours, mark)
 
 
+# The log ratios of the rounds 18, 20 and 22 have the half widths 0.169 (90 %) and 0.249 (95 %). The margin is log 1.5 = 0.405.
+@pytest.mark.parametrize(
+    ("published", "more", "mark"),
+    [
+        (20, {}, "reproduced"),
+        (20, {"vary": ["seed", "partition_seed"]}, "reproduced"),
+        (17, {}, "reproduced"),
+        (17, {"vary": ["seed", "partition_seed"]}, "undecided"),
+        ([20, 2], {}, "reproduced"),
+        ([20, 8], {}, "undecided"),
+        ([20, 8], {"trials": 25}, "reproduced"),
+    ],
+)
+def test_the_papers_spread_and_the_splits_count_for_rounds_as_for_scores(
+    published: Any, more: dict[str, Any], mark: str, tmp_path: Path
+) -> None:
+    rule = {"seeds": [0, 1, 2], "margin": {"rounds": 1.5}, **RULE, **more}
+    plan = read_table(plan_file(tmp_path, rows={"A": None}, published={"A": {"": {"rounds": published}}}, **rule))
+    rounds = [18, 20, 22]
+    runs = [
+        Result("A", "", seed, True, 100, "test/accuracy", {}, targets={"accuracy_0.5": (value, 1)})
+        for seed, value in enumerate(rounds)
+    ]
+    (verdict,) = verdicts(ResultTable(plan, runs))
+    value, spread = published if isinstance(published, list) else (published, 0)
+    own = np.var(np.log(rounds), ddof=1) / 3 * (1 if "vary" not in more else 4)
+    variance = own + (spread / value) ** 2 / more.get("trials", 1)
+    half = stats.t.ppf(0.975, variance**2 / (own**2 / 2)) * math.sqrt(variance)
+    middle = np.mean(np.log(rounds)) - math.log(value)
+    assert verdict.interval == pytest.approx((math.exp(middle - half), math.exp(middle + half))) and verdict.mark == mark
+
+
 # A trains for 100 rounds of 10 bytes and reaches the target after 80 rounds or never. B needs 4 rounds and 20 extra bytes.
 @pytest.mark.parametrize(
     ("needed", "published", "mark", "shown"),

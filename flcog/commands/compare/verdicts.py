@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from scipy import special
 
 from flcog.commands.compare.paired import Estimate, estimate
+from flcog.commands.compare.plan import Table
 from flcog.commands.compare.published import Figure, Quantity
 from flcog.commands.compare.result_table import ResultTable
 from flcog.commands.compare.results import Result
@@ -191,7 +192,7 @@ def _compared(
     table = filled.table
     runs = [run for run in filled.of(row, column) if run.finished]
     if quantity == "rounds":
-        return _rounds(runs, figure, table.confidence)
+        return _rounds(table, runs, figure)
     if quantity == "saved":
         found = saving(filled, row, column)
         if found is None or not found.percent.count:
@@ -209,26 +210,33 @@ def _compared(
     else:
         values = [run.facts.seconds if quantity == "seconds" else run.facts.total_bytes for run in runs]
         return estimate([value for value in values if not math.isnan(value)], table.confidence), "", None
+    return ours, "", _gap(table, ours, figure.value, figure.spread or 0)
+
+
+def _gap(table: Table, ours: Estimate, published: float, spread: float) -> Gap | None:
+    """Our mean minus the paper's, whose ± is ``spread``. None for fewer than two seeds."""
     if ours.count < 2:
-        return ours, "", None
-    error = (figure.spread or 0) / math.sqrt(table.trials)
-    return ours, "", judge(ours, table.confidence, figure.value, error, table.varies_split)
+        return None
+    return judge(ours, table.confidence, published, spread / math.sqrt(table.trials), table.varies_split)
 
 
-def _rounds(runs: Sequence[Result], figure: Figure, confidence: float) -> tuple[Estimate | None, str, Gap | None]:
-    """Rounds to a target, compared as log ratios. A seed that missed the target counts with its last round, a lower bound."""
+def _rounds(table: Table, runs: Sequence[Result], figure: Figure) -> tuple[Estimate | None, str, Gap | None]:
+    """Rounds to a target, compared as log ratios. A seed that missed the target counts with its last round, a lower bound.
+
+    The paper's ± of a logarithm is its relative ±.
+    """
     targets = {target for run in runs for target in run.targets}
     if len(targets) > 1:
         return None, f"{len(targets)} targets", None
     (target,) = targets or {""}
     reached = [run.targets[target][0] for run in runs if target in run.targets]
     needed = [run.targets[target][0] if target in run.targets else run.rounds for run in runs]
-    logs = estimate([math.log(value) for value in needed], confidence)
-    judged = judge(logs, confidence, math.log(figure.value)) if logs.count > 1 else None
+    logs = estimate([math.log(value) for value in needed], table.confidence)
+    judged = _gap(table, logs, math.log(figure.value), (figure.spread or 0) / figure.value)
     if len(reached) < len(runs):
         short = min(run.rounds for run in runs if target not in run.targets)
         return None, f"> {short} ({len(reached)} of {len(runs)} seeds reached it)", judged
-    return estimate(reached, confidence), "", judged
+    return estimate(reached, table.confidence), "", judged
 
 
 def _with_bounds(mark: str, figure: Figure, judged: Gap | None, margin: float, reached: bool) -> str:
