@@ -1,10 +1,16 @@
 """Simulations of how often the rule of ``flcog compare`` accepts true and false replications."""
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 
+from commands.test_compare import plan_file
 from flcog.commands.compare.paired import estimate, paired_difference
-from flcog.commands.compare.verdicts import CONTRADICTED, REPRODUCED, judge
+from flcog.commands.compare.result_table import ResultTable
+from flcog.commands.compare.results import Result
+from flcog.commands.compare.table_file import read_table
+from flcog.commands.compare.verdicts import CONTRADICTED, REPRODUCED, judge, verdicts
 
 DRAWS = 4000
 MARGIN = 2.0
@@ -58,3 +64,20 @@ def test_a_gain_of_zero_is_rarely_reproduced(count: int) -> None:
         ours = paired_difference(list(gains), [0.0] * count, 0.95)
         found += judge(ours, 0.95, 2.0).mark(1.0) == REPRODUCED and not ours.low <= 0 <= ours.high
     assert found / DRAWS < 0.01
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("count", [2, 3, 5])
+@pytest.mark.parametrize("budget", [80, 100, 120, 200])
+def test_seeds_that_missed_the_target_rarely_contradict_a_paper_within_the_margin(
+    count: int, budget: int, tmp_path: Path
+) -> None:
+    """The median is 75 rounds, just within the margin of 1.5 around the published 50, and a deviation of the logarithms is log 1.5."""
+    rule = {"seeds": list(range(count)), "margin": {"rounds": 1.5}, "reason": "A test."}
+    table = read_table(plan_file(tmp_path, rows={"A": None}, published={"A": {"": {"rounds": 50}}}, **rule))
+    rng, found = np.random.default_rng(count), 0
+    for draw in 75 * 1.5 ** rng.normal(0, 1, (DRAWS, count)):
+        targets: list[dict[str, tuple[float, float]]] = [{"a": (rounds, 1)} if rounds <= budget else {} for rounds in draw]
+        runs = [Result("A", "", seed, True, budget, None, {}, targets=one) for seed, one in enumerate(targets)]
+        found += verdicts(ResultTable(table, runs))[0].mark == CONTRADICTED
+    assert found / DRAWS < (0.05 if count == 2 else 0.035)

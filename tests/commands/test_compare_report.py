@@ -259,6 +259,11 @@ def test_verdicts_count_the_seeds_of_the_table_alone(tmp_path: Path) -> None:
         ([None, None], "> 100", "reproduced", "> 100 (0 of 2 seeds reached it)"),
         ([None, None], "> 200", "undecided", "> 100 (0 of 2 seeds reached it)"),
         ([12, 12], "> 100", "contradicted", "12"),
+        # The third seed may need 5,000 rounds, whose interval decides nothing. 93.75 rounds are 1.25 squared times the published 60.
+        ([90, 91, None], 60, "undecided", "> 100 (2 of 3 seeds reached it)"),
+        ([90, 91, 5000], 60, "undecided", "1727"),
+        ([94, 95, None], 60, "contradicted", "> 100 (2 of 3 seeds reached it)"),
+        ([None, None, None], 65, "undecided", "> 100 (0 of 3 seeds reached it)"),
         ([12], 12, "one seed", "12"),
         ([None], 12, "one seed", "> 100 (0 of 1 seeds reached it)"),
     ],
