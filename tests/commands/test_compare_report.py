@@ -370,14 +370,15 @@ def test_what_does_not_get_there_saves_nothing(tmp_path: Path) -> None:
 
 def test_bytes_and_seconds(tmp_path: Path) -> None:
     figures = {"bytes": 1000, "seconds": [983, 100]}
-    plan = read_table(plan_file(tmp_path, rows={"A": None, "B": None}, published={"A": {"": figures}, "B": {"": figures}}))
+    plan = read_table(plan_file(tmp_path, rows=dict.fromkeys("ABC"), published={row: {"": figures} for row in "ABC"}))
     results = [
         Result(row, "", 0, True, 1, None, {}, facts=Facts(seconds=5, total_bytes=sent))
-        for row, sent in (("A", 1009), ("B", 1011))
+        for row, sent in (("A", 1009), ("B", 1011), ("C", math.nan))
     ]
     marks = [(verdict.row, verdict.quantity, verdict.mark) for verdict in verdicts(ResultTable(plan, results))]
     judged = [("A", "bytes", "reproduced"), ("A", "seconds", "not judged")]
     judged += [("B", "bytes", "contradicted"), ("B", "seconds", "not judged")]
+    judged += [("C", "bytes", "undecided"), ("C", "seconds", "not judged")]  # a private run tells no bytes
     assert marks == judged
     assert "983 s ± 100 s" in paper_table(ResultTable(plan, results))
 

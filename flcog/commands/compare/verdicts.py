@@ -15,7 +15,8 @@ published rounds: then in 4 and 2.5 %, if a standard deviation over seeds is a f
 
 No verdict is shown before all seeds of the table's file have finished, and runs with further seeds do not count: whoever may add seeds
 until a verdict pleases errs more often. An arm with a diverged seed, and runs with other settings than the table's, are not judged. Bytes
-do not depend on random draws: they are reproduced within one per cent. Seconds depend on the machine and are not judged.
+do not depend on random draws: they are reproduced within one per cent, and undecided if no run tells them, as private runs do not.
+Seconds depend on the machine and are not judged.
 """
 
 import math
@@ -142,7 +143,8 @@ def _verdict(filled: ResultTable, row: str, column: str, quantity: Quantity, fig
     ours, text, judged = _compared(filled, row, column, quantity, figure)
     mark = _reason(filled, row, column, quantity, concerned)
     if not mark and quantity == "bytes" and ours is not None:
-        mark = REPRODUCED if abs(ours.mean - figure.value) <= BYTES_AGREE * figure.value else CONTRADICTED
+        agree = abs(ours.mean - figure.value) <= BYTES_AGREE * figure.value
+        mark = UNDECIDED if not ours.count else REPRODUCED if agree else CONTRADICTED
     margin = _margin(filled, quantity, figure)
     if not mark and margin is None:
         mark = NOT_JUDGED if quantity == "gain" and figure.value == 0 and table.margins else NO_MARGIN
