@@ -25,7 +25,7 @@ from flcog.commands.compare.latex import escape, latex
 from flcog.commands.compare.megabytes import draw_megabytes
 from flcog.commands.compare.notes import notes
 from flcog.commands.compare.paired import estimate
-from flcog.commands.compare.plan import Summary, Table, cells
+from flcog.commands.compare.plan import Summary, Table, cells, select, with_against
 from flcog.commands.compare.published import Figure
 from flcog.commands.compare.report import text
 from flcog.commands.compare.result_table import ResultTable
@@ -114,18 +114,28 @@ def test_each_row_has_its_own_partner(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_options_choose_partner_confidence_and_spread(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    path, out = plan_file(tmp_path, seeds=[0, 1, 2]), str(tmp_path / "out")
+    figures = {"B": {"": {"gain": 1}}}
+    path, out = (
+        plan_file(tmp_path, rows={"A": None, "B": None, "C": None}, seeds=[0, 1, 2], published=figures),
+        str(tmp_path / "out"),
+    )
     for cell in cells(read_table(path), tmp_path / "out", []):
         fake_run(cell, [(A if cell.row == "A" else B)[cell.seed]], finished=True)
     command = ["compare", str(path), "--out", out, "--show"]
     main([*command, "--against", "B", "--confidence", "0.8", "--spread", "sem"])
     shown = capsys.readouterr().out
-    assert "| A | B | 3 | -2.00 |" in shown and "80 % interval" in shown and "± is the standard error" in shown
+    assert (
+        "| A | B | 3 | -2.00 |" in shown
+        and "80 % interval" in shown
+        and "published gain" not in shown
+        and "± is the standard error" in shown
+    )
     assert f"| A | 60.00 ± {10 / math.sqrt(3):.2f} |" in shown
     main([*command, "--spread", "interval"])
-    assert f"| A | 60.00 ± {4.30265 * 10 / math.sqrt(3):.2f} |" in capsys.readouterr().out
+    shown = capsys.readouterr().out
+    assert "published gain" in shown and f"| A | 60.00 ± {4.30265 * 10 / math.sqrt(3):.2f} |" in shown
     for wrong, message in (
-        (["--against", "D"], "--against D: the table has the rows A, B"),
+        (["--against", "D"], "--against D: the table has the rows A, B, C"),
         (["--confidence", "95"], "between 0 and 1"),
     ):
         with pytest.raises(SystemExit):
@@ -201,6 +211,22 @@ def test_a_gain_without_scores_is_judged(tmp_path: Path) -> None:
     (verdict,) = verdicts(given)
     assert verdict.quantity == "gain" and verdict.mark == "reproduced"
     assert "+2.00" in paper_table(given) and "+2.05" in paper_table(given)
+
+
+def test_gains_and_savings_over_another_row_are_neither_judged_nor_shown(tmp_path: Path) -> None:
+    """C's published gain and saving are over A. Over B, only the gain between the paper's scores is known. D is compared with C."""
+    figures = {"B": {"": 40}, "C": {"": {"score": 60, "gain": 10, "saved": 90}}, "D": {"": {"gain": 0.5}}}
+    scores = {"A": [0.499, 0.5, 0.501], "B": [0.399, 0.4, 0.401], "C": [0.599, 0.6, 0.602], "D": [0.604, 0.605, 0.606]}
+    given = fill(tmp_path, scores, published=figures, margin=2, against={"D": "C"}, **RULE)
+    only = select(given.table, ["B", "C", "D"])
+    assert only.published["D"][""]["gain"].value == 0.5 and only.against == {"B": "B", "C": "B", "D": "C"}
+    for table in (only, with_against(given.table, dict.fromkeys(given.table.rows, "B"))):
+        filled = ResultTable(table, [result for result in given.results if result.row in table.rows])
+        found = [verdict for verdict in verdicts(filled) if (verdict.row, verdict.quantity) in (("C", "gain"), ("C", "saved"))]
+        assert [(verdict.published.value, verdict.mark) for verdict in found] == [(20, "reproduced")]
+        header, rows = summarise(filled)
+        assert "published saving" not in header
+        assert not any(dict(zip(header, row, strict=True)).get("published gain") for row in rows if row[0] != "D")
 
 
 @pytest.mark.parametrize(

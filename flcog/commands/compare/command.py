@@ -12,7 +12,7 @@ import flcog.callbacks
 from flcog.commands import shipped_configs
 from flcog.commands.compare.filling import Known, Launcher, fill
 from flcog.commands.compare.folder import print_damage
-from flcog.commands.compare.plan import Cell, Table, apart, cells, quoted, select
+from flcog.commands.compare.plan import Cell, Table, apart, cells, quoted, select, with_against
 from flcog.commands.compare.results import check_metric
 from flcog.commands.compare.runner import Runner
 from flcog.commands.compare.saved_results import results_of, seeds_run, write_results
@@ -198,7 +198,7 @@ def _chosen(options: argparse.Namespace, path: Path) -> Table:
     if options.against is not None:
         if options.against not in table.rows:
             raise ValueError(f"--against {options.against}: the table has the rows {quoted(table.rows)}")
-        table = replace(table, against=dict.fromkeys(table.rows, options.against))
+        table = with_against(table, dict.fromkeys(table.rows, options.against))
     if options.show and not options.seeds:
         table = replace(table, seeds=seeds_run(table, options.out, options.saved) or table.seeds)
     return table

@@ -11,7 +11,7 @@ from typing import Any, Literal, NamedTuple
 from flcog import SavedRun
 from flcog.commands.compare.axis import Axis
 from flcog.commands.compare.folder import CellFolder
-from flcog.commands.compare.published import Published
+from flcog.commands.compare.published import Published, without_comparisons
 
 SPLIT_SEED = "data.partition_seed"
 """The option that draws the split of the data over the clients."""
@@ -286,12 +286,12 @@ def select(table: Table, names: Sequence[str]) -> Table:
     named = {*columns, *filter(None, [average, worst])}
     published = {row: {c: v for c, v in values.items() if c in named} for row, values in table.published.items() if row in rows}
     against = {row: table.against[row] if table.against[row] in rows else next(iter(rows)) for row in rows}
-    return replace(
-        table,
-        rows=rows,
-        columns=columns,
-        published={row: values for row, values in published.items() if values},
-        against=against,
-        average=average,
-        worst=worst,
-    )
+    published = {row: values for row, values in published.items() if values}
+    part = replace(table, rows=rows, columns=columns, published=published, average=average, worst=worst)
+    return with_against(part, against)
+
+
+def with_against(table: Table, against: Mapping[str, str]) -> Table:
+    """The table with other rows to compare its rows with, without the paper's gains and savings over the former ones."""
+    changed = {row for row in table.rows if against[row] != table.against[row]}
+    return replace(table, against=against, published=without_comparisons(table.published, changed))

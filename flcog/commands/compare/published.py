@@ -11,6 +11,9 @@ Quantity = Literal["score", "gain", "rounds", "seconds", "bytes", "saved"]
 """The compared metric (shares in percent), its difference from the compared row, the rounds to a target, a run's total time, its bytes in
 both directions, and the saved per cent of the other row's bytes to the target."""
 
+OF_TWO_ROWS = ("gain", "saved")
+"""Quantities that compare a row with another one."""
+
 MAY_BE_BEYOND = ("rounds", "saved")
 """Quantities for which a paper may only give a lower bound, because the target was not reached."""
 
@@ -63,6 +66,17 @@ def read_published(value: Any, rows: Collection[str], columns: Collection[str], 
             for row, values in published.items()
         }
     )
+
+
+def without_comparisons(published: Published, rows: Collection[str]) -> Published:
+    """The figures without the gains and savings of these rows."""
+    return {
+        row: {
+            column: {name: figure for name, figure in figures.items() if row not in rows or name not in OF_TWO_ROWS}
+            for column, figures in cells.items()
+        }
+        for row, cells in published.items()
+    }
 
 
 def _with_rounding(published: Published) -> Published:

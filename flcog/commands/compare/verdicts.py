@@ -27,15 +27,13 @@ from scipy import special
 
 from flcog.commands.compare.paired import Estimate, estimate
 from flcog.commands.compare.plan import Table
-from flcog.commands.compare.published import Figure, Quantity
+from flcog.commands.compare.published import OF_TWO_ROWS, Figure, Quantity
 from flcog.commands.compare.result_table import ResultTable
 from flcog.commands.compare.results import Result
 from flcog.commands.compare.savings import saving
 
 REPRODUCED, CONTRADICTED, UNDECIDED = "reproduced", "contradicted", "undecided"
 NOT_RUN, NOT_JUDGED, NO_MARGIN, DIVERGED, OTHER = "not run", "not judged", "no margin", "diverged", "other settings"
-OF_TWO_ROWS = ("gain", "saved")
-"""Quantities that compare a row with another one."""
 BYTES_AGREE = 0.01
 Interval = tuple[float, float]
 
