@@ -2,6 +2,7 @@
 
 import csv
 import json
+import math
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -16,14 +17,15 @@ from flcog.callbacks import FedCOG, FedProx
 from flcog.commands.cli import main
 from flcog.commands.compare.facts import facts_of
 from flcog.commands.compare.latex import latex
-from flcog.commands.compare.plan import Cell, cells
+from flcog.commands.compare.plan import Cell, apart, cells
 from flcog.commands.compare.report import text
 from flcog.commands.compare.resolved import digest, resolved
 from flcog.commands.compare.result_table import ResultTable
 from flcog.commands.compare.results import Result, percent_scale, result_of
 from flcog.commands.compare.saved_results import read_results, results_of, write_results
+from flcog.commands.compare.savings import saving
 from flcog.commands.compare.settings_of_runs import check_settings, table_settings
-from flcog.commands.compare.table import summarise
+from flcog.commands.compare.table import in_setting, summarise
 from flcog.commands.compare.table_file import read_table
 from flcog.commands.compare.verdicts import verdicts
 from flcog.run.description import acting_rounds
@@ -321,6 +323,58 @@ def test_the_curve_that_crosses_a_target_is_monotone_and_interpolated(cell: Cell
     assert came_to(cell).targets == {"accuracy_0.8": (pytest.approx(3.5), pytest.approx(35))}
     cell.target = 0.1
     assert came_to(cell).targets == {"accuracy_0.1": (1, 10)}
+
+
+def test_a_target_counts_within_the_rounds_of_its_column(cell: Cell) -> None:
+    """The run reaches 0.8 in round 4, and ``RoundsToTarget`` notes it there. Columns that end before have missed it."""
+    noted = {f"to_accuracy_0.75/{name}": ["", "", "", value, ""] for name, value in {"rounds": 4, "simulated": 7.5}.items()}
+    fake_run(cell, [0.2, 0.4, 0.6, 1.0, 1.0], comm__total_bytes=[10, 20, 30, 40, 50], **noted)  # type: ignore[arg-type]
+    cell.target = 0.8
+    for until in (None, 4, 9):
+        result = came_to(replace(cell, until=until))
+        assert (
+            result.targets["accuracy_0.8"] == (pytest.approx(3.5), pytest.approx(35)) and result.targets["accuracy_0.75"][0] == 4
+        )
+        assert result.simulated == {"accuracy_0.75": 7.5} and result.spent == ((4, 40) if until == 4 else (5, 50))
+    short = came_to(replace(cell, until=3))
+    assert (short.targets, short.simulated, short.spent, short.rounds) == ({}, {}, (3, 30), 5)
+
+
+def test_a_column_of_few_rounds_is_a_low_bound(tmp_path: Path) -> None:
+    """A run of five rounds that misses the target within the column's two needs more than two, and not more than five."""
+    metrics = {"early": {"metric": "test/accuracy", "round": 2}, "all": "test/accuracy"}
+    table: dict[str, Any] = {
+        "rows": {"A": None, "B": None},
+        "columns": {"x": {"target": 0.8}},
+        "metrics": metrics,
+        "seeds": [0, 1],
+    }
+    rule = {"published": {"A": {"x early": {"rounds": 2}}}, "margin": {"rounds": 1.25}, "reason": "A test."}
+    plan = read_table(plan_file(tmp_path, **table, **rule))
+    runs = cells(plan, tmp_path / "out", [])
+    for cell in apart(runs):
+        late, quick = [0.2, 0.4, 0.6, 0.6, 1.0], [0.2, 0.8, 0.8, 0.8, 0.8]
+        fake_run(cell, late if cell.row == "A" else quick, finished=True, comm__total_bytes=[10, 20, 30, 40, 50])
+    given = ResultTable(plan, results_of(plan, runs, None))
+    (verdict,) = verdicts(given)
+    assert (verdict.text, verdict.mark) == ("> 2 (0 of 2 seeds reached it)", "undecided")
+    header, (a, _) = in_setting(given, "x early")
+    assert a[header.index("rounds to accuracy_0.8")] == "> 2 (0 of 2 seeds reached it)"
+    (found,) = [found for row in "AB" if (found := saving(given, row, "x early"))]
+    assert found.text == "> 1.0x, > 0.0 %" and found.beyond, "B needs the two rounds and 20 bytes that did not suffice for A"
+
+
+def test_targets_without_bytes(tmp_path: Path) -> None:
+    """Private runs withhold the bytes until a target. The rounds are shown alone."""
+    plan = read_table(plan_file(tmp_path, rows={"A": None}, columns={"": {"target": 0.5}}))
+    runs = cells(plan, tmp_path / "out", [])
+    fake_run(runs[0], [0.25, 0.5], finished=True, **{"to_accuracy_0.4/rounds": ["", 2]})  # type: ignore[arg-type]
+    given = ResultTable(plan, results_of(plan, runs, None))
+    (result,) = given.results
+    assert {name: rounds for name, (rounds, _) in result.targets.items()} == {"accuracy_0.4": 2, "accuracy_0.5": 2}
+    assert all(math.isnan(sent) for _, sent in result.targets.values())
+    header, (a,) = summarise(given)
+    assert [a[header.index(f"rounds to accuracy_{target}")] for target in (0.4, 0.5)] == ["2", "2"]
 
 
 def test_withheld_bytes_are_unknown(tmp_path: Path) -> None:

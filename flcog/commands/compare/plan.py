@@ -25,7 +25,7 @@ class Part:
     """Configuration of a row, a column or the whole table: files for ``-c``, and options with their values.
 
     A row may have further options in single columns, such as a step size that was tuned for each setting. Several columns may show the
-    runs of one setting, each with its own metric, its own summary, or the score after fewer rounds.
+    runs of one setting, each with its own metric, its own summary, or the score and target of fewer rounds.
     """
 
     configs: tuple[Path, ...] = ()

@@ -27,6 +27,7 @@ class Result:
         facts: its costs and its origin.
         averaged: the number of evaluations in the mean.
         deviation: their standard deviation; NaN for one evaluation.
+        until: the last round that counts for its scores and targets; None for all.
         targets: for each target, such as ``accuracy_0.8``, the rounds and the bytes until it was reached.
         simulated: the simulated seconds until each of these targets, in runs with simulated time.
         diverged: whether its model became NaN or infinite.
@@ -43,6 +44,7 @@ class Result:
     facts: Facts = field(default_factory=Facts)
     averaged: int = 0
     deviation: float = math.nan
+    until: int | None = None
     targets: Mapping[str, tuple[float, float]] = field(default_factory=dict)
     simulated: Mapping[str, float] = field(default_factory=dict)
     diverged: bool = False
@@ -52,6 +54,14 @@ class Result:
     def disturbed(self) -> bool:
         """Whether its times are too long, because other programs used the same cores."""
         return self.facts.waiting > DISTURBED
+
+    @property
+    def spent(self) -> tuple[float, float]:
+        """The rounds and bytes that count. A target that it missed needs more."""
+        if self.until is None or self.until >= self.rounds:
+            return self.rounds, self.facts.total_bytes
+        sent = [row["comm/total_bytes"] for row in self.history if row["round"] <= self.until and "comm/total_bytes" in row]
+        return self.until, sent[-1] if sent else math.nan
 
     @property
     def name(self) -> str:
@@ -84,9 +94,10 @@ def result_of(cell: Cell, history: History, facts: Facts, last: int, finished: b
         facts=facts,
         averaged=len(tail),
         deviation=standard_deviation(tail),
-        targets={name: (rounds, _bytes_to(name, row)) for name, rounds, row in _logged(history, "rounds")}
-        | _crossing(cell, compared, history),
-        simulated={name: seconds for name, seconds, _ in _logged(history, "simulated")},
+        until=cell.until,
+        targets={name: (rounds, _bytes_to(name, row)) for name, rounds, row in _logged(seen, "rounds")}
+        | _crossing(cell, compared, seen),
+        simulated={name: seconds for name, seconds, _ in _logged(seen, "simulated")},
         diverged=diverged,
         history=history,
     )
@@ -140,7 +151,8 @@ def _logged(history: History, what: str) -> Iterator[tuple[str, float, Mapping[s
 
 
 def _bytes_to(target: str, row: Mapping[str, float]) -> float:
-    return row[f"to_{target}/up_bytes"] + row[f"to_{target}/down_bytes"]
+    """The bytes in both directions until a target. NaN in private runs, which withhold them."""
+    return row.get(f"to_{target}/up_bytes", math.nan) + row.get(f"to_{target}/down_bytes", math.nan)
 
 
 def _crossing(cell: Cell, metric: str | None, history: History) -> dict[str, tuple[float, float]]:

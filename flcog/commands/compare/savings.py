@@ -41,7 +41,7 @@ def saving(filled: ResultTable, row: str, column: str) -> Saving | None:
     if any(target not in run.targets for run in ours.values()):
         return None
     # A run that missed the target counts with all its rounds and bytes.
-    needed = [(run.targets[target], other.targets.get(target, (other.rounds, other.facts.total_bytes))) for run, other in pairs]
+    needed = [(run.targets[target], other.targets.get(target, other.spent)) for run, other in pairs]
     confidence = filled.table.confidence
     percent = [100 * (1 - sent / theirs) for (_, sent), (_, theirs) in needed]
     return Saving(

@@ -130,12 +130,13 @@ def _rounds_to(target: str, results: Sequence[Result]) -> str:
         return ""
     reached = [result.targets[target] for result in results if target in result.targets]
     if len(reached) < len(results):
-        most = max(result.rounds for result in results if target not in result.targets)
+        most = max(result.spent[0] for result in results if target not in result.targets)
         return f"> {most} ({len(reached)} of {len(results)} seeds reached it)"
     rounds, sent = (statistics.fmean(values) for values in zip(*reached, strict=True))
     simulated = [result.simulated[target] for result in results if target in result.simulated]
-    seconds = f", {statistics.fmean(simulated):,.0f} s simulated" if len(simulated) == len(results) else ""
-    return f"{_rounds(rounds)} ({human(round(sent))}{seconds})"
+    costs = [human(round(sent))] if math.isfinite(sent) else []
+    costs += [f"{statistics.fmean(simulated):,.0f} s simulated"] if len(simulated) == len(results) else []
+    return _rounds(rounds) + (f" ({', '.join(costs)})" if costs else "")
 
 
 def _rounds(mean: float) -> str:

@@ -105,7 +105,7 @@ KEYS = {
     "metric": Key("the column of metrics.csv to compare; by default the task's main one", None, METRIC),
     "metrics": Key(
         "several such columns by name, each of which is shown in every setting: {training: training/accuracy, test: test/accuracy}; "
-        "{metric: ..., summary: ..., round: ...} gives a metric its own summary, or takes its score after fewer rounds",
+        "{metric: ..., summary: ..., round: ...} gives a metric its own summary, or ends its scores and targets after fewer rounds",
         {},
         METRICS,
     ),

@@ -236,12 +236,12 @@ def _rounds(table: Table, runs: Sequence[Result], figure: Figure) -> tuple[Estim
         return None, f"{len(targets)} targets", None
     (target,) = targets or {""}
     reached = [run.targets[target][0] for run in runs if target in run.targets]
-    needed = [run.targets[target][0] if target in run.targets else run.rounds for run in runs]
+    needed = [run.targets.get(target, run.spent)[0] for run in runs]
     logs = estimate([math.log(value) for value in needed], table.confidence)
     judged = _gap(table, logs, math.log(figure.value), (figure.spread or 0) / figure.value)
     if len(reached) < len(runs):
         judged = judged and replace(judged, least=math.log(min(needed) / figure.value))
-        short = min(run.rounds for run in runs if target not in run.targets)
+        short = min(run.spent[0] for run in runs if target not in run.targets)
         return None, f"> {short} ({len(reached)} of {len(runs)} seeds reached it)", judged
     return estimate(reached, table.confidence), "", judged
 
