@@ -431,6 +431,9 @@ def test_the_worst_case_over_settings_is_seed_by_seed(tmp_path: Path) -> None:
     assert ResultTable(given.table, losses).of("A", "worst case")[0].scores["best"] == max(x[0], y[0]) / 100
     header, (row,) = summarise(mixed)
     assert header[:4] == ["", "x", "y", "worst case"] and row[3].endswith("[55.00]")
+    for column in ("x", "y"):
+        unknown = [replace(result, scores={"best": math.nan}) if result.column == column else result for result in mixed.results]
+        assert all(map(math.isnan, ResultTable(given.table, unknown).scores("A", "worst case", "best").values()))
 
 
 def test_one_page_shows_all_settings_and_each_has_its_own_table(tmp_path: Path) -> None:

@@ -2,8 +2,10 @@
 
 import math
 import statistics
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+
+import numpy as np
 
 from flcog.commands.compare.facts import Facts
 from flcog.commands.compare.paired import Difference, Estimate, estimate, holm, paired_difference
@@ -142,8 +144,8 @@ def _over_settings(table: Table, results: Sequence[Result], name: str, worst: bo
         if len(parts) < len(table.columns):
             continue
         common = [summary for summary in parts[0].scores if all(summary in part.scores for part in parts)]
-        lowest = max if lower_is_better(parts[0].metric or "") else min
-        of: Callable[[Iterable[float]], float] = lowest if worst else statistics.fmean
+        extreme = np.max if lower_is_better(parts[0].metric or "") else np.min  # NaN if any score is NaN
+        of: Callable[[Sequence[float]], float] = extreme if worst else statistics.fmean
         averages.append(
             Result(
                 row,
@@ -151,7 +153,7 @@ def _over_settings(table: Table, results: Sequence[Result], name: str, worst: bo
                 seed,
                 finished=all(part.finished for part in parts),
                 metric=parts[0].metric,
-                scores={summary: of(part.scores[summary] for part in parts) for summary in common},
+                scores={summary: float(of([part.scores[summary] for part in parts])) for summary in common},
                 rounds=min(part.rounds for part in parts),
                 facts=Facts(other="; ".join(filter(None, {part.facts.other for part in parts}))),
                 diverged=any(part.diverged for part in parts),
