@@ -4,6 +4,7 @@ import base64
 import csv
 import html
 import json
+import math
 import re
 import shutil
 import subprocess
@@ -182,6 +183,20 @@ def test_seeds_of_a_method_are_one_line(tmp_path: Path) -> None:
     main(["report", *map(str, runs[:6]), "--output", str(tmp_path / "two.html")])
     text = (tmp_path / "two.html").read_text()
     assert 'class="s0 band"' in text and "quiet" not in text.partition("</style>")[2].partition("<script>")[0]
+
+
+@pytest.mark.parametrize(
+    ("last", "shown"),
+    [
+        ((0.5, math.nan), "nan ± nan %"),
+        ((0.5, math.inf), "inf ± nan %"),
+        ((math.inf, -math.inf), "nan ± nan %"),
+        ((0.4, 0.6), "50.0 ± 14.1 %"),
+    ],
+)
+def test_a_seed_without_a_finite_score_leaves_no_deviation(last: tuple[float, float], shown: str, tmp_path: Path) -> None:
+    runs = [make_run(tmp_path, f"run{seed}", [], [0.25, score], seed) for seed, score in enumerate(last)]
+    assert written(*runs, "--output", tmp_path / "page.html").row("FedAvg")[2] == shown
 
 
 @pytest.mark.parametrize(

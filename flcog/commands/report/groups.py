@@ -3,6 +3,7 @@
 import ast
 import inspect
 import json
+import math
 import re
 import statistics
 from collections.abc import Callable, Sequence
@@ -45,12 +46,17 @@ class Group:
             by_x.setdefault(px, []).append(py)
         several = len(self.runs) > 1 and self.style is not None
         band = [(px, min(values), max(values)) for px, values in sorted(by_x.items())] if several else []
-        means = [(px, statistics.fmean(values) if len(values) > 1 else values[0]) for px, values in sorted(by_x.items())]
+        means = [(px, mean(values) if len(values) > 1 else values[0]) for px, values in sorted(by_x.items())]
         return Series(self.name, means, band, self.style)
 
     def column(self, name: str) -> Series:
         """A column of metrics.csv by round."""
         return self.series([run.points(name) for run in self.runs])
+
+
+def mean(values: Sequence[float]) -> float:
+    """The mean of values that may be infinite or NaN. ``statistics.fmean`` refuses inf beside -inf."""
+    return statistics.fmean(values) if all(map(math.isfinite, values)) else sum(values)
 
 
 def grouped(runs: Sequence[RunFiles]) -> list[Group]:

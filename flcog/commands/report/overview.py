@@ -1,12 +1,13 @@
 """The report's first part: the scores, bytes and times of each group of runs."""
 
 import html
+import math
 import re
 import statistics
 from collections.abc import Iterable, Sequence
 
 from flcog.commands.report.charts import Axis, Series
-from flcog.commands.report.groups import Group, shown_methods
+from flcog.commands.report.groups import Group, mean, shown_methods
 from flcog.commands.report.markup import long, note, on_demand, panel, table
 from flcog.commands.report.run_files import RunFiles
 from flcog.core.text import human, seconds
@@ -80,8 +81,9 @@ def _score(main: str | None, values: Sequence[float]) -> str:
     unit = " %" if axis.unit == "%" else ""
     if len(values) == 1:
         return f"{axis.text(values[0])}{unit}"
-    mean, deviation = statistics.fmean(values), statistics.stdev(values)
-    return f"{100 * mean:.1f} ± {100 * deviation:.1f} %" if unit else f"{mean:.4g} ± {deviation:.2g}"
+    middle = mean(values)
+    deviation = statistics.stdev(values) if math.isfinite(middle) else math.nan
+    return f"{100 * middle:.1f} ± {100 * deviation:.1f} %" if unit else f"{middle:.4g} ± {deviation:.2g}"
 
 
 def _rounds(runs: Sequence[RunFiles]) -> str:
