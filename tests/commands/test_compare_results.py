@@ -242,6 +242,22 @@ def test_saved_results_redraw_the_table(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("metric", "chooser", "best"),
+    [("test/f1", "val/mse", 0.7), ("test/class_accuracy_std", "val/macro-AP", 0.9), ("test/f1", "val/f1", 0.9)],
+)
+def test_saved_results_keep_the_metric_that_chooses_a_round(metric: str, chooser: str, best: float, tmp_path: Path) -> None:
+    table, saved = read_table(a_table(tmp_path, metric=metric)), tmp_path / "saved.csv"
+    runs = cells(table, tmp_path / "out", [])
+    for cell in runs:
+        real_run(cell)
+        path = next(cell.folder.glob("*/metrics.csv"))
+        path.write_text(f"round,time/round,{metric},{chooser}\n1,1,0.5,3\n2,1,0.9,{2 if best == 0.7 else 5}\n3,1,0.7,1\n")
+    write_results(saved, table, runs)
+    shutil.rmtree(tmp_path / "out")
+    assert [result.scores["val"] for result in results_of(table, runs, saved)] == [best, best]
+
+
+@pytest.mark.parametrize(
     ("old", "new", "message"),
     [
         ("table,2,A", "other,2,A", "row 2: table 'other' in format 2; expected 'table' in format 2"),

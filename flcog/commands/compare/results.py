@@ -118,7 +118,7 @@ def compared_metric(metric: str | None, history: History) -> str | None:
 
 def _scores(metric: str, values: Sequence[float], tail: Sequence[float], history: History) -> Mapping[Summary, float]:
     scores: dict[Summary, float] = {"best": _best(metric, values), "last": values[-1], "mean": statistics.fmean(tail)}
-    chooser = _chooser(metric, history)
+    chooser = chooser_of(metric, history)
     if chooser is not None:
         rows = [row for row in reversed(history) if metric in row and not math.isnan(row.get(chooser, math.nan))]
         chosen = {row[chooser]: row[metric] for row in rows}
@@ -127,7 +127,7 @@ def _scores(metric: str, values: Sequence[float], tail: Sequence[float], history
     return scores
 
 
-def _chooser(metric: str, history: History) -> str | None:
+def chooser_of(metric: str, history: History) -> str | None:
     """The validation metric that chooses a round: the same metric as the compared one if there is one, or the main one."""
     twin = f"val/{metric.removeprefix('test/')}"
     if any(twin in row for row in history):

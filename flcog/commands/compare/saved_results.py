@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from flcog.commands.compare.facts import Facts, History, facts_of
 from flcog.commands.compare.plan import Cell, Table, apart, cells
 from flcog.commands.compare.resolved import digest
-from flcog.commands.compare.results import Result, compared_metric, result_of
+from flcog.commands.compare.results import Result, chooser_of, compared_metric, result_of
 from flcog.commands.compare.settings_of_runs import table_settings
 from flcog.core.files import write_table
 
@@ -128,7 +128,7 @@ def seeds_run(table: Table, out: Path, saved: Path) -> tuple[int, ...]:
 def _line(table: str, cell: Cell, record: Record, metrics: set[str]) -> dict[str, Any]:
     compared = [name for name in (*metrics, compared_metric(cell.metric, record.history)) if name]
     history = [row for row in record.history if any(name in row for name in compared)]
-    always = (*compared, *(f"val/{name.removeprefix('test/')}" for name in compared), *ALWAYS)
+    always = {*compared, *(chooser_of(name, record.history) for name in compared), *ALWAYS}
     names = dict.fromkeys(name for row in history for name in row)
     kept = [name for name in names if name in always or name.startswith(ALWAYS_LIKE)]
     line = {"table": table, "format": FORMAT, "row": cell.row, "setting": cell.setting, "seed": cell.seed}
