@@ -241,6 +241,39 @@ def test_saved_results_redraw_the_table(tmp_path: Path) -> None:
     assert write_results(tmp_path / "none.csv", table, runs) == 0 and not (tmp_path / "none.csv").exists()
 
 
+def test_saved_results_replace_unfinished_runs_and_runs_with_other_settings(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    table, saved, short = read_table(a_table(tmp_path)), tmp_path / "saved.csv", ["--trainer.rounds", "7"]
+    runs = cells(table, tmp_path / "out", [])
+    for cell in runs:
+        real_run(cell)
+    write_results(saved, table, runs)
+
+    def shown(extra: list[str]) -> list[float]:
+        return [result.scores["last"] for result in results_of(table, cells(table, tmp_path / "out", extra), saved)]
+
+    for cell in runs:
+        shutil.rmtree(cell.folder)
+        real_run(cell, *short)
+        path = next(cell.folder.glob("*/metrics.csv"))
+        path.write_text(path.read_text().replace("0.5", "0.75"))
+    assert shown([]) == [0.5, 0.5] and "A · seed 0 and 1 more is shown" in capsys.readouterr().err
+    assert shown(short) == [0.75, 0.75] and capsys.readouterr().err == "", "the command asks for these settings"
+    for cell in runs:
+        shutil.rmtree(cell.folder)
+        real_run(cell)
+    (runs[0].folder / "finished").unlink()
+    path = next(runs[0].folder.glob("*/metrics.csv"))
+    path.write_text(path.read_text().replace("0.5", "0.75"))
+    assert shown([]) == [0.5, 0.5]
+    said = "the finished result of A · seed 0 is shown, because the run has not finished or has other settings"
+    assert capsys.readouterr().err == f"{saved}: {said}; --results with an empty folder shows the run\n"
+    assert [result.scores["last"] for result in results_of(table, runs, None)] == [0.75, 0.5]
+    (runs[0].folder / "finished").touch()
+    assert shown([]) == [0.75, 0.5] and capsys.readouterr().err == ""
+
+
 @pytest.mark.parametrize(
     ("metric", "chooser", "best"),
     [("test/f1", "val/mse", 0.7), ("test/class_accuracy_std", "val/macro-AP", 0.9), ("test/f1", "val/f1", 0.9)],

@@ -2,6 +2,7 @@
 
 import csv
 import math
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, fields, replace
 from pathlib import Path
@@ -60,18 +61,35 @@ def write_results(path: Path, table: Table, runs: Sequence[Cell]) -> int:
 
 
 def results_of(table: Table, runs: Sequence[Cell], saved: Path | None) -> list[Result]:
-    """The results of the cells, from their runs or else from the file of saved results."""
+    """The results of the cells, from their runs or else from the file of saved results.
+
+    A saved result also replaces a run that has not finished, or that has settings which neither the table nor the command asks for.
+    """
     kept = read_results(saved, table, runs) if saved else {}
     found: list[tuple[str, Result]] = []
+    replaced: dict[Path, str] = {}
     for cell in runs:
         run, record = cell.run, kept.get((cell.row, cell.setting, cell.seed))
         if run is not None and run.rows:
-            found.append((str(run.table), result_of(cell, run.rows, facts_of(cell, run), table.last, cell.finished)))
-        elif record is not None:
+            own = result_of(cell, run.rows, facts_of(cell, run), table.last, cell.finished)
+            if record is None or (cell.extra if own.facts.other else own.finished):
+                found.append((str(run.table), own))
+                continue
+            replaced[cell.folder] = own.name
+        if record is not None:
             result = result_of(cell, record.history, record.facts, table.last, finished=True)
             found.append((f"{saved}, row {record.row}", result))
+    _print_replaced(saved, list(replaced.values()))
     _check_scores(table, found)
     return [result for _, result in found]
+
+
+def _print_replaced(saved: Path | None, names: Sequence[str]) -> None:
+    """Print which saved results replace runs, and how to see the runs."""
+    if names:
+        more = f" and {len(names) - 1} more" if len(names) > 1 else ""
+        what = f"the finished result of {names[0]}{more} is shown, because the run has not finished or has other settings"
+        print(f"{saved}: {what}; --results with an empty folder shows the run", file=sys.stderr, flush=True)
 
 
 def _check_scores(table: Table, results: Sequence[tuple[str, Result]]) -> None:
