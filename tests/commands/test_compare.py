@@ -34,7 +34,7 @@ def plan_file(folder: Path, **content: Any) -> Path:
 def fake_run(cell: Cell, accuracies: list[float], time: float = 1.0, finished: bool = False, **columns: Sequence[float]) -> Path:
     """Write a run's directory with these values for each round. Keywords add further columns; ``__`` in their names becomes ``/``."""
     run = cell.folder / "20260101-000000"
-    run.mkdir(parents=True)
+    run.mkdir(parents=True, exist_ok=True)
     count = len(accuracies)
     series = {"test/accuracy": accuracies, "time/round": [time] * count, "comm/up_bytes": [512] * count}
     series |= {name.replace("__", "/"): values for name, values in columns.items()}
@@ -207,6 +207,8 @@ def test_only_what_is_unfinished_is_run(
             started.append(command)
             assert Path(stdout.name).name == "output.txt"
             self.fails = str(tmp_path / "arm.yaml") in command and "--ckpt_path" not in command
+            if not self.fails:
+                fake_run(Cell("", "", 0, Path(stdout.name).parent, []), [0.5])
             stdout.write(b"some progress\nflcog: error: the disk is full\n" if self.fails else b"fine\n")
 
         def wait(self) -> int:
@@ -245,6 +247,8 @@ def test_a_slip_in_the_command_is_told_once(
         def __init__(self, command: list[str], stdout: Any, **_: Any) -> None:
             started.append(command)
             self.fails = "--trainer.runds" in command or "--trainer.lr" in command
+            if not self.fails:
+                fake_run(Cell("", "", 0, Path(stdout.name).parent, []), [0.5])
             stdout.write(b"flcog: error: there is no such option\n" if self.fails else b"fine\n")
 
         def wait(self) -> int:

@@ -1,5 +1,6 @@
 """A finished run whose metrics.csv was damaged afterwards counts as unfinished, is reported, and is trained again."""
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -7,6 +8,7 @@ import pytest
 
 from commands.test_compare import fake_run, plan_file
 from flcog.commands.cli import main
+from flcog.commands.compare.folder import finished_runs
 from flcog.commands.compare.plan import Cell, cells
 from flcog.commands.compare.table_file import read_table
 
@@ -62,6 +64,33 @@ def test_the_report_of_an_altered_run_says_so(tmp_path: Path, capsys: pytest.Cap
     table.write_bytes(table.read_bytes().replace(b"0.75", b"0.95"))
     main(["report", str(first.run.directory)])
     assert f"{table}: it is not as it was when the run finished. The page shows the altered rows\n" in capsys.readouterr().err
+
+
+def test_a_run_that_was_deleted_is_trained_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path, (first, second) = finished_table(tmp_path)
+    assert first.run is not None
+    shutil.rmtree(first.run.directory)
+    assert not first.finished and second.finished and finished_runs(tmp_path) == {"its identity": second.folder}
+    started = list[list[str]]()
+
+    class Process:
+        def __init__(self, command: list[str], **options: Any) -> None:
+            started.append(command)
+            assert not (first.folder / "finished").exists()
+            if len(started) == 2:
+                fake_run(first, SCORES)
+
+        def wait(self) -> int:
+            return 0
+
+    monkeypatch.setattr("flcog.commands.compare.training.subprocess.Popen", Process)
+    with pytest.raises(SystemExit):
+        main(["compare", str(path), "--out", str(tmp_path / "out")])
+    assert f"A · seed 0: its command ended without a run in {first.folder}" in capsys.readouterr().err
+    main(["compare", str(path), "--out", str(tmp_path / "out")])
+    assert len(started) == 2 and first.finished and "2 runs, 1 of them finished before" in capsys.readouterr().out
 
 
 @pytest.mark.slow

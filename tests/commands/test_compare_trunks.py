@@ -237,11 +237,12 @@ def test_runs_wait_for_the_rounds_that_they_share(tmp_path: Path, monkeypatch: p
                 other_began.set()
 
         def wait(self) -> int:
+            run = tmp_path / "out" / self.row / "seed0/20260101-000000"
+            (run / "checkpoints").mkdir(parents=True)
             if self.row == "FedAvg":
                 assert other_began.wait(20)
-                run = tmp_path / "out/FedAvg/seed0/20260101-000000"
-                (run / "checkpoints").mkdir(parents=True)
-                (run / "metrics.csv").write_text("round\n3\n")
+            (run / "metrics.csv").write_text("round\n3\n")
+            if self.row == "FedAvg":
                 kept_checkpoint(run, 3).touch()
                 deadline = time.monotonic() + 20
                 while "late" not in commands and time.monotonic() < deadline:  # starts before the trunk has ended

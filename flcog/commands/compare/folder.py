@@ -48,7 +48,7 @@ class CellFolder:
         if not isinstance(named, dict) or "folder" not in named:
             return self
         other = CellFolder((self.path / str(named["folder"])).resolve())
-        return other if other.finished and other.own_run is not None else self
+        return other if other.finished else self
 
     def read(self, name: str) -> Any:
         """The content of one of its YAML files; None if the file is missing or damaged."""
@@ -64,8 +64,8 @@ class CellFolder:
 
     @property
     def finished(self) -> bool:
-        """Whether its own run has finished, and is not damaged."""
-        return (self.path / FINISHED).is_file() and self.damage is None
+        """Whether its own run is there, has finished, and is not damaged."""
+        return (self.path / FINISHED).is_file() and self.own_run is not None and self.damage is None
 
     @property
     def diverged(self) -> bool:
@@ -114,15 +114,16 @@ class CellFolder:
             write_yaml(self.path / CARRIED, list(parts), OUT_REMEDY)
 
     def claim(self) -> None:
-        """Make the folder. A damaged run is moved aside, to be trained again."""
+        """Make the folder. A damaged run is moved aside, to be trained again. The notes about a run that was deleted go."""
         run, damage = self.own_run, self.damage
         with clear_errors(self.path, OUT_REMEDY):
             make_folder(self.path)
             if damage and run is not None:
                 make_folder(self.path / DAMAGED)
                 run.directory.rename(self.path / DAMAGED / f"{time.time_ns()}-{run.directory.name}")
-                (self.path / FINISHED).unlink()
-                (self.path / DIVERGED).unlink(missing_ok=True)
+            if damage or run is None:
+                for note in (FINISHED, DIVERGED):
+                    (self.path / note).unlink(missing_ok=True)
 
     def forget_same_run(self) -> None:
         """Delete the note about the same run in another folder."""
@@ -141,7 +142,7 @@ def finished_runs(root: Path) -> dict[str, Path]:
     for pattern in ("*/seed*", "*/*/seed*", "*/*/*/seed*"):
         for path in sorted(root.glob(f"{pattern}/{FINISHED}")):
             folder = CellFolder(path.parent)
-            if folder.identity and folder.damage is None:
+            if folder.identity and folder.finished:
                 found[folder.identity] = path.parent
     return found
 

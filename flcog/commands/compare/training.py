@@ -43,6 +43,9 @@ def conclude(cell: Cell, code: int) -> None:
         cell: the run.
         code: the exit status of its process.
     """
+    if code == 0 and cell.files.own_run is None:
+        cell.error = f"its command ended without a run in {cell.folder}"
+        return
     if code == 0:
         cell.files.mark_finished(cell.identity)
         return
