@@ -32,7 +32,7 @@ class SavedRun:
 
     @property
     def rows(self) -> list[Row]:
-        """The rows up to the first damaged line."""
+        """The rows up to the first damaged line; none for a run that ended in its first round."""
         return list(self._read()[0])
 
     @property
@@ -43,8 +43,8 @@ class SavedRun:
 
     @property
     def digest(self) -> str:
-        """Sixteen hex digits that change with any byte of ``metrics.csv``."""
-        return hashlib.sha256(self.table.read_bytes()).hexdigest()[:16]
+        """Sixteen hex digits that change with any byte of ``metrics.csv``; empty without this file."""
+        return hashlib.sha256(self.table.read_bytes()).hexdigest()[:16] if self.table.is_file() else ""
 
     @property
     def description(self) -> Mapping[str, Any]:
@@ -90,6 +90,8 @@ class SavedRun:
             return {}
 
     def _read(self) -> tuple[list[Row], str | None]:
+        if not self.table.is_file():
+            return [], None
         about = self.table.stat()
         return _read_once(self.table, about.st_mtime_ns, about.st_size)
 

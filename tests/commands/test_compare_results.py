@@ -16,6 +16,7 @@ from commands.test_compare import fake_run, plan_file
 from flcog.callbacks import FedCOG, FedProx
 from flcog.commands.cli import main
 from flcog.commands.compare.facts import facts_of
+from flcog.commands.compare.folder import OUTPUT
 from flcog.commands.compare.latex import latex
 from flcog.commands.compare.plan import Cell, apart, cells
 from flcog.commands.compare.report import text
@@ -26,7 +27,9 @@ from flcog.commands.compare.saved_results import read_results, results_of, write
 from flcog.commands.compare.savings import saving
 from flcog.commands.compare.settings_of_runs import check_settings, table_settings
 from flcog.commands.compare.table import in_setting, summarise
+from flcog.commands.compare.table_csv import write_csv
 from flcog.commands.compare.table_file import read_table
+from flcog.commands.compare.training import conclude
 from flcog.commands.compare.verdicts import verdicts
 from flcog.run.description import acting_rounds
 
@@ -363,6 +366,47 @@ def test_a_diverged_run_counts_with_its_last_score(tmp_path: Path) -> None:
     assert "50.00 ± 35.36 (1 of 2 diverged)" in said and "Diverged, counted with the last score" in said
     assert [verdict.mark for verdict in verdicts(given)] == ["diverged"]
     assert "(1 of 2 diverged)" in latex(given, "std")
+
+
+def test_a_run_that_diverges_in_round_1_counts_as_diverged(tmp_path: Path) -> None:
+    """Its model has no score. Without a word on it, the table would show the mean over the seeds that survived, and their difference."""
+    parts = {"rows": {"A": None, "B": None}, "columns": {"x": None, "y": None}, "average": "mean", "seeds": [0, 1, 2]}
+    table = read_table(plan_file(tmp_path, **parts, published={"B": {"x": {"rounds": 5}}}))
+    runs = cells(table, tmp_path / "out", [])
+    for cell in runs:
+        run = fake_run(cell, [0.5, 0.75], finished=True)
+        if (cell.row, cell.column, cell.seed) == ("B", "x", 1):
+            (run / "metrics.csv").unlink()
+            (run / "run.yaml").write_text("seed: 1\n")
+            (cell.folder / OUTPUT).write_text("flcog: error: the update of client 3 in round 1 is NaN or infinite: lower it\n")
+            assert not cell.finished and cell.run is None
+            conclude(cell, 2)
+            assert cell.finished and cell.error is None
+    saved = tmp_path / "saved.csv"
+    assert write_results(saved, table, runs) == 12
+    found = results_of(table, runs, None)
+    shutil.rmtree(tmp_path / "out")
+    for results in (found, results_of(table, runs, saved)):
+        given = ResultTable(table, results)
+        (diverged,) = (result for result in results if result.diverged)
+        assert (diverged.name, diverged.finished, diverged.rounds, diverged.scores) == ("B · x · seed 1", True, 0, {})
+        assert given.comparisons("x") == given.comparisons("mean") == {} and given.comparisons("y")["B"].difference.count == 3
+        _, (_, (_, in_x, in_y, average, *_)) = summarise(given)
+        assert "(1 of 3 diverged) (n = 2)" in in_x and "(1 of 3 diverged) (n = 2)" in average and "diverged" not in in_y
+        assert [verdict.mark for verdict in verdicts(given)] == ["diverged"]
+        assert latex(given, "std").count("(1 of 3 diverged)") == 2
+        write_csv(given, tmp_path / "table.csv")
+        with (tmp_path / "table.csv").open() as file:
+            assert {(line["row"], line["column"]): line["diverged"] for line in csv.DictReader(file)}["B", "x"] == "1"
+        assert "Diverged, counted with the last score if there is one, not judged and in no gain: B · x · seed 1" in text(
+            given, "std"
+        )
+
+
+def test_a_row_whose_seeds_all_diverge_in_round_1_says_so(tmp_path: Path) -> None:
+    table = read_table(plan_file(tmp_path, rows={"A": None}))
+    given = ResultTable(table, [Result("A", "", 0, True, 0, None, {}, diverged=True)])
+    assert summarise(given)[1][0][1] == "(1 of 1 diverged)" and "-- (1 of 1 diverged)" in latex(given, "std")
 
 
 def test_the_curve_that_crosses_a_target_is_monotone_and_interpolated(cell: Cell) -> None:

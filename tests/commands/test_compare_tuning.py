@@ -39,6 +39,13 @@ def trained(cell: Cell) -> float:
     return float(option(cell, LR))
 
 
+def diverge_at_once(cell: Cell) -> None:
+    """Write a run that has diverged in round 1, without rows."""
+    (cell.folder / "20260101-000000").mkdir(parents=True, exist_ok=True)
+    (cell.folder / "20260101-000000/run.yaml").touch()
+    cell.files.mark_finished("", diverged=True)
+
+
 @pytest.mark.slow
 def test_the_choice_is_by_validation_data_and_reported_with_the_whole_grid(tmp_path: Path) -> None:
     given, seen = table(tmp_path), []
@@ -89,16 +96,15 @@ def test_halving_stops_the_worse_half_once_all_methods_act(tmp_path: Path) -> No
 
     def train(_: Table, runs: Sequence[Cell]) -> list[Cell]:
         for cell in runs:
-            cell.error = (
-                None if scores[cell.row[0], trained(cell)] else "the update of client 1 in round 1 is NaN or infinite: ..."
-            )
-            if not cell.finished and not cell.error:
+            if not scores[cell.row[0], trained(cell)]:
+                diverge_at_once(cell)
+            elif not cell.finished:
                 rounds, begun = int(option(cell, "trainer.rounds")), cell.trunk.round if cell.trunk else 0
                 assert cell.trunk is None or (cell.trunk.run and len(cell.trunk.cell.history()) == begun)
                 seen.append((cell.row[0], trained(cell), begun, rounds))
                 series: dict[str, Any] = {"val__accuracy": scores[cell.row[0], trained(cell)], "comm__total_bytes": [1] * 8}
                 fake_run(cell, [0.0] * rounds, finished=True, **series)
-        return [cell for cell in runs if cell.error]
+        return []
 
     saved = yaml.safe_load(tune(given, tmp_path / "out", [], train).read_text())
     rounds = {("A", 0.01): [0, 2], ("A", 0.1): [0, 2, 4], ("A", 0.2): [0, 2, 4, 8]}
@@ -154,8 +160,8 @@ def test_grids_that_are_refused(content: dict[str, Any], message: str, tmp_path:
 def test_a_search_in_which_everything_diverges_is_refused(tmp_path: Path) -> None:
     def train(_: Table, runs: Sequence[Cell]) -> list[Cell]:
         for cell in runs:
-            cell.error = "the model is NaN or infinite"
-        return list(runs)
+            diverge_at_once(cell)
+        return []
 
     with pytest.raises(ValueError, match=r"^every configuration of row A in x diverged: add smaller values to its tune$"):
         tune(table(tmp_path), tmp_path / "out", [], train)

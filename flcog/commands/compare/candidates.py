@@ -11,7 +11,6 @@ from typing import Any
 from flcog.commands.compare.facts import facts_of
 from flcog.commands.compare.plan import Cell, Part, Table, cells
 from flcog.commands.compare.results import Result, compared_metric, result_of
-from flcog.commands.compare.training import NOT_FINITE
 from flcog.core.monitor import lower_is_better
 
 Values = Mapping[str, Any]
@@ -90,15 +89,10 @@ def sign(results: Sequence[Result]) -> int:
     return 1 if lower_is_better(results[0].metric or "") else -1
 
 
-def diverged_at_once(cell: Cell) -> bool:
-    """Whether its model became NaN or infinite in round 1, so that its run has no rows."""
-    return cell.error is not None and NOT_FINITE in cell.error
-
-
 def _validated(cell: Cell, table: Table, until: float) -> Result:
-    if diverged_at_once(cell):
-        return Result(cell.row, cell.column, cell.seed, finished=True, rounds=0, metric=None, scores={}, diverged=True)
     history, run = [row for row in cell.history() if row["round"] <= until], cell.run
+    if run is not None and not history and cell.finished:  # it diverged in round 1
+        return result_of(cell, history, facts_of(cell, run), table.last, finished=True)
     metric = compared_metric(cell.metric, history)
     twin = f"val/{(metric or '').removeprefix('test/')}"
     # Columns of `RoundsToTarget` may be about the test set.

@@ -64,6 +64,7 @@ class Facts:
 def facts_of(cell: Cell, run: SavedRun) -> Facts:
     """The facts about a cell's run so far."""
     history, about = run.rows, run.description
+    newest: Mapping[str, float] = history[-1] if history else {}  # none if the run diverged in round 1
     times = {row["round"]: row["time/round"] for row in history if "time/round" in row}
     first, last = about.get("acting_rounds") or (1, math.inf)
     acting = {round: took for round, took in times.items() if first <= round <= last}
@@ -73,14 +74,14 @@ def facts_of(cell: Cell, run: SavedRun) -> Facts:
     day = re.match(r"(\d{4})(\d\d)(\d\d)-", run.directory.name)
     machine = about.get("machine") or {}
     return Facts(
-        rounds=int(history[-1]["round"]),
-        seconds=sum(times.values()),
+        rounds=int(newest.get("round", 0)),
+        seconds=sum(times.values()) if history else math.nan,
         acting_seconds=statistics.fmean(acting.values()) if acting else math.nan,
         shared_rounds=shared,
         shared_acting_rounds=sum(round <= shared for round in acting),
         trunk=Path(branch.get("run", "")).parent.parent.name,
-        up_bytes=history[-1].get("comm/up_bytes_total", sum(sent) if sent else math.nan),  # private runs withhold bytes
-        total_bytes=history[-1].get("comm/total_bytes", math.nan),
+        up_bytes=newest.get("comm/up_bytes_total", sum(sent) if sent else math.nan),  # private runs withhold bytes
+        total_bytes=newest.get("comm/total_bytes", math.nan),
         waiting=share_of_waiting(history),
         calibration=speed_of(history),
         diverged=cell.files.source.diverged,

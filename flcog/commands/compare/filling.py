@@ -105,7 +105,7 @@ def _outcome(cell: Cell) -> str:
         return cell.error if cell.busy else f"failed: {cell.error}"
     result = last_result(cell)
     if result is None or not result.scores:
-        return "no evaluation"
+        return "diverged before the first evaluation" if result and result.diverged else "no evaluation"
     scale = percent_scale([result])
     return "diverged, " * result.diverged + ", ".join(
         f"{name} {number(scale * result.scores[name])}" for name in ("best", "last")

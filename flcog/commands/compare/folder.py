@@ -37,9 +37,9 @@ class CellFolder:
 
     @property
     def own_run(self) -> SavedRun | None:
-        """The run in this folder; if it was started more than once, the newest."""
-        tables = sorted(self.path.glob("*/metrics.csv"), key=lambda path: path.stat().st_mtime_ns)
-        return SavedRun(tables[-1].parent) if tables else None
+        """The run in this folder; if it was started more than once, the newest. One without rows counts only if it has diverged."""
+        found = [*self.path.glob("*/metrics.csv")] or [*(self.path.glob("*/run.yaml") if self.diverged else ())]
+        return SavedRun(max(found, key=lambda path: path.stat().st_mtime_ns).parent) if found else None
 
     @property
     def source(self) -> "CellFolder":
@@ -84,6 +84,8 @@ class CellFolder:
         if lines is None or run is None:
             return None
         digest = lines[1].split()[-1] if len(lines) > 1 else ""
+        if not digest and not run.table.is_file():  # it diverged in round 1
+            return None
         damage = run.damage
         if damage is None and digest and digest != run.digest:
             damage = "it is not as it was when the run finished"
@@ -91,11 +93,12 @@ class CellFolder:
 
     def mark_finished(self, identity: str, diverged: bool = False) -> None:
         """Write that the run has finished, with its identity and the digest of its rows, and whether its model became NaN or infinite."""
-        run = self.own_run
+        (self.path / DIVERGED).unlink(missing_ok=True)
         if diverged:
             (self.path / DIVERGED).touch()
+        run = self.own_run
         with replacing(self.path / FINISHED, "w", OUT_REMEDY) as file:
-            file.write(identity + (f"\nmetrics.csv {run.digest}\n" if run is not None else ""))
+            file.write(identity + (f"\nmetrics.csv {run.digest}\n" if run is not None and run.digest else ""))
 
     def take_from(self, other: Path) -> None:
         """Write that another folder has the same run. Both folders may be moved together."""

@@ -99,7 +99,7 @@ def _mean(filled: ResultTable, row: str, column: str) -> str:
 
 def _cell(filled: ResultTable, row: str, column: str, text: str, ranks: Sequence[float], spread: Spread) -> str:
     if not text:
-        return "--"
+        return "--" + escape(diverged_text(filled, row, column))
     marked = text
     if float(text) in ranks:
         marked = rf"\textbf{{{text}}}" if float(text) == ranks[0] else rf"\underline{{{text}}}"

@@ -138,7 +138,7 @@ def _on_runs(filled: ResultTable) -> Iterator[str]:
     if others := [f"{result.facts.other} ({result.name})" for result in filled.results if result.facts.other]:
         yield f"Run with other settings than the table's, and not judged: {'; '.join(others)}."
     if diverged := [result.name for result in filled.results if result.diverged]:
-        yield (f"Diverged, counted with the last score, not judged and in no gain: {'; '.join(diverged)}.")
+        yield f"Diverged, counted with the last score if there is one, not judged and in no gain: {'; '.join(diverged)}."
     infinite = [
         joined(row, column, f"seed {seed}")
         for column in filled.table.columns

@@ -137,7 +137,7 @@ def _over_settings(table: Table, results: Sequence[Result], name: str, worst: bo
     """
     if not name:
         return []
-    found = {(result.row, result.column, result.seed): result for result in results if result.scores}
+    found = {(result.row, result.column, result.seed): result for result in results if result.scores or result.diverged}
     averages = []
     for row, seed in dict.fromkeys((result.row, result.seed) for result in results):
         parts = [found[row, column, seed] for column in table.columns if (row, column, seed) in found]

@@ -206,7 +206,7 @@ def check_metric(results: Sequence[Result], cells: Sequence[Cell]) -> None:
     for metric in dict.fromkeys(cell.metric for cell in cells if cell.metric):
         columns = {cell.column for cell in cells if cell.metric == metric}
         found = [result for result in results if result.column in columns]
-        if any(result.finished for result in found) and not any(result.metric for result in found):
+        if any(result.finished and result.rounds for result in found) and not any(result.metric for result in found):
             logged = sorted({name for result in found if result.finished for row in result.history for name in row})
             raise ValueError(
                 f"no run logged the table's metric {metric}, but {', '.join(logged)}: correct `metric` and give the same command again; "

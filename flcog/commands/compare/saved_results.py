@@ -70,7 +70,7 @@ def results_of(table: Table, runs: Sequence[Cell], saved: Path | None) -> list[R
     replaced: dict[Path, str] = {}
     for cell in runs:
         run, record = cell.run, kept.get((cell.row, cell.setting, cell.seed))
-        if run is not None and run.rows:
+        if run is not None and (run.rows or cell.finished):
             own = result_of(cell, run.rows, facts_of(cell, run), table.last, cell.finished)
             if record is None or (cell.extra if own.facts.other else own.finished):
                 found.append((str(run.table), own))
@@ -117,7 +117,11 @@ def _check_scores(table: Table, results: Sequence[tuple[str, Result]]) -> None:
 def last_result(cell: Cell) -> Result | None:
     """The result of a cell's own run; None before the first round."""
     run = cell.run
-    return None if run is None or not run.rows else result_of(cell, run.rows, facts_of(cell, run), 1, cell.finished)
+    return (
+        None
+        if run is None or not (run.rows or cell.finished)
+        else result_of(cell, run.rows, facts_of(cell, run), 1, cell.finished)
+    )
 
 
 def read_results(path: Path, table: Table, runs: Sequence[Cell]) -> dict[Key, Record]:
@@ -212,7 +216,7 @@ def _record(path: Path, number: int, line: Mapping[str, str]) -> Record:
             {name: float(texts[place]) for name, texts in series.items() if texts[place] != MISSING} for place in range(count)
         ]
         rounds = [row.get(ROUND, 0) for row in history]
-        if rounds != sorted({int(max(round, 0)) for round in rounds} - {0}) or not rounds:
+        if rounds != sorted({int(max(round, 0)) for round in rounds} - {0}) or not (rounds or facts.diverged):
             raise ValueError("its rounds must be whole numbers that rise from 1 or more")
         bad = [name for row in history for name, value in row.items() if not math.isfinite(value)]
         if bad and not facts.diverged:

@@ -38,7 +38,7 @@ def saving(filled: ResultTable, row: str, column: str) -> Saving | None:
     if against == row or len(targets) != 1 or not pairs:
         return None
     (target,) = targets
-    if any(target not in run.targets for run in ours.values()):
+    if any(target not in run.targets for run in [*ours.values(), *(run for run in others.values() if run.diverged)]):
         return None
     # A run that missed the target counts with all its rounds and bytes.
     needed = [(run.targets[target], other.targets.get(target, other.spent)) for run, other in pairs]

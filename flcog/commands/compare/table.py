@@ -90,7 +90,7 @@ def score_text(filled: ResultTable, row: str, column: str, summary: Summary, spr
     """A score over seeds, with ± for several seeds, and with their number if seeds are missing."""
     values = list(filled.scores(row, column, summary).values())
     if not values:
-        return ""
+        return diverged_text(filled, row, column).strip()
     deviation = spread_of(filled, row, column, summary, spread)
     text = number(statistics.fmean(values)) + ("" if math.isnan(deviation) else f" ± {deviation:.2f}")
     text += diverged_text(filled, row, column)

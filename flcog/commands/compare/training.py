@@ -51,7 +51,7 @@ def conclude(cell: Cell, code: int) -> None:
         return
     lines = (cell.folder / OUTPUT).read_text(errors="replace").strip().splitlines()
     cell.error = lines[-1].removeprefix("flcog: error: ") if lines else f"exit status {code}"
-    if NOT_FINITE in cell.error and cell.history():
+    if NOT_FINITE in cell.error:  # in round 1, too
         cell.files.mark_finished(cell.identity, diverged=True)
         cell.error = None
 

@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from flcog.commands.compare.candidates import Candidate, Values, candidates, diverged_at_once, in_places, sign, with_values
+from flcog.commands.compare.candidates import Candidate, Values, candidates, in_places, sign, with_values
 from flcog.commands.compare.halving import stop_worse_halves
 from flcog.commands.compare.plan import Cell, Table, apart, cells, joined
 from flcog.commands.compare.resolved import arguments_of, resolved, settings_of
@@ -34,7 +34,7 @@ def tune(table: Table, out: Path, extra: Sequence[str], train: Callable[[Table, 
     found = checked_candidates(table, out, extra)
 
     def finish(runs: Sequence[Cell]) -> None:
-        failed = [cell for cell in train(table, apart(runs)) if not diverged_at_once(cell)] if runs else []
+        failed = train(table, apart(runs)) if runs else []
         if failed:
             raise ValueError(
                 f"{len(failed)} of {len(runs)} runs of the grid failed, the first, {failed[0].name}: {failed[0].error}"

@@ -236,7 +236,7 @@ def _rounds(table: Table, runs: Sequence[Result], figure: Figure) -> tuple[Estim
         return None, f"{len(targets)} targets", None
     (target,) = targets or {""}
     reached = [run.targets[target][0] for run in runs if target in run.targets]
-    needed = [run.targets.get(target, run.spent)[0] for run in runs]
+    needed = [run.targets[target][0] if target in run.targets else max(1, run.spent[0]) for run in runs]
     logs = estimate([math.log(value) for value in needed], table.confidence)
     judged = _gap(table, logs, math.log(figure.value), (figure.spread or 0) / figure.value)
     if len(reached) < len(runs):
