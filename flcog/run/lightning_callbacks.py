@@ -204,6 +204,7 @@ class LightningCallbacks(Callback):
             "callbacks": {callback.state_key: state for callback, state in zip(self._active, states, strict=False) if state},
             "schedules": self._schedules.state_dict() if self._schedules else {},
             "datamodule": states[-1] if self.trainer is not None else {},
+            "time_is_up": any(map(_is_up, self._active)),
         }
         return {name: state for name, state in found.items() if state or name == "callbacks"}
 
@@ -262,6 +263,12 @@ class LightningCallbacks(Callback):
             trainer.metrics[name] = float(value.detach() if isinstance(value, Tensor) else value)
 
         return logging_to(trainer.lightning_module, log)
+
+
+def _is_up(callback: Any) -> bool:
+    """Whether a callback is Lightning's timer, such as that of ``max_time``, and its time has passed."""
+    left = callback.time_remaining() if lightning_base(callback, "Timer") else None
+    return left is not None and left <= 0
 
 
 def _call_hook(callback: L.Callback, hook: str, trainer: LightningTrainer, *arguments: Any) -> None:

@@ -82,6 +82,15 @@ class SavedRun:
         """Whether it has a checkpoint to resume from."""
         return (self.directory / LAST).is_file()
 
+    @property
+    def missed_its_last_round(self) -> bool:
+        """Whether ``max_time`` ended it before its last round."""
+        trainer, rows = self.config.get("trainer", {}), self.rows
+        if trainer.get("max_time") is None or (rows and rows[-1]["round"] >= trainer["rounds"]):
+            return False
+        observers = checkpoint.peek(self.directory / LAST).get("observers", {})
+        return bool(observers.get("LightningCallbacks", {}).get("time_is_up"))
+
     def _parsed(self, name: str, read: Callable[[Path], Mapping[str, Any]]) -> Mapping[str, Any]:
         path = self.directory / name
         try:

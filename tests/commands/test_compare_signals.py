@@ -8,16 +8,19 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
-from harness import ROOT
+from harness import ROOT, fit
 
+from flcog.callbacks import EarlyStopping
 from flcog.commands.cli import main
-from flcog.commands.compare.plan import cells
+from flcog.commands.compare.plan import Cell, cells
 from flcog.commands.compare.runner import Runner
 from flcog.commands.compare.table_file import read_table
+from flcog.commands.compare.training import conclude
 from flcog.core import child_processes as processes
 from flcog.core.writer_lock import WriterLock
 
@@ -182,3 +185,24 @@ def test_a_killed_comparison_goes_on_and_leaves_no_orphan(name: str, devices: in
     wait_for(lambda: not alive(), 40)
     subprocess.run(command("killed"), check=True, stdout=subprocess.DEVNULL)
     assert rows("killed") == rows("whole")
+
+
+@pytest.mark.parametrize(
+    ("stops", "rounds", "finishes"),
+    [
+        ({"max_time": timedelta(seconds=0.05)}, 10**4, False),
+        ({"max_time": timedelta(microseconds=1)}, 1, True),  # its only round is its last one
+        ({"max_time": timedelta(hours=1), "early": EarlyStopping(stopping_threshold=0.0)}, 10**4, True),
+    ],
+)
+def test_a_run_that_max_time_ended_is_not_finished(stops: dict[str, Any], rounds: int, finishes: bool, tmp_path: Path) -> None:
+    """It has fewer rounds than its row's other runs. One that ended early by its own settings is finished."""
+    cell = Cell("A", "", 0, tmp_path / "cell", [])
+    run = fit(cell.folder, *filter(None, [stops.pop("early", None)]), **stops, rounds=rounds, eval_every=1).run_dir
+    assert run is not None
+    (run / "config.yaml").write_text(f"trainer: {{rounds: {rounds}, max_time: given}}")
+    conclude(cell, 0)
+    done = len(cell.history())
+    assert cell.finished is finishes and (done < rounds or rounds == 1)
+    told = f"max_time ended it after round {done}; the same command with a longer one, or none, continues it"
+    assert cell.error == (None if finishes else told) and cell.begun

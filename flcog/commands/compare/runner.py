@@ -102,5 +102,5 @@ class Runner:
         with self._lock:
             self._children.discard(child)
         conclude(cell, code)
-        if code == 0 and cell.identity:
+        if cell.finished and cell.identity:
             self.known[cell.identity] = cell.folder

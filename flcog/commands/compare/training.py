@@ -43,11 +43,15 @@ def conclude(cell: Cell, code: int) -> None:
         cell: the run.
         code: the exit status of its process.
     """
-    if code == 0 and cell.files.own_run is None:
-        cell.error = f"its command ended without a run in {cell.folder}"
-        return
     if code == 0:
-        cell.files.mark_finished(cell.identity)
+        if (run := cell.files.own_run) is None:
+            cell.error = f"its command ended without a run in {cell.folder}"
+        elif run.missed_its_last_round:
+            cell.error = (
+                f"max_time ended it after round {len(run.rows)}; the same command with a longer one, or none, continues it"
+            )
+        else:
+            cell.files.mark_finished(cell.identity)
         return
     lines = (cell.folder / OUTPUT).read_text(errors="replace").strip().splitlines()
     cell.error = lines[-1].removeprefix("flcog: error: ") if lines else f"exit status {code}"
