@@ -70,6 +70,7 @@ if TYPE_CHECKING:
     from flcog.callbacks.observers.generated_answers import GeneratedAnswers
     from flcog.callbacks.observers.local_models import LocalModels
     from flcog.callbacks.observers.rounds_to_target import RoundsToTarget
+    from flcog.callbacks.observers.stop_after import StopAfter
     from flcog.callbacks.observers.training_scores import TrainingScores
     from flcog.callbacks.papers import BOUNDS as BOUNDS  # not in __all__, which lists classes
     from flcog.callbacks.papers import PAPERS as PAPERS
@@ -210,6 +211,7 @@ __all__ = [
     "SignFlip",
     "SignSGD",
     "StaticClipping",
+    "StopAfter",
     "Stragglers",
     "Summary",
     "SystemModel",

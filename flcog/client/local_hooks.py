@@ -53,6 +53,11 @@ class LocalHooks:
         self.reason = _reason(self)
         """The first feature that the pure step lacks, such as ``Lit.on_train_batch_end``; empty if the pure step is enough."""
 
+    @property
+    def owners(self) -> list[Any]:
+        """The module, and the user's data module if it has hooks."""
+        return [self.module, *([self.datamodule] if written_hooks(self.datamodule) else [])]
+
     def call(self, hook: str, trainer: Any, *arguments: Any) -> Any:
         """Call a hook of a step: of all callbacks, then the module's own, whose result is returned."""
         for callback in self.callbacks:

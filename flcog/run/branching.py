@@ -6,12 +6,14 @@ from pathlib import Path
 from typing import Any
 
 from flcog.core.files import RUN_REMEDY, clear_errors, make_folder
+from flcog.core.lightning_packages import PACKAGES
 from flcog.core.processes import Processes
 from flcog.core.types import Slot
-from flcog.method import Method, methods_until
+from flcog.method import Callback, Method, PrivateSum, methods_until
 from flcog.method.method import BEFORE_ITS_START
 from flcog.run import checkpoint, experiment
 from flcog.run.directory import STATES
+from flcog.run.lightning_callbacks import LightningCallbacks
 from flcog.run.metrics_rows import read_rows
 from flcog.run.observers.checkpoint import state_of_branch
 from flcog.settings import Settings
@@ -53,6 +55,37 @@ def check_branch(
         )
 
 
+def check_rounds(path: Path, saved: dict[str, Any], rounds: int, parts: Sequence[Any]) -> None:
+    """Refuse another ``trainer.rounds`` if the shared rounds may depend on it.
+
+    Args:
+        path: the checkpoint.
+        saved: its contents.
+        rounds: this run's number.
+        parts: this run's methods, observers, module and data module.
+    """
+    callbacks = [callback for part in parts if isinstance(part, LightningCallbacks) for callback in part.callbacks]
+    for other in saved.get("rounds", ()):  # earlier checkpoints do not tell
+        part = next((part for part in [*parts, *callbacks] if other != rounds and _may_depend_on(part, other, rounds)), None)
+        if part is not None:
+            raise ValueError(
+                f"{path} was written by a run with trainer.rounds={other}, this one has {rounds}, and {type(part).__name__} may depend on "
+                f"this number from round 1 on: branch from a run with trainer.rounds={rounds}, which StopAfter can end early"
+            )
+
+
+def _may_depend_on(part: Any, *rounds: int) -> bool:
+    """Whether a part may act differently until the branch with these numbers of rounds.
+
+    A private sum may choose its noise by the number. A method exchanges no data if it would start after the last round. A user's own
+    module, data module or callback for Lightning may read the number, as for a schedule of learning rates. Observers change no results.
+    """
+    if isinstance(part, Method):
+        exchanges = part.overrides("prepare_data") and min(rounds) <= part.start_round < max(rounds)
+        return exchanges or isinstance(part, PrivateSum)
+    return not isinstance(part, Callback) and type(part).__module__.partition(".")[0] not in ("flcog", "torch", *PACKAGES)
+
+
 def check_rows(trunk: Path, round: int, settings: Settings) -> None:
     """Refuse to branch if the other run's rows differ from the rows that this run would have written."""
     table = trunk / "metrics.csv"
@@ -60,7 +93,8 @@ def check_rows(trunk: Path, round: int, settings: Settings) -> None:
     missing = next((number for number in range(1, round + 1) if number not in rows), None)
     if missing is not None:
         raise ValueError(f"{table} has no row of round {missing}: branch from a run that has all of them up to round {round}")
-    if ("time/evaluation" in rows[round]) != settings.evaluates(round):
+    # Private runs withhold the time. A row without scores is the same with and without an evaluation.
+    if any(name.startswith(("val/", "test/")) for name in rows[round]) and not settings.evaluates(round):
         raise ValueError(
             f"round {round} was evaluated as the last of {trunk}, and trainer.eval_every={settings.eval_every} would not "
             "evaluate it: branch from a checkpoint that a longer run kept, or after a round that is evaluated"

@@ -204,6 +204,7 @@ RUN: Entries = {
     "params": ("tensors by name", TENSORS),
     "buffers": ("tensors by name", TENSORS),
     "frozen": ("the name of a file, or empty", lambda value: value == "" or _is_file_name(value)),
+    "rounds": ("numbers of rounds", _list_of(_is_count)),
     "methods": ("a list of names", _list_of(_is_text)),
     "servers": ("each method's state", STATE),
     "reported": ("lists of clients by method", _by(_is_text, _list_of(_is_count))),
@@ -220,7 +221,7 @@ RUN: Entries = {
     "run_id": ("the run's name", _is_text),
     "resumable": ("True or False", lambda value: isinstance(value, bool)),
 }
-LATER = {"loaded", "traffic", "seconds", "messages", "run_id"}
+LATER = {"loaded", "traffic", "seconds", "messages", "run_id", "rounds"}
 """Entries that older checkpoints lack."""
 CLIENTS: Entries = {"clients": ("names of files in the folder clients, by client", _by(_is_count, _is_file_name))}
 STATES: Entries = {"clients": ("clients' states by method", _by(_is_count, STATE))}

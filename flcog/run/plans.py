@@ -22,7 +22,7 @@ from flcog.core.writer_lock import WriterLock
 from flcog.data import FederatedDataModule
 from flcog.method import Callback, ChangedSetting, Method, Note
 from flcog.run import checkpoint
-from flcog.run.branching import check_branch, check_rows, take_over
+from flcog.run.branching import check_branch, check_rounds, check_rows, take_over
 from flcog.run.directory import (
     LAST,
     check_run_directory,
@@ -244,6 +244,7 @@ class BranchPlan(FitPlan):
     def check(self, request: Request, saved: CheckpointFile, client: ClientModel, described: Mapping[str, Any]) -> list[Note]:
         notes = Plan.check(self, request, saved, client, described)
         check_branch(*saved, request.settings, request.methods, described)
+        check_rounds(*saved, request.settings.rounds, [*request.methods, *request.observers, *client.hooks.owners])
         check_rows(self.trunk, self.round, request.settings)
         return notes
 

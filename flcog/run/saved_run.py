@@ -83,13 +83,18 @@ class SavedRun:
         return (self.directory / LAST).is_file()
 
     @property
-    def missed_its_last_round(self) -> bool:
-        """Whether ``max_time`` ended it before its last round."""
-        trainer, rows = self.config.get("trainer", {}), self.rows
-        if trainer.get("max_time") is None or (rows and rows[-1]["round"] >= trainer["rounds"]):
-            return False
+    def paused_by(self) -> str:
+        """``StopAfter`` or ``max_time`` if one of them ended it before its last round; else empty."""
+        trainer, done = self.config.get("trainer", {}), self.rows[-1]["round"] if self.rows else 0
+        if done >= trainer.get("rounds", 0):
+            return ""
+        parts = [part for part in trainer.get("callbacks") or () if isinstance(part, dict)]
+        stops = [part["init_args"]["round"] for part in parts if part["class_path"].endswith(".StopAfter")]
+        if stops and done >= min(stops):
+            return "StopAfter"
         observers = checkpoint.peek(self.directory / LAST).get("observers", {})
-        return bool(observers.get("LightningCallbacks", {}).get("time_is_up"))
+        is_up = observers.get("LightningCallbacks", {}).get("time_is_up")
+        return "max_time" if is_up and trainer.get("max_time") is not None else ""
 
     def _parsed(self, name: str, read: Callable[[Path], Mapping[str, Any]]) -> Mapping[str, Any]:
         path = self.directory / name

@@ -64,6 +64,8 @@ class Session:
         self.model, self.evaluator = engine.model, engine.evaluator
         self.experiment, self.trackers = experiment, trackers
         self.should_stop = False
+        self.numbers_of_rounds = {engine.settings.rounds}
+        """The values of ``trainer.rounds`` in this run until now: a resumed run may have another one than before."""
         self.branch: dict[str, Any] | None = None
         """The run that it branched from, and the last shared round."""
         self.clients = engine.clients.store = SavedClientStates(clients, engine.processes.rank, self._check_states)
@@ -211,6 +213,7 @@ class Session:
             **self.server.state_dict(),
             "seed": self.engine.seed,
             "experiment": self.experiment,
+            "rounds": sorted(self.numbers_of_rounds),
             "frozen": self._frozen.name,
             "methods": [method.name for method in self.methods],
             "exchanged": checkpoint.digests(self.engine.exchanges),
@@ -275,6 +278,7 @@ class Session:
                 check_alike(path, f"the broadcast of round {round + 1}", broadcast["params"], server.params)
             server.traffic = Traffic.from_state(self.engine.to_device(saved["traffic"]), self.engine.seed)
         self.clients.run_id = saved.get("run_id") or self.clients.run_id
+        self.numbers_of_rounds |= {*saved.get("rounds", ())}  # older checkpoints have none
         self._load_states(saved["clients"])
         for name, observer in checkpoint.named(self.observers):
             checkpoint.load_observer(path, name, observer, saved["observers"].get(name, {}))

@@ -9,18 +9,20 @@ import threading
 import time
 from collections.abc import Callable
 from datetime import timedelta
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from harness import ROOT, fit
 
-from flcog.callbacks import EarlyStopping
+from flcog.callbacks import EarlyStopping, StopAfter
 from flcog.commands.cli import main
 from flcog.commands.compare.plan import Cell, cells
 from flcog.commands.compare.runner import Runner
 from flcog.commands.compare.table_file import read_table
-from flcog.commands.compare.training import conclude
+from flcog.commands.compare.training import conclude, start
 from flcog.core import child_processes as processes
 from flcog.core.writer_lock import WriterLock
 
@@ -206,3 +208,26 @@ def test_a_run_that_max_time_ended_is_not_finished(stops: dict[str, Any], rounds
     assert cell.finished is finishes and (done < rounds or rounds == 1)
     told = f"max_time ended it after round {done}; the same command with a longer one, or none, continues it"
     assert cell.error == (None if finishes else told) and cell.begun
+
+
+def test_a_run_that_stops_early_for_now_is_resumed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Successive halving stops a run after its first rounds. It is neither finished nor failed, and stops no more later."""
+    commands: list[list[str]] = []
+    monkeypatch.setattr("flcog.commands.compare.training.subprocess.Popen", lambda command, **_: commands.append(command))
+    cell = Cell("A", "", 0, tmp_path / "cell", ["fit"], stop_after=2)
+    cell.files.claim()
+    for rounds in (2, 4):
+        start(cell, 1, BytesIO())
+        stops = [StopAfter(cell.stop_after)] if cell.stop_after else []
+        run = fit(cell.folder, *stops, rounds=4, ckpt_path="last" if cell.begun else None).run_dir
+        assert run is not None
+        parts = [{"class_path": "flcog.callbacks.StopAfter", "init_args": {"round": 2}}] if stops else []
+        (run / "config.yaml").write_text(yaml.safe_dump({"trainer": {"rounds": 4, "callbacks": parts}}))
+        conclude(cell, 0)
+        assert (len(cell.history()), cell.finished, cell.error) == (rounds, rounds == 4, None)
+        cell.stop_after = None
+    (first, second), word = (
+        commands,
+        '--trainer.callbacks+={"class_path": "flcog.callbacks.StopAfter", "init_args": {"round": 2}}',
+    )
+    assert first[-1] == word and word not in second and second[-2:] == ["--ckpt_path", "last"]

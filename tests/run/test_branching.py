@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import lightning as L
 import pytest
 import torch
 import yaml
@@ -27,6 +28,7 @@ from flcog.callbacks import (
     SCAFFOLD,
     Checkpoint,
     Ditto,
+    DPFedAvg,
     FedAvgM,
     FedCOG,
     FedDisco,
@@ -210,6 +212,66 @@ def test_what_would_be_another_run_is_refused(tmp_path: Path) -> None:
     text = refusal(tmp_path, run, SCAFFOLD(), round=3)
     assert text.startswith(f"{run} has no checkpoint of round 3 to branch from, but those of rounds 2, 4: train it with")
     assert "there is no run" in refusal(tmp_path, tmp_path / "nowhere", SCAFFOLD())
+
+
+@pytest.mark.parametrize("executor", ["loop", "vmap"])
+def test_a_private_run_is_the_run_from_round_1(executor: Any, tmp_path: Path) -> None:
+    """It withholds the times of its rounds and evaluations."""
+    private = DPFedAvg(clip=1.0, noise_multiplier=1.0, delta=0.1, repeatable=True)
+    options = {"executor": executor, "rounds": 3}
+    run = trunk(tmp_path, private, **options)
+    branched = branch(tmp_path, run, private, FedProx(mu=5.0, start_round=2), **options)
+    straight = fit(tmp_path / "straight", private, FedProx(mu=5.0, start_round=2), **(SETTING | options))
+    assert without_times(branched.history) == without_times(straight.history)
+    assert all(torch.equal(branched.state[name], value) for name, value in straight.state.items())
+    assert without_times(straight.history)[2] != without_times(read_rows(run / "metrics.csv")[0])[2]
+
+
+class Own(flcog.Classifier):
+    """A user's module, which may read the number of rounds."""
+
+
+class OwnData(TinyData):
+    def on_before_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
+        return batch
+
+
+class OwnLightning(L.Callback):
+    """A user's callback for Lightning."""
+
+
+PRIVATE = DPFedAvg(clip=1.0, target_epsilon=20.0, delta=0.1, repeatable=True)
+
+
+@pytest.mark.parametrize(
+    ("callbacks", "options", "name"),
+    [
+        ([PRIVATE], {}, "DPFedAvg"),
+        ([OwnLightning()], {}, "OwnLightning"),
+        ([], {"module": Own}, "Own"),
+        ([], {"data": OwnData}, "OwnData"),
+        ([FedDisco(start_round=2)], {}, "FedDisco"),
+    ],
+)
+def test_another_number_of_rounds_is_refused_if_something_may_depend_on_it(
+    callbacks: Any, options: dict[str, Any], name: str, tmp_path: Path
+) -> None:
+    def setting() -> dict[str, Any]:
+        made = {"module": lambda kind: kind(classifier().model), "data": lambda kind: kind()}
+        return {part: made[part](kind) for part, kind in options.items()}
+
+    ended = fit(tmp_path / "trunk", *callbacks, **(SETTING | {"rounds": 2} | setting())).run_dir
+    assert ended is not None
+    text = refusal(tmp_path, ended, *callbacks, **setting())
+    assert f"written by a run with trainer.rounds=2, this one has 4, and {name} may depend on this number from round 1 on" in text
+
+
+def test_another_number_of_rounds_remains_another_after_a_resume(tmp_path: Path) -> None:
+    """Its first rounds were trained with the other number."""
+    fit(tmp_path / "trunk", **(SETTING | {"rounds": 1}))
+    resumed = fit(tmp_path / "trunk", Checkpoint(keep_rounds=[2]), **SETTING, ckpt_path="last").run_dir
+    assert resumed is not None and "with trainer.rounds=1, this one has 4" in refusal(tmp_path, resumed, OwnLightning())
+    assert len(branch(tmp_path, resumed).history) == 4, "nothing of flcog's own depends on it"
 
 
 def test_rows_that_would_be_others_are_refused(tmp_path: Path) -> None:

@@ -28,7 +28,7 @@ class Candidate:
         row, setting: its place.
         values: of the tuned options.
         arm: a table of this configuration alone, with the tuning seeds.
-        runs: its runs, of all rounds or of the first ones.
+        runs: its runs.
         stopped: the round after which it was stopped, because others were better; None if all rounds are trained.
     """
 

@@ -1,5 +1,6 @@
 """Fills a table: takes finished runs, also from other tables, trains shared rounds once, and starts the remaining runs."""
 
+import math
 import signal
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -97,7 +98,8 @@ def _prepare(runs: Sequence[Cell], root: Path, trunks: bool) -> tuple[Known, dic
     if trunks and (saved := share_rounds(runs, {name: config for name, config in configs.items() if name in useful})):
         count = sum(cell.trunk is not None for cell in runs)
         print(f"{count} of {len(runs)} runs branch from others: {saved:,} rounds are not trained again", flush=True)
-    return known, {name: config["trainer"]["rounds"] for name, config in configs.items()}
+    wanted = {cell.name: cell.stop_after or math.inf for cell in runs}
+    return known, {name: min(config["trainer"]["rounds"], wanted[name]) for name, config in configs.items()}
 
 
 def _outcome(cell: Cell) -> str:

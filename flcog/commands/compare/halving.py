@@ -1,7 +1,7 @@
 """Successive halving: trains configurations for their first rounds, and stops the worse half (Jamieson and Talwalkar 2016).
 
 No configuration is stopped before all methods of its row act (``start_round``): methods that start late, and small steps, would lose.
-Configurations that are not stopped branch from their first rounds, so that their results equal those of runs without halving.
+Runs of configurations that are not stopped are resumed after their first rounds, so that their results equal those without halving.
 
 Jamieson and Talwalkar, Non-stochastic Best Arm Identification and Hyperparameter Optimization, AISTATS 2016,
 https://arxiv.org/abs/1502.07943.
@@ -9,39 +9,45 @@ https://arxiv.org/abs/1502.07943.
 
 import math
 from collections.abc import Sequence
-from dataclasses import replace
-from pathlib import Path
 
 from flcog.commands.compare.candidates import Candidate, Train, in_places
-from flcog.commands.compare.plan import Trunk, cells
+from flcog.commands.compare.plan import Cell
 from flcog.commands.compare.resolved import callbacks_of, resolved, start_of
 
 SHARES = (0.25, 0.5)
 """The worse half is stopped after these shares of the rounds in which all methods act."""
 
 
-def stop_worse_halves(found: Sequence[Candidate], out: Path, extra: Sequence[str], train: Train) -> None:
-    """Train the first rounds, and mark stopped candidates. Runs of the others are made to branch from their first rounds.
+def stop_worse_halves(found: Sequence[Candidate], train: Train) -> None:
+    """Train the first rounds, and mark stopped candidates. The runs of the others stop for now, too.
 
     Args:
         found: all candidates of a table.
-        out: the folder of the grid's runs.
-        extra: the user's own arguments.
         train: trains cells.
     """
     for share in SHARES:
-        stages = []
+        stages: list[tuple[int, list[Candidate]]] = []
         for rivals in in_places(found).values():
             alive = [candidate for candidate in rivals if candidate.stopped is None]
             round = _round(rivals, share)
             if round is not None and len(alive) > 1:
-                stages.append((round, [(candidate, _beginning(candidate, round, out, extra)) for candidate in alive]))
-        train([cell for _, stage in stages for _, begun in stage for cell in begun.runs if not cell.finished])
-        for round, stage in stages:
-            ranks = [begun.rank(begun.results(round)) for _, begun in stage]
-            for (candidate, begun), rank in zip(stage, ranks, strict=True):
+                stages.append((round, alive))
+        _train_until([(cell, round) for round, alive in stages for each in alive for cell in each.runs], train)
+        for round, alive in stages:
+            ranks = [candidate.rank(candidate.results(round)) for candidate in alive]
+            for candidate, rank in zip(alive, ranks, strict=True):
                 if rank > sorted(ranks)[math.ceil(len(ranks) / 2) - 1]:
-                    candidate.runs, candidate.stopped = begun.runs, round
+                    candidate.stopped = round
+
+
+def _train_until(stops: Sequence[tuple[Cell, int]], train: Train) -> None:
+    """Train each cell until its round, unless it has come so far or has ended."""
+    todo = [(cell, round) for cell, round in stops if not cell.finished and len(cell.history()) < round]
+    for cell, round in todo:
+        cell.stop_after = round
+    train([cell for cell, _ in todo])
+    for cell, _ in todo:
+        cell.stop_after = None
 
 
 def _round(rivals: Sequence[Candidate], share: float) -> int | None:
@@ -55,13 +61,3 @@ def _round(rivals: Sequence[Candidate], share: float) -> int | None:
         return None
     round = math.ceil((start + share * (rounds - start)) / every) * every
     return round if round < rounds else None
-
-
-def _beginning(candidate: Candidate, round: int, out: Path, extra: Sequence[str]) -> Candidate:
-    """The candidate with runs of its first rounds, from which its own runs branch. Finished runs are their own beginning."""
-    if all(cell.finished for cell in candidate.runs):
-        return candidate
-    runs = cells(candidate.arm, out / f"first-{round}", [*extra, "--trainer.rounds", str(round)])
-    for cell, first in zip(candidate.runs, runs, strict=True):
-        first.trunk, cell.trunk = cell.trunk, Trunk(first, round)
-    return replace(candidate, runs=runs)

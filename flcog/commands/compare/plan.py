@@ -151,6 +151,8 @@ class Cell:
     """Equal for all runs with the same results; empty if unknown."""
     trunk: "Trunk | None" = None
     """The run that it branches from."""
+    stop_after: int | None = None
+    """The round after which its run stops for now; None for the last one."""
     keep_options: Sequence[str] = ()
     """Options that make it keep checkpoints for runs that branch from it."""
     carried: Sequence[Any] = ()

@@ -21,7 +21,7 @@ Settings = Mapping[str, Any]
 
 WHERE_IT_LIES = ("default_root_dir", "logger", "resume_changed")
 """Options of the trainer without influence on the results."""
-WATCHES = ("Checkpoint", "ProgressBar", "PartitionChart", "Summary")
+WATCHES = ("Checkpoint", "ProgressBar", "PartitionChart", "StopAfter", "Summary")
 """Callbacks that add no columns to metrics.csv."""
 NO_SETTINGS = {
     *("default_root_dir", "data_dir", "cache_dir", "directory", "download", "logger", "resume_changed", "profiler", "max_time"),

@@ -25,7 +25,9 @@ def start(cell: Cell, threads: int, output: IO[bytes], process_group: int | None
         process_group: as for ``subprocess.Popen``.
     """
     # -P: otherwise Python would import a random.py in the working directory instead of its own.
-    options = [*_to_carry(cell), *_beginning(cell), *cell.keep_options]
+    stop = {"class_path": "flcog.callbacks.StopAfter", "init_args": {"round": cell.stop_after}}
+    stopping = [f"--trainer.callbacks+={json.dumps(stop)}"] if cell.stop_after else []
+    options = [*_to_carry(cell), *_beginning(cell), *cell.keep_options, *stopping]
     return subprocess.Popen(
         [sys.executable, "-P", "-m", "flcog", *cell.arguments, *options],
         stdin=subprocess.DEVNULL,
@@ -46,11 +48,11 @@ def conclude(cell: Cell, code: int) -> None:
     if code == 0:
         if (run := cell.files.own_run) is None:
             cell.error = f"its command ended without a run in {cell.folder}"
-        elif run.missed_its_last_round:
+        elif run.paused_by == "max_time":
             cell.error = (
                 f"max_time ended it after round {len(run.rows)}; the same command with a longer one, or none, continues it"
             )
-        else:
+        elif not run.paused_by:
             cell.files.mark_finished(cell.identity)
         return
     lines = (cell.folder / OUTPUT).read_text(errors="replace").strip().splitlines()

@@ -30,7 +30,6 @@ def tune(table: Table, out: Path, extra: Sequence[str], train: Callable[[Table, 
         extra: the user's own arguments.
         train: trains cells and returns the failed ones.
     """
-    grid = out / "tuning"
     found = checked_candidates(table, out, extra)
 
     def finish(runs: Sequence[Cell]) -> None:
@@ -41,7 +40,7 @@ def tune(table: Table, out: Path, extra: Sequence[str], train: Callable[[Table, 
             )
 
     if table.halving:
-        stop_worse_halves(found, grid, extra, finish)
+        stop_worse_halves(found, finish)
     finish([cell for candidate in found if candidate.stopped is None for cell in candidate.runs])
     write_yaml(out / FILE, _choice(table, found))
     return out / FILE
