@@ -10,7 +10,7 @@ import yaml
 from harness import ROOT
 
 from commands.test_compare import fake_run
-from flcog.commands.compare.plan import Cell, Table, cells
+from flcog.commands.compare.plan import Cell, Table, cells, select
 from flcog.commands.compare.report import text
 from flcog.commands.compare.result_table import ResultTable
 from flcog.commands.compare.table_file import read_table
@@ -147,6 +147,10 @@ def test_halving_stops_the_worse_half_once_all_methods_act(tmp_path: Path) -> No
         ({"rows": {"A": {"tune": {LR: [7.0, 8.0]}}}}, "tune of row A lacks the row's own values of model.optimizer.lr"),
         ({"rows": {"A": {"arguments": {"x": 1}, "tune": {LR: [0.1]}}}}, "A · x · seed 0: no configuration can be read"),
         (
+            {"rows": {"A": {"tune": {LR: [0.02, 0.02]}}}},
+            "tune of row A has configurations that are the same run: list each value once",
+        ),
+        (
             {"rows": {"A": {"tune": {LR: 0.1}}}},
             "tune of row A in .* must be lists of values by option; model.optimizer.lr is 0.1",
         ),
@@ -175,3 +179,64 @@ def test_a_choice_of_another_table_or_a_damaged_one_is_refused(tmp_path: Path) -
     (tmp_path / FILE).write_text("table: table")
     with pytest.raises(ValueError, match="is damaged"):
         with_choice(given, tmp_path / FILE)
+
+
+def test_an_option_that_takes_the_place_of_values_to_try_is_refused(tmp_path: Path) -> None:
+    """All configurations would be the same run, and the table's runs would not use the choice."""
+    given = table(tmp_path, rows={"A": {"tune": {LR: [0.02, 0.1]}}}, columns={"x": None})
+    for words in ([f"--{LR}", "0.3"], [f"--{LR}=0.3"], ["--model.init_args.optimizer.init_args.lr", "0.3"]):
+        with pytest.raises(ValueError) as caught:
+            tune(given, tmp_path / "out", words, lambda _, runs: [])
+        named = words[0] if LR in words[0] else " ".join(words)
+        said = f"tune of row A has configurations that are the same run: {named} after -- takes the place of values to try, leave it out"
+        assert str(caught.value) == said
+
+
+def search(given: Table, folder: Path) -> dict[str, Any]:
+    """Search with scores that grow with the learning rate, and return the file's content."""
+
+    def train(_: Table, runs: Sequence[Cell]) -> list[Cell]:
+        for cell in runs:
+            if not cell.finished:
+                fake_run(cell, [0.5], finished=True, val__accuracy=[trained(cell)], comm__total_bytes=[100])
+        return []
+
+    return dict(yaml.safe_load(tune(given, folder, [], train).read_text()))
+
+
+def test_a_search_of_some_rows_keeps_the_choices_of_the_others(tmp_path: Path) -> None:
+    rows = {name: {"arguments": {LR: 0.02}, "tune": {LR: [0.02, 0.1]}} for name in "AB"}
+    given = table(tmp_path, rows=rows, columns={"x": None, "y": None})
+    whole = search(given, tmp_path / "out")
+    assert whole["chosen"] == {name: {"x": {LR: 0.1}, "y": {LR: 0.1}} for name in "AB"} and whole["cost"]["runs"] == 8
+    for names in (["A"], ["B", "y"]):
+        again = search(select(given, names), tmp_path / "out")
+        for part in ("grid", "edges", "searches"):
+            assert sorted(again[part], key=str) == sorted(whole[part], key=str), (names, part)
+        assert again["chosen"] == whole["chosen"] and again["cost"] == whole["cost"]
+    older = {name: value for name, value in whole.items() if name != "searches"}
+    (tmp_path / "out" / FILE).write_text(yaml.safe_dump(older))
+    with pytest.raises(
+        ValueError, match="of an earlier version, has no costs of the rows outside --only: give --tune without --only"
+    ):
+        search(select(given, ["A"]), tmp_path / "out")
+    assert with_choice(given, tmp_path / "out" / FILE).rows["A"].columns["x"] == {LR: 0.1}, "it is still read"
+
+
+def test_a_choice_of_a_search_with_other_settings_is_refused(tmp_path: Path) -> None:
+    def changed(seeds: Sequence[int] = (2,), own: float = 0.02, values: Sequence[float] = (0.02, 0.1), **arguments: Any) -> Table:
+        rows = {"A": {"arguments": {LR: own}, "tune": {LR: list(values)}}}
+        options = {"data.client_val": 0.2} | {f"trainer.{name}": value for name, value in arguments.items()}
+        return table(tmp_path, rows=rows, columns={"x": None}, arguments=options, tuning_seeds=list(seeds))
+
+    search(changed(), tmp_path / "out")
+    path = tmp_path / "out" / FILE
+    for same in (changed(), changed(own=0.1), changed(logger=False)):
+        assert with_choice(same, path).rows["A"].columns["x"] == {LR: 0.1}
+    for other in (changed(local_steps=7), changed(values=[0.02, 0.1, 0.2]), changed(seeds=[3])):
+        with pytest.raises(
+            ValueError, match=r"tuned\.yaml: the search for A · x had other settings, values to try or seeds than"
+        ):
+            with_choice(other, path)
+    with pytest.raises(ValueError, match="the search for A · x had other settings"):
+        with_choice(changed(), path, extra=["--trainer.rounds", "3"])

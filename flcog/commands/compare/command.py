@@ -75,7 +75,7 @@ def compare(arguments: list[str]) -> None:
     given, launcher = _chosen(options, path), _launcher(options)
     if options.tune:
         tune(given, options.out, extra, lambda grid, runs: _fill(grid, runs, options, launcher))
-    table = with_choice(given, options.out / TUNED, options.saved.with_suffix(".tuned.yaml"))
+    table = with_choice(given, options.out / TUNED, options.saved.with_suffix(".tuned.yaml"), extra=extra)
     runs = cells(table, options.out, extra)
     print_damage(
         [cell.damage for cell in runs],
