@@ -89,6 +89,8 @@ def hook_in_users_code(error: BaseException) -> str:
     frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
     made = [number for number, frame in enumerate(frames) if frame.f_globals.get("__name__", "").startswith("jsonargparse.")]
     frames = [frame for frame in frames[made[-1] + 1 if made else 0 :] if is_ours(frame) or is_users(frame)]
+    if isinstance(error, AttributeError) and frames and is_ours(frames[-1]) and frames[-1].f_code.co_name == "__getattr__":
+        frames.pop()  # The mistake is in the code that reads the attribute, not in the object of flcog's that lacks it.
     called = next((frame for before, frame in itertools.pairwise(frames) if is_ours(before) and is_users(frame)), None)
     if called is None or is_ours(frames[-1]):
         return ""

@@ -66,6 +66,10 @@ class ClientData(NamedTuple):
         return self.counts
 
 
+OF_THE_SERVER = {"round": "the server knows it as cohort.round and can send it by broadcast"}
+"""Facts that only the server has, with the way in which a client gets each of them."""
+
+
 class Context(NamedTuple):
     """A client as one method sees it in pure hooks.
 
@@ -97,8 +101,9 @@ class Context(NamedTuple):
 
     def __getattr__(self, name: str) -> Any:
         new = FORMER_FIELDS.get(name)
-        hint = f"write ctx.{new}" if new else f"it has {', '.join(self._fields)}"
-        raise AttributeError(f"a Context has no {name!r}: {hint}")
+        hint = f"write ctx.{new}" if new else OF_THE_SERVER.get(name) or f"it has {', '.join(self._fields)}"
+        # Python adds no similar name, such as count, which tuples have, to an error that names its object.
+        raise AttributeError(f"a Context has no {name!r}: {hint}", obj=self)
 
 
 class Gradient(NamedTuple):

@@ -1,6 +1,7 @@
 """For an error in the user's code, the command line prints one line with the hook, its file and line, the client and the round."""
 
 import re
+import traceback
 from pathlib import Path
 from types import FunctionType
 from typing import Any
@@ -42,8 +43,8 @@ def broken(base: type, hook: str, *arguments: Any) -> Any:
     return type(base.__name__, (base,), {hook: method, "__module__": __name__})(*arguments)
 
 
-def fails(tmp_path: Path, part: Any) -> Exception:
-    """The exception of a run with this module, data or callback."""
+def fails(tmp_path: Path, part: Any, **options: Any) -> Exception:
+    """The exception of a run with this module, data, callback or method."""
     model = part if isinstance(part, L.LightningModule) else BoringModel()
     data = part if isinstance(part, L.LightningDataModule | Dataset) else BoringDataModule()
     trainer = flcog.FederatedTrainer(
@@ -54,7 +55,8 @@ def fails(tmp_path: Path, part: Any) -> Exception:
         default_root_dir=str(tmp_path),
         enable_progress_bar=False,
         enable_model_summary=False,
-        callbacks=[part] if isinstance(part, L.Callback) else None,
+        callbacks=[part] if isinstance(part, L.Callback | flcog.Callback) else None,
+        **options,
     )
     with pytest.raises(Exception) as caught:
         trainer.fit(model, data)
@@ -101,6 +103,20 @@ def test_a_hook_with_other_parameters(tmp_path: Path, base: type, hook: str, whe
 def test_an_item_that_cannot_be_read(tmp_path: Path) -> None:
     line = refusal(fails(tmp_path, broken(Rows, "__getitem__", 32, 64)))
     assert line and re.fullmatch(r"the train set: item \d+ cannot be read: KeyError: 'x' \(\S*hooks.py, line \d+\)", line), line
+
+
+class ReadsRound(flcog.Method):
+    def loss(self, apply: Any, params: Any, batch: Any, task_loss: Any, ctx: Any) -> Any:
+        return ctx.round * task_loss
+
+
+def test_a_field_that_a_context_lacks(tmp_path: Path) -> None:
+    """The error belongs to the hook that reads the field, and Python proposes no field of tuples."""
+    error = fails(tmp_path, ReadsRound(), executor="loop")
+    line, said = refusal(error), "a Context has no 'round': the server knows it as cohort.round and can send it by broadcast"
+    place = r"\(\S*test_errors_in_hooks.py, line \d+\), in ReadsRound.loss"
+    assert line and re.fullmatch(rf"AttributeError: {said} {place}{IN_A_CLIENT} \(FLCOG_TRACEBACK=1 .*", line), line
+    assert f"AttributeError: {said}\n" in "".join(traceback.format_exception(error))
 
 
 def test_a_fault_of_flcog_keeps_its_traceback(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
