@@ -12,6 +12,7 @@ from flcog.apply import Apply, apply_of
 from flcog.core.trees import numbers_to_tensors
 from flcog.core.types import Batch, Params, Slot
 from flcog.method import Attack, ClientData, Context, GlobalModel, Gradient, GradientFunction, Method, Optimisation, Stage, Upload
+from flcog.method.returned import check_gradient_function, check_pair, check_params, check_scalar, check_upload, is_checked
 from flcog.method.stage import ORDER
 from flcog.model_function import ModelFunction
 from flcog.wire.envelope import Envelope, Manifest, fields_of, map_fields, sizes_of
@@ -113,7 +114,8 @@ class Program:
         if self.starters:
             contexts, inputs = self.contexts(tensors, buffers, 0), list(tensors.inputs)
             for i, method in self.starters:
-                params, inputs[i] = method.start(self.apply(buffers), params, contexts[i])
+                started = method.start(self.apply(buffers), params, contexts[i])
+                params, inputs[i] = check_pair(method, "start", started, params, "inputs")
             tensors = tensors._replace(inputs=inputs)
         return _masked(params, tensors.masks), tensors
 
@@ -122,7 +124,7 @@ class Program:
         task_loss = apply.loss(params, batch)
         total, logged = task_loss, apply.logged
         for i, method in self.losses:
-            total = total + method.loss(apply, params, batch, task_loss, contexts[i])
+            total = total + check_scalar(method, "loss", method.loss(apply, params, batch, task_loss, contexts[i]))
         return total, task_loss, logged
 
     def gradient(self, base: GradientFunction, params: Params, batch: Batch, contexts: list[Context], masks: Params) -> Gradient:
@@ -137,13 +139,16 @@ class Program:
         """
         function, states = base, dict[int, Slot]()
         for i, method in self.wraps:
-            function = _collecting(method.wrap_gradient(function, contexts[i]), i, states)
+            wrapped = method.wrap_gradient(function, contexts[i])
+            function = _collecting(check_gradient_function(method, wrapped, contexts[i].step), i, states)
         return function(params, batch)._replace(state=states)
 
     def corrected(self, values: Params, params: Params, contexts: list[Context], masks: Params) -> Params:
         """The gradient after all corrections and the masks."""
         for i, method in self.corrections:
             values = method.correct_gradient(values, params, contexts[i])
+            if is_checked(contexts[i].step):
+                check_params(method, "correct_gradient", values, params)
         return _masked(values, masks)
 
     def pure_gradient(self, differentiate: Differentiate, buffers: Params, contexts: list[Context]) -> GradientFunction:
@@ -176,7 +181,8 @@ class Program:
         params, before = changed
         contexts, states = self.contexts(tensors, buffers, step), list(tensors.states)
         for i, method in self.followers:
-            params, states[i] = method.after_step(self.apply(buffers), params, before, batch, contexts[i])
+            after = method.after_step(self.apply(buffers), params, before, batch, contexts[i])
+            params, states[i] = check_pair(method, "after_step", after, params, "state") if is_checked(step) else after
         return _masked(params, tensors.masks), tensors._replace(states=states)
 
     def over_data(self, params: Params, buffers: Params, batch: Batch) -> list[Slot]:
@@ -203,7 +209,7 @@ class Program:
         messages: dict[str, Upload] = {}
         for i, method in enumerate(self.methods):
             if method.overrides("finish_client"):
-                messages[method.name] = upload = method.finish_client(delta, params, contexts[i])
+                messages[method.name] = upload = check_upload(method, method.finish_client(delta, params, contexts[i]), params)
                 sends_weights, delta = sends_weights and upload.delta is not None, delta if upload.delta is None else upload.delta
                 states[i] = numbers_to_tensors({} if upload.state is None else upload.state)
                 if not method.overrides("init_client") and pytree.tree_leaves(states[i]):

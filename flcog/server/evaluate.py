@@ -7,6 +7,7 @@ from torch import Tensor
 from flcog.client.messages import Split
 from flcog.client_module import ClientModule
 from flcog.core.types import Params
+from flcog.method.returned import check_params
 from flcog.metrics import spread
 from flcog.server.engine import Engine
 from flcog.server.personal import evaluate_personal, mean_over_clients, only_personal
@@ -18,7 +19,7 @@ def evaluated_params(engine: Engine, server: ServerState) -> Params:
     params = server.params
     for method in engine.active(max(0, server.round - 1)):
         if method.overrides("evaluate_at"):
-            params = method.evaluate_at(server.servers[method.name], params)
+            params = check_params(method, "evaluate_at", method.evaluate_at(server.servers[method.name], params), params)
     return params
 
 

@@ -9,6 +9,7 @@ import torch
 from flcog.apply import apply_of
 from flcog.client.messages import Download
 from flcog.method import Cohort, Method, Participants, private_sum_of
+from flcog.method.returned import check_weights
 from flcog.server.engine import Engine
 from flcog.server.state import ServerState
 from flcog.server.traffic import Flights
@@ -139,7 +140,7 @@ def weigh(
 
 def _reweighed(method: Method, messages: Sequence[object], cohort: Cohort) -> torch.Tensor:
     """Let one method change the weights."""
-    proposed = method.weights(cohort.weights, messages, cohort).double()
+    proposed = check_weights(method, method.weights(cohort.weights, messages, cohort), len(cohort.clients)).double()
     if proposed.shape != cohort.weights.shape or not torch.isfinite(proposed).all() or (proposed < 0).any():
         raise ValueError(f"{method.name}.weights must return {len(cohort.clients)} finite weights of at least 0; got {proposed}")
     if proposed.sum() == 0:

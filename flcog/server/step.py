@@ -1,10 +1,10 @@
 """Run methods' server steps, each of which must return a change of every parameter."""
 
 from collections.abc import Collection, Sequence
-from typing import Any
 
 from flcog.core.types import Params, Slot
 from flcog.method import Cohort, Messages, Method, ParameterMask
+from flcog.method.returned import check_params, check_parts
 from flcog.server.state import ServerState
 
 
@@ -30,19 +30,21 @@ class ServerSteps:
             cohort: the clients.
         """
         try:
-            result: Sequence[Any] = method.server_step(
-                self.server.servers[method.name], self.server.params, delta, messages, cohort
-            )
-            change, state, buffers = *result[:2], cohort.buffers | dict(*result[2:])
+            result = method.server_step(self.server.servers[method.name], self.server.params, delta, messages, cohort)
         except KeyError as error:
             if error.args and self._is_unsent(method, error.args[0]):
                 raise ValueError(self._unsent(method, error.args[0])) from error
             raise
+        wanted = "(change, state), or (change, state, buffers)"
+        change, state, *buffers = check_parts(method, "server_step", result, wanted, (2, 3))
+        check_params(method, "server_step", change, self.server.params, some=True)
         missing = next((name for name in self.server.params if name not in change), None)
         if missing is not None:
             text = f"{method.name}.server_step must return a change of every parameter; it returned none of {missing}"
             raise ValueError(self._unsent(method, missing) if self._is_unsent(method, missing) else text)
-        return change, state, buffers
+        for new in buffers:
+            check_params(method, "server_step", new, cohort.buffers, some=True, kind="buffer")
+        return change, state, cohort.buffers | dict(*buffers)
 
     def _is_unsent(self, method: Method, name: object) -> bool:
         return method.individual_uploads and name in self.server.params and name not in self.sent

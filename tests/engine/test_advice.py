@@ -176,6 +176,24 @@ def test_a_server_step_that_is_not_whole_is_refused() -> None:
         train(Faulty())
 
 
+def test_a_hook_that_returns_wrong_shapes_is_refused() -> None:
+    """Like ``fit``, ``check`` does not advise on values that torch would broadcast."""
+
+    @dataclass(frozen=True)
+    class Thin(Method):
+        def correct_gradient(self, gradient: Any, params: Any, ctx: Any) -> Any:
+            return {name: value.sum(0) for name, value in gradient.items()}
+
+    @dataclass(frozen=True)
+    class Long(Method):
+        def server_step(self, server: Any, params: Any, delta: Any, messages: Any, cohort: Any) -> Any:
+            return {name: value[None] for name, value in delta.items()}, server
+
+    for method, said in ((Thin(), r"Thin.correct_gradient .* shape \[6\]"), (Long(), r"Long.server_step .* shape \[1, 8, 6\]")):
+        with pytest.raises(ValueError, match=rf"{said}, and the parameter has \[8, 6\]"):
+            advice(method)
+
+
 def test_a_chain_that_is_cut_is_said_hook_by_hook() -> None:
     expected = {
         f"Replacing.{hook} replaces {CHAINS[hook]}, so the work of Shifting is lost: list Replacing before Shifting"

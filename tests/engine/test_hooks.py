@@ -1,17 +1,18 @@
-"""The order of the calls of hooks, and methods that are refused."""
+"""The order of the calls of hooks, what they may return, and methods that are refused."""
 
 import re
 import textwrap
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from harness import TinyData, classifier, make_trainer
+from harness import TinyData, classifier, make_trainer, train
 
 import flcog
-from flcog.method import HOOKS, OBSERVER_HOOKS, Callback, Method
+from flcog.method import HOOKS, OBSERVER_HOOKS, Callback, Method, Params, Upload
 
 NOT_RECORDED = {"personal", "on_exception"}  # personal needs held-out data of the clients, and on_exception needs a failure
 
@@ -104,3 +105,94 @@ def test_methods_that_cannot_be_folded_are_refused() -> None:
         flcog.FederatedTrainer(callbacks=[One(), One()], **options)
     with pytest.raises(ValueError, match="One and Two both define 'personal'"):
         flcog.FederatedTrainer(callbacks=[One(), Two()], **options)
+
+
+WEIGHT, BIAS = "model.hidden.0.weight", "model.hidden.0.bias"
+
+
+def thin(values: Params) -> Params:
+    """Values that torch would broadcast to the shapes of the parameters."""
+    return {name: value.sum(0) for name, value in values.items()}
+
+
+def long(values: Params) -> Params:
+    return {name: value[None] for name, value in values.items()}
+
+
+THIN = f"{WEIGHT} with shape [6], and the parameter has [8, 6]"
+LONG = f"{WEIGHT} with shape [1, 8, 6], and the parameter has [8, 6]"
+ALONE = f"nothing for {BIAS}, and must return a tensor for every parameter"
+WRONG: list[tuple[str, Callable[..., Any], str]] = [
+    (
+        "loss",
+        lambda apply, params, *_: params[WEIGHT].sum(0),
+        "a tensor of shape [6], and must return a scalar (a tensor of shape [])",
+    ),
+    ("loss", lambda *_: None, "None, and must return a scalar (a tensor of shape [])"),
+    ("correct_gradient", lambda gradient, *_: thin(gradient), THIN),
+    ("correct_gradient", lambda gradient, *_: {WEIGHT: gradient[WEIGHT]}, ALONE),
+    (
+        "correct_gradient",
+        lambda gradient, *_: gradient | {"head": gradient[WEIGHT]},
+        "'head', which is no parameter, and must return",
+    ),
+    (
+        "correct_gradient",
+        lambda gradient, *_: gradient | {BIAS: 0.0},
+        f"a float for {BIAS}, and must return a tensor of shape [8]",
+    ),
+    ("wrap_gradient", lambda gradient, ctx: lambda *at: gradient(*at)._replace(values=thin(at[0])), THIN),
+    (
+        "wrap_gradient",
+        lambda gradient, ctx: lambda *at: gradient(*at)[:3],
+        "a function that returned a tuple of 3, and must return a fun",
+    ),
+    ("wrap_gradient", lambda *_: None, "None, and must return a function gradient(params, batch)"),
+    ("start", lambda apply, params, ctx: (thin(params), {}), THIN),
+    ("start", lambda apply, params, ctx: params, "a dict, and must return (params, inputs)"),
+    ("after_step", lambda apply, params, before, batch, ctx: (thin(params), ctx.state), THIN),
+    ("after_step", lambda apply, params, *_: params, "a dict, and must return (params, state)"),
+    ("finish_client", lambda delta, params, ctx: Upload(thin(delta), ctx.state), THIN),
+    ("finish_client", lambda delta, *_: delta, "a dict, and must return flcog.Upload(delta, state)"),
+    (
+        "finish_client",
+        lambda delta, *_: Upload(delta, {}, mean=delta[BIAS]),
+        "a tensor of shape [8] as Upload.mean, and must return",
+    ),
+    ("server_step", lambda server, params, delta, *_: (long(delta), server), LONG),
+    (
+        "server_step",
+        lambda server, params, delta, *_: delta,
+        "a dict, and must return (change, state), or (change, state, buffers)",
+    ),
+    ("server_step", lambda server, params, delta, *_: (delta, server, {"seen": delta}), "'seen', which is no buffer"),
+    ("weights", lambda weights, *_: weights.tolist(), "a list of 5, and must return a tensor of 5 weights, one for each client"),
+]
+
+
+def returning(hook: str, result: Callable[..., Any]) -> Method:
+    """A method with one hook, which returns ``result`` of its arguments."""
+    made: Method = dataclass(frozen=True)(type("Mine", (Method,), {hook: lambda self, *arguments: result(*arguments)}))()
+    return made
+
+
+@pytest.mark.filterwarnings("error")  # vmap must not fall back to the loop first
+@pytest.mark.parametrize("executor", ["loop", "vmap"])
+@pytest.mark.parametrize(("hook", "result", "message"), WRONG)
+def test_a_wrong_result_names_the_method_and_the_hook(executor: str, hook: str, result: Callable[..., Any], message: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(f"Mine.{hook} returned {message}")):
+        train(returning(hook, result), executor=executor, rounds=1, local_steps=1)
+
+
+def test_evaluated_parameters_have_the_shapes_of_the_model() -> None:
+    with pytest.raises(ValueError, match=re.escape(f"Mine.evaluate_at returned {THIN}")):
+        train(returning("evaluate_at", lambda server, params: thin(params)), rounds=1).evaluate()
+
+
+@pytest.mark.parametrize("executor", ["loop", "vmap"])
+def test_a_client_may_send_fewer_parameters(executor: str) -> None:
+    """The server moves what clients send as it does without the method, and nothing else."""
+    mine = returning("finish_client", lambda delta, params, ctx: Upload({WEIGHT: delta[WEIGHT]}, ctx.state))
+    plain, part = (train(*methods, executor=executor, rounds=1).params for methods in ((), (mine,)))
+    changed = [name for name, value in classifier().named_parameters() if not torch.equal(part[name], value.double())]
+    assert changed == [WEIGHT] and torch.equal(part[WEIGHT], plain[WEIGHT])

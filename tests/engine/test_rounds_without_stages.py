@@ -1,4 +1,4 @@
-"""A round without stages runs no operators for them, and passes its tensors on unchanged."""
+"""A round without stages runs no operators for them, and passes its tensors on unchanged. Checks run no operators either."""
 
 from collections import Counter
 from typing import Any
@@ -22,7 +22,9 @@ from flcog.callbacks import (
     TopK,
 )
 from flcog.client.program import ClientTensors, Program
-from flcog.method import GlobalModel, Method, Optimisation
+from flcog.core.types import Batch
+from flcog.method import GlobalModel, Gradient, Method, Optimisation, Upload
+from flcog.method.returned import check_gradient_function, check_pair, check_scalar, check_upload, check_weights
 
 
 class Counted(TorchDispatchMode):
@@ -68,3 +70,15 @@ def test_the_envelope_of_fedavg_is_made_without_an_operator() -> None:
         envelope, _, manifest = program.finish(delta, dict(model.params), {}, ClientTensors([], [], [], 4, 10, 0.5))
     assert not counted.counts and manifest.fields is None
     assert all(envelope.delta[name] is value for name, value in delta.items())
+
+
+def test_results_of_hooks_are_checked_without_an_operator() -> None:
+    method, loss, params = FedProx(), torch.zeros(()), {"weight": torch.zeros(4, 8), "bias": torch.zeros(4)}
+    gradient, upload = Gradient(dict(params), {}, loss), Upload(dict(params), {})
+    with Counted() as counted:
+        assert check_pair(method, "start", (dict(params), {}), params, "inputs") == (params, {})
+        assert check_scalar(method, "loss", loss) is loss
+        assert check_gradient_function(method, lambda *_: gradient, 0)(params, Batch((), ())) is gradient
+        assert check_upload(method, upload, params) is upload
+        assert check_weights(method, loss, 1) is loss
+    assert not counted.counts

@@ -1,0 +1,123 @@
+"""Check what a method's hooks return: a mistake is one line with the method, the hook, what it returned and what it must return.
+
+The checks compare types, names and shapes. They run no operator of torch, and they also work under ``torch.func.vmap`` and
+``torch.func.grad``.
+"""
+
+from collections.abc import Collection, Mapping
+from typing import Any, NoReturn
+
+from torch import Tensor
+
+from flcog.core.types import Batch, Params, Slot
+from flcog.method.context import Gradient, GradientFunction, Upload
+from flcog.method.method import Method
+
+
+def is_checked(step: Tensor | int) -> bool:
+    """Whether parameters that a hook returns in each local step are checked: in a client's first step, because shapes take microseconds.
+
+    The number of the step is a tensor if the step is being compiled, which happens once.
+    """
+    return isinstance(step, Tensor) or step == 0
+
+
+def check_params(method: Method, hook: str, values: Any, like: Params, some: bool = False, kind: str = "parameter") -> Params:
+    """Refuse anything but a dict with a tensor of the right shape for every parameter.
+
+    Args:
+        method: whose hook has returned the values.
+        hook: its name.
+        values: the returned values.
+        like: tensors with the right names and shapes.
+        some: whether names may be missing.
+        kind: what the names belong to, for messages.
+    """
+    if values is like:
+        return like
+    if not isinstance(values, Mapping):
+        _refuse(method, hook, _form(values), f"a dict of tensors by {kind}")
+    for name, value in values.items():
+        if name not in like:
+            _refuse(method, hook, f"{name!r}, which is no {kind}", f"tensors for {', '.join(like)}")
+        if not isinstance(value, Tensor):
+            _refuse(method, hook, f"{_form(value)} for {name}", f"a tensor of shape {list(like[name].shape)}")
+        if value.shape != like[name].shape:
+            shapes = f"shape {list(value.shape)}, and the {kind} has {list(like[name].shape)}"
+            raise ValueError(f"{method.name}.{hook} returned {name} with {shapes}")
+    if not some and len(values) < len(like):
+        _refuse(method, hook, f"nothing for {next(name for name in like if name not in values)}", f"a tensor for every {kind}")
+    return values  # type: ignore[return-value]
+
+
+def check_parts(method: Method, hook: str, values: Any, wanted: str, counts: Collection[int] = (2,)) -> Any:
+    """Refuse anything but a tuple with one of these numbers of parts, which ``wanted`` names."""
+    if not isinstance(values, tuple | list) or len(values) not in counts:
+        _refuse(method, hook, _form(values), wanted)
+    return values
+
+
+def check_pair(method: Method, hook: str, values: Any, like: Params, second: str) -> tuple[Params, Slot]:
+    """Refuse anything but a tuple of parameters and a tree, which ``second`` names."""
+    first, slot = check_parts(method, hook, values, f"(params, {second})")
+    return check_params(method, hook, first, like), slot
+
+
+def check_scalar(method: Method, hook: str, value: Any, name: str = "") -> Tensor:
+    """Refuse anything but a number, or a tensor without axes. ``name`` is that of the part of the result, if it has several."""
+    if not isinstance(value, int | float) and not (isinstance(value, Tensor) and value.ndim == 0):
+        _refuse(method, hook, f"{_form(value)}{name and f' as {name}'}", "a scalar (a tensor of shape [])")
+    return value  # type: ignore[return-value]
+
+
+def check_gradient_function(method: Method, function: Any, step: Tensor | int) -> GradientFunction:
+    """Refuse anything but a function, whose own results are checked when it is called in a client's first step."""
+    hook = "wrap_gradient"
+    if not callable(function):
+        _refuse(method, hook, _form(function), "a function gradient(params, batch)")
+    if not is_checked(step):
+        return function  # type: ignore[no-any-return]
+
+    def gradient(at: Params, batch: Batch) -> Gradient:
+        result = function(at, batch)
+        if not isinstance(result, Gradient):
+            _refuse(method, hook, f"a function that returned {_form(result)}", "a function that returns a flcog.Gradient")
+        check_params(method, hook, result.values, at)
+        check_scalar(method, hook, result.loss, "the loss")
+        return result
+
+    return gradient
+
+
+def check_upload(method: Method, value: Any, like: Params) -> Upload:
+    """Refuse anything but an upload whose change of the model, if it has one, has names and shapes of parameters."""
+    hook = "finish_client"
+    if not isinstance(value, Upload):
+        _refuse(method, hook, _form(value), "flcog.Upload(delta, state)")
+    if value.delta is not None:
+        check_params(method, hook, value.delta, like, some=True)
+    for name in ("mean", "sum"):
+        if not isinstance(message := getattr(value, name), Mapping):
+            _refuse(method, hook, f"{_form(message)} as Upload.{name}", "a dict of messages there")
+    return value
+
+
+def check_weights(method: Method, value: Any, count: int) -> Tensor:
+    """Refuse anything but a tensor. Its length and its values are the caller's to check."""
+    if not isinstance(value, Tensor):
+        _refuse(method, "weights", _form(value), f"a tensor of {count} weights, one for each client of the cohort")
+    return value
+
+
+def _refuse(method: Method, hook: str, got: str, wanted: str) -> NoReturn:
+    raise ValueError(f"{method.name}.{hook} returned {got}, and must return {wanted}")
+
+
+def _form(value: Any) -> str:
+    """Describe a returned value in words."""
+    if value is None:
+        return "None"
+    if isinstance(value, Tensor):
+        return f"a tensor of shape {list(value.shape)}"
+    name = type(value).__name__
+    return f"{'an' if name[0] in 'aeiouAEIOU' else 'a'} {name}" + (f" of {len(value)}" if isinstance(value, tuple | list) else "")
