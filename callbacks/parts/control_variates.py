@@ -13,6 +13,11 @@ def change_of_control(mean: Params, params: Params, ctx: Context, num_steps: Ten
     With a learning rate of 0, as at the start of a warm-up, the client has not moved and learns nothing about its gradient: the
     change is 0.
 
+    >>> from types import SimpleNamespace as Facts
+    >>> context = Facts(received=Facts(params={"w": torch.tensor([1.0])}), optimisation=Facts(lr=0.1))
+    >>> change_of_control({"w": torch.tensor([0.5])}, {"w": torch.tensor([0.8])}, context, num_steps=2)
+    {'w': tensor([0.5000])}
+
     Args:
         mean: c, the mean over all clients, for the parameters that have control variates.
         params: y, the trained parameters. A method may have changed the upload ``delta``, which therefore is not used.

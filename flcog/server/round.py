@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from flcog.client.messages import ClientTask, Download
+from flcog.core.precision import float64_device
 from flcog.core.types import Params
 from flcog.method import (
     OBSERVER_HOOKS,
@@ -217,15 +218,16 @@ def averaged(buffers: Params, changes: Params) -> Params:
     Whole numbers are rounded, and a truth value becomes the one that more weight holds. Changes from an older model may leave the range
     of short integers, which would wrap around.
     """
-    moved = {name: addable(buffers[name]) + change for name, change in changes.items()}
     return {
-        name: value if (like := buffers[name]).is_floating_point() else _rounded(value, like) for name, value in moved.items()
+        name: like + change if (like := buffers[name]).is_floating_point() else _whole(like, change)
+        for name, change in changes.items()
     }
 
 
-def _rounded(value: Tensor, like: Tensor) -> Tensor:
-    """The value in the type of whole numbers or truth values that ``like`` has."""
-    whole = value.round().long()
+def _whole(like: Tensor, change: Tensor) -> Tensor:
+    """Whole numbers or truth values after a mean change, in float64, because float32 has gaps between whole numbers above 2^24."""
+    device = float64_device(like.device)
+    whole = (addable(like).to(device) + change.to(device, torch.float64)).round().long().to(like.device)
     if like.dtype == torch.bool:
         return whole.clamp(0, 1).bool()
     if like.element_size() < whole.element_size():

@@ -17,6 +17,7 @@ import pytest
 import yaml
 from harness import ROOT, fit
 
+from commands.test_compare import fake_run
 from flcog.callbacks import EarlyStopping, StopAfter
 from flcog.commands.cli import main
 from flcog.commands.compare.plan import Cell, cells
@@ -122,8 +123,7 @@ def test_what_another_process_trains_is_no_failure(
 def test_what_another_comparison_has_finished_meanwhile_is_not_run_again(tmp_path: Path, runs: list[Run]) -> None:
     both = cells(read_table(table(tmp_path)), tmp_path / "out", [])
     for cell in both:
-        cell.files.claim()
-        (cell.folder / "finished").touch()
+        fake_run(cell, [0.5], finished=True)
     assert [cell.error for cell, _ in Runner(1).run(both)] == [None, None] and not runs
 
 

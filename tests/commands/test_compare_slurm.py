@@ -227,6 +227,7 @@ def test_a_job_notes_its_end(tmp_path: Path, on_a_node: None, monkeypatch: pytes
         assert threads == 3 and end_of(cell.folder) is None and os.environ["SLURM_JOB_NAME"] == "bash"
         os.kill(os.getpid(), signal.SIGTERM)  # Slurm sends it to all processes of the job
         output.write(b"flcog: error: bad\n")
+        train(cell, 1)
         return Ends(next(codes))
 
     monkeypatch.setattr(slurm_job, "start", start)
@@ -246,6 +247,7 @@ def test_a_job_waits_for_the_process_of_a_lost_node(tmp_path: Path, on_a_node: N
                 b"flcog: error: x is being trained by process 7 on host since then: wait until that has ended or stop it\n"
             )
             return Ends(2)
+        train(cell, 1)
         return Ends(0)
 
     monkeypatch.setattr(slurm_job, "start", start)

@@ -185,7 +185,7 @@ def test_a_part_of_the_classes_is_usual(train: list[int], test: list[int]) -> No
         ({"train_labels": [[1, 1], [0, 1], [0, 1]]}, {"task": "classification"}, "train_labels has rows that are not one-hot"),
         ({"train_labels": [0, 1, 1]}, {"task": "multilabel"}, r"train_labels must be \[N, 2\] of 0 and 1"),
         ({"train_labels": [[1, 2], [0, 1], [0, 1]]}, {}, "has 2 columns of whole numbers: .* set task=regression for values"),
-        ({"test_images": np.ones((3, 4))}, {}, "needs test_images and test_labels together; it has test_images, train_images"),
+        ({"test_images": np.ones((3, 4))}, {}, "test_labels\\) together; it has test_images, train_images"),
     ],
 )
 def test_bad_arrays_name_file_and_key(tmp_path: Path, arrays: dict[str, Any], options: dict[str, Any], message: str) -> None:

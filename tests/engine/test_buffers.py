@@ -114,6 +114,11 @@ def test_integers_move_both_ways(dtype: torch.dtype) -> None:
         assert int(mean_of(torch.tensor(100, dtype=dtype), torch.tensor([-100, -120], dtype=dtype))) == -110
 
 
+def test_large_whole_numbers_stay_exact() -> None:
+    moved = averaged({"n": torch.tensor([10**12 + 1, 2**24 + 1])}, {"n": torch.tensor([0.0, 2.0])})
+    assert moved["n"].tolist() == [10**12 + 1, 2**24 + 3]
+
+
 def test_changes_from_an_older_model_stay_in_range() -> None:
     now = {"flag": torch.tensor(False), "low": torch.tensor(3, dtype=torch.uint8), "high": torch.tensor(250, dtype=torch.uint8)}
     moved = averaged(now, {"flag": torch.tensor(-1.0), "low": torch.tensor(-7.0), "high": torch.tensor(9.0)})

@@ -17,8 +17,8 @@ from flcog.data import Partition, Partitioner, Samples
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({}, "exactly one of local_steps and local_epochs; got neither"),
-        ({"local_steps": 1, "local_epochs": 1}, "exactly one of local_steps and local_epochs; got both"),
+        ({}, "exactly one of trainer.local_steps and trainer.local_epochs; got neither"),
+        ({"local_steps": 1, "local_epochs": 1}, "exactly one of trainer.local_steps and trainer.local_epochs; got both"),
         ({"local_steps": 0}, "local_steps must be at least 1; got 0"),
         ({"local_epochs": 0.0}, "local_epochs must be positive"),
         ({"local_steps": 1, "rounds": 0}, "rounds must be at least 1"),
