@@ -1,4 +1,4 @@
-"""Check what a method's hooks return: a mistake is one line with the method, the hook, what it returned and what it must return.
+"""Check what a method's hooks return: a mistake gets one line with the method, the hook, the result and the expected result.
 
 The checks compare types, names and shapes. They run no operator of torch, and they also work under ``torch.func.vmap`` and
 ``torch.func.grad``.

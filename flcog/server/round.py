@@ -215,8 +215,8 @@ def step(engine: Engine, server: ServerState, round: Round, aggregate: Aggregate
 def averaged(buffers: Params, changes: Params) -> Params:
     """The buffers after their clients' mean changes.
 
-    Whole numbers are rounded, and a truth value becomes the one that more weight holds. Changes from an older model may leave the range
-    of short integers, which would wrap around.
+    Whole numbers are rounded. A boolean becomes true if clients with more than half of the weight hold true. Changes from an older model
+    may leave the range of short integers, which would wrap around.
     """
     return {
         name: like + change if (like := buffers[name]).is_floating_point() else _whole(like, change)
@@ -225,7 +225,7 @@ def averaged(buffers: Params, changes: Params) -> Params:
 
 
 def _whole(like: Tensor, change: Tensor) -> Tensor:
-    """Whole numbers or truth values after a mean change, in float64, because float32 has gaps between whole numbers above 2^24."""
+    """Whole numbers or booleans after a mean change, in float64, because float32 has gaps between whole numbers above 2^24."""
     device = float64_device(like.device)
     whole = (addable(like).to(device) + change.to(device, torch.float64)).round().long().to(like.device)
     if like.dtype == torch.bool:

@@ -88,8 +88,7 @@ def map_fields(function: Callable[..., Any], envelope: Envelope, *others: Any) -
 def changes_of(buffers: Params, received: Params) -> Params:
     """The changes of buffers from the received ones, for one client or with a leading client axis.
 
-    Whole numbers and truth values change by an int64, because short and unsigned integers would wrap around, and torch subtracts no
-    truth values.
+    Whole numbers and booleans change by an int64, because short and unsigned integers would wrap around, and torch subtracts no booleans.
 
     >>> changes_of({"count": torch.tensor(2, dtype=torch.uint8)}, {"count": torch.tensor(5, dtype=torch.uint8)})
     {'count': tensor(-3)}

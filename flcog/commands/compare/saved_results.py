@@ -117,11 +117,9 @@ def _check_scores(table: Table, results: Sequence[tuple[str, Result]]) -> None:
 def last_result(cell: Cell) -> Result | None:
     """The result of a cell's own run; None before the first round."""
     run = cell.run
-    return (
-        None
-        if run is None or not (run.rows or cell.finished)
-        else result_of(cell, run.rows, facts_of(cell, run), 1, cell.finished)
-    )
+    if run is None or not (run.rows or cell.finished):
+        return None
+    return result_of(cell, run.rows, facts_of(cell, run), 1, cell.finished)
 
 
 def read_results(path: Path, table: Table, runs: Sequence[Cell]) -> dict[Key, Record]:
