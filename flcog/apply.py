@@ -34,7 +34,7 @@ class Apply:
     """The values that the module's own ``training_step`` has logged in the last pass of :meth:`loss`."""
 
     def __init__(self, model: ModelFunction, buffers: Params, live: bool = False) -> None:
-        self.model, self.buffers, self._live = model, buffers, live
+        self.model, self.buffers, self._live = model, dict(buffers), live
         self._seen: list[tuple[Params, Tree, Tensor, Tensor]] = []
 
     def _call(self, params: Params, function: Callable[..., Any], *args: Any) -> Any:

@@ -64,6 +64,7 @@ class ModelFunction:
         self.initial: Params = {n: b.detach().clone() for n, b in self.buffers.items() if n in others and _is_writable(b)}
         """The values of all other temporary buffers with which each client begins a round. Copies of the model share them."""
         self._counted: dict[str, tuple[int, int]] = {}
+        self._places = {name: self._place(name) for name in self.buffers}
         self.log = StepLog(module)
         """The values that the module's own ``training_step`` logs."""
         self.eval_module = self.copy_of(module).eval().requires_grad_(False)
@@ -84,16 +85,25 @@ class ModelFunction:
         """Give temporary buffers their initial values, which the last client may have changed."""
         for name, value in self.initial.items():
             buffer = self.buffers[name]
-            setattr(*self._place(name), buffer)  # forward may have assigned another tensor
+            setattr(*self._places[name], buffer)  # forward may have assigned another tensor
             if self._has_changed(name, buffer):
                 buffer.copy_(value)
                 self._counted[name] = (buffer._version, value._version)
 
     @torch.no_grad()
+    def take_assigned(self) -> None:
+        """Copy the tensors that forward or a hook has assigned to the module's buffers (``self.t = self.t + 1``) into the buffers."""
+        for name, (layer, attribute) in self._places.items():
+            now, buffer = layer._buffers.get(attribute), self.buffers[name]
+            if now is not buffer and now is not None:
+                buffer.copy_(_assigned(now, buffer))
+                layer._buffers[attribute] = buffer
+
+    @torch.no_grad()
     def keep_buffers(self) -> None:
         """Let clients begin with the present values of temporary buffers. A hook between clients may have changed them."""
         for name, value in list(self.initial.items()):
-            now = getattr(*self._place(name))
+            now = getattr(*self._places[name])
             if now.shape != value.shape:
                 del self.initial[name]  # the hook has made another buffer of it
             elif now is not self.buffers[name] or self._has_changed(name, now):
@@ -141,17 +151,36 @@ class ModelFunction:
             put_back(device, before)
 
     def training(self, params: Params, buffers: Params, function: Callable[..., Any], *args: Any) -> Any:
-        """Call ``function(module, *args)`` in training mode, with these parameters and buffers instead of the module's own."""
-        return self._call(self._train_dispatch, params, buffers, function, *args)
+        """Call ``function(module, *args)`` in training mode, with these parameters and buffers instead of the module's own.
+
+        Buffers that the call changes in place are changed. ``buffers`` receives those to which it assigns other tensors.
+        """
+        state = self._state(params, buffers)
+        results = self._call(self._train_dispatch, state, function, *args)
+        for name, buffer in buffers.items():
+            # torch puts the assigned tensors into the dictionary that it was given.
+            if (now := state[self._keys[name]]) is not buffer:
+                buffers[name] = _assigned(now, buffer)
+        return results
 
     def frozen(self, params: Params, buffers: Params, function: Callable[..., Any], *args: Any) -> Any:
-        """The same in evaluation mode."""
-        return self._call(self._eval_dispatch, params, buffers, function, *args)
+        """The same in evaluation mode, which leaves all buffers as they are."""
+        return self._call(self._eval_dispatch, self._state(params, buffers), function, *args)
 
-    def _call(self, dispatch: nn.Module, params: Params, buffers: Params, function: Callable[..., Any], *args: Any) -> Any:
-        state = {self._keys[name]: value for part in (params, buffers) for name, value in part.items()}
+    def _state(self, params: Params, buffers: Params) -> Params:
+        return {self._keys[name]: value for part in (params, buffers) for name, value in part.items()}
+
+    def _call(self, dispatch: nn.Module, state: Params, function: Callable[..., Any], *args: Any) -> Any:
         with self.autocast():
             return torch.func.functional_call(dispatch, state, (function, *args))
+
+
+def _assigned(now: Tensor, buffer: Tensor) -> Tensor:
+    """The tensor that has replaced a buffer, in the buffer's precision.
+
+    A tensor of another shape is dropped: it is usually a table for longer inputs, which forward makes again.
+    """
+    return now.detach().to(buffer.dtype) if now.shape == buffer.shape else buffer
 
 
 def _constants(module: nn.Module) -> Params:

@@ -165,6 +165,7 @@ class FaithfulClient(OneClient):
         with torch.enable_grad():
             trainer.call("on_train_batch_end", step.outputs, given, number)
         self._keep_parameters()
+        self.model.take_assigned()
         return step, tensors
 
     def _keep_parameters(self) -> None:

@@ -166,6 +166,7 @@ class OneClient:
             with torch.enable_grad():
                 total, task_loss, logged = program.total_loss(program.apply(buffers, live=True), params, batch, contexts)
                 values = torch.autograd.grad(total, list(params.values()), allow_unused=True, materialize_grads=True)
+            self.model.take_assigned()
             return Gradient(dict(zip(params, values, strict=True)), buffers, task_loss.detach(), logged=logged)
 
         return program.gradient(direct, params, batch, contexts, tensors.masks)

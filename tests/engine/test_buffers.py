@@ -14,9 +14,11 @@ from torch import Tensor, nn
 import flcog
 from flcog.callbacks import (
     ClipUpdate,
+    Ditto,
     DPFedAvg,
     EncodedBroadcast,
     FedBuff,
+    FedSAM,
     Krum,
     Quantize,
     SecureAggregation,
@@ -204,6 +206,90 @@ def test_no_change_of_a_temporary_buffer_reaches_the_next_client(how: str) -> No
     one, several = (train(module=classifier(network=lambda: Slowing(1, how)), chunk_size=count) for count in (1, 3))
     assert all(torch.equal(one.params[name], value) for name, value in several.params.items())
     assert_close(one.params, train(module=classifier(network=Slowing)).params, 1e-12)
+
+
+class Centred(nn.Linear):
+    """A linear network of inputs minus their running mean, which each training pass changes in place or assigns anew."""
+
+    def __init__(self, assigns: bool, persistent: bool = True) -> None:
+        torch.manual_seed(0)
+        super().__init__(NUM_FEATURES, NUM_CLASSES)
+        self.assigns = assigns
+        self.register_buffer("mean", torch.zeros(NUM_FEATURES), persistent=persistent)
+        self.register_buffer("passes", torch.tensor(0), persistent=persistent)
+
+    def forward(self, x: Tensor) -> Tensor:
+        centred = x - self.mean
+        if self.training:
+            mean = 0.9 * self.mean + 0.1 * x.mean(0)
+            if self.assigns:
+                self.mean, self.passes = mean, self.passes + 1.0
+            else:
+                self.mean.copy_(mean)
+                self.passes.add_(1)
+        return super().forward(centred)
+
+
+class Hooked(flcog.Classifier):
+    """A hook of the faithful step."""
+
+    def on_train_batch_end(self, outputs: object, batch: object, batch_idx: int) -> None:
+        pass
+
+
+class Manual(flcog.Classifier):
+    """Takes its steps itself."""
+
+    automatic_optimization = False
+
+    def training_step(self, batch: Any, batch_idx: int) -> None:
+        optimizer = self.optimizers()
+        optimizer.zero_grad()
+        self.manual_backward(nn.functional.cross_entropy(self(batch[0]), batch[1]))
+        optimizer.step()
+
+
+ASSIGNED: dict[str, tuple[type[flcog.Classifier], Sequence[Method], dict[str, Any]]] = {
+    "loop": (flcog.Classifier, [], {"executor": "loop", "chunk_size": 1}),
+    "threads": (flcog.Classifier, [], {"executor": "loop", "chunk_size": 3}),
+    "vmap": (flcog.Classifier, [], {"executor": "vmap"}),
+    "loop and FedSAM": (flcog.Classifier, [FedSAM()], {"executor": "loop"}),
+    "vmap and FedSAM": (flcog.Classifier, [FedSAM()], {"executor": "vmap"}),
+    "vmap and Ditto": (flcog.Classifier, [Ditto()], {"executor": "vmap"}),
+    "hooks": (Hooked, [], {}),
+    "hooks and FedSAM": (Hooked, [FedSAM()], {}),
+    "manual optimisation": (Manual, [], {}),
+}
+
+
+@pytest.mark.parametrize("persistent", [True, False], ids=["shared", "temporary"])
+@pytest.mark.parametrize(("module", "methods", "options"), ASSIGNED.values(), ids=ASSIGNED)
+def test_buffers_assigned_anew_are_those_changed_in_place(
+    module: type[flcog.Classifier], methods: Sequence[Method], options: dict[str, Any], persistent: bool
+) -> None:
+    placed, assigned = (
+        train(*copy.deepcopy(methods), module=module(Centred(assigns, persistent), optimizer=SGD), rounds=2, **options)
+        for assigns in (False, True)
+    )
+    assert placed.executor.name == options.get("executor", "loop")
+    assert_close(assigned.state, placed.state, 1e-12)
+    assert not persistent or (placed.buffers["model.mean"].any() and placed.buffers["model.passes"] > 4)
+
+
+def test_a_table_that_forward_makes_longer_is_made_again() -> None:
+    class Tabled(nn.Linear):
+        def __init__(self) -> None:
+            super().__init__(NUM_FEATURES, NUM_CLASSES)
+            self.register_buffer("table", torch.ones(1), persistent=False)
+
+        def forward(self, x: Tensor) -> Tensor:
+            if len(self.table) < x.shape[1]:
+                self.table = torch.arange(x.shape[1])
+            return super().forward(x * self.table)
+
+    runs = [train(module=classifier(network=Tabled), **options) for options in EXECUTORS]
+    assert_close(runs[1].params, runs[0].params, 1e-12)
+    assert_close(runs[2].params, runs[0].params, 1e-10)
 
 
 def test_a_resumed_run_begins_with_the_same_temporary_buffers(tmp_path: Path) -> None:
