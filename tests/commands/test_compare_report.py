@@ -591,7 +591,28 @@ def test_latex_ranks_what_is_a_number(tmp_path: Path) -> None:
 def test_latex_ranks_losses_the_other_way(tmp_path: Path) -> None:
     plan = read_table(plan_file(tmp_path))
     results = [Result(row, "", 0, True, 9, "test/loss", {"best": score}) for row, score in (("A", 0.5), ("B", 0.25))]
-    assert r"B & \textbf{0.25}" in latex(ResultTable(plan, results), "std")
+    assert r"B & \textbf{0.2500}" in latex(ResultTable(plan, results), "std")
+
+
+@pytest.mark.parametrize(
+    ("metric", "scores", "shown"),
+    [
+        ("test/loss", [0.43534, 0.33291], ["0.4353", "-0.1024"]),
+        ("test/loss", [43.534, 33.291], ["43.53", "-10.24"]),
+        ("test/loss", [0.43534, 0.43534, 2e6], ["0.4353", "+0.0000"]),  # one row has diverged
+        ("test/accuracy", [0.43534, 0.33291], ["43.53", "-10.24"]),
+    ],
+)
+def test_small_losses_have_four_decimals(metric: str, scores: list[float], shown: list[str], tmp_path: Path) -> None:
+    plan = read_table(plan_file(tmp_path, seeds=[0, 1], rows=dict.fromkeys("ABC"[: len(scores)])))
+    results = [
+        Result(row, "", s, True, 9, metric, {"best": score}) for row, score in zip("ABC", scores, strict=False) for s in (0, 1)
+    ]
+    given = ResultTable(plan, results)
+    header, rows = summarise(given)
+    places = len(shown[0].partition(".")[2])
+    assert rows[0][header.index("best")] == f"{shown[0]} ± {0:.{places}f}"
+    assert f"| B | A | 2 | {shown[1]} |" in difference_table(given)
 
 
 def test_latex_escapes_what_it_would_read_as_its_own() -> None:

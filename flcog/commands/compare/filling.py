@@ -11,7 +11,7 @@ from flcog.commands.compare.folder import finished_runs
 from flcog.commands.compare.plan import Cell
 from flcog.commands.compare.progress import Progress, Rows
 from flcog.commands.compare.resolved import Config, identity, resolve
-from flcog.commands.compare.results import number, percent_scale
+from flcog.commands.compare.results import decimals, number, percent_scale
 from flcog.commands.compare.saved_results import last_result
 from flcog.commands.compare.settings_of_runs import check_settings
 from flcog.commands.compare.trunks import share_rounds
@@ -108,7 +108,7 @@ def _outcome(cell: Cell) -> str:
     result = last_result(cell)
     if result is None or not result.scores:
         return "diverged before the first evaluation" if result and result.diverged else "no evaluation"
-    scale = percent_scale([result])
+    scale, places = percent_scale([result]), decimals([result])
     return "diverged, " * result.diverged + ", ".join(
-        f"{name} {number(scale * result.scores[name])}" for name in ("best", "last")
+        f"{name} {number(scale * result.scores[name], places)}" for name in ("best", "last")
     )

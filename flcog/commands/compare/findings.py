@@ -42,13 +42,13 @@ def percent(confidence: float) -> str:
     return f"{100 * confidence:g} %"
 
 
-def _interval_text(found: Estimate) -> str:
+def _interval_text(found: Estimate, decimals: int) -> str:
     """The interval, such as "72.10 to 74.04", or the reason for its absence."""
     if found.count == 1:
         return "one seed: no interval"
     if not found.has_interval:
         return f"the same with all {found.count} seeds: no interval"
-    return f"{number(found.low)} to {number(found.high)}"
+    return f"{number(found.low, decimals)} to {number(found.high, decimals)}"
 
 
 def _p_text(p: float) -> str:
@@ -62,8 +62,8 @@ def difference_table(filled: ResultTable) -> str:
     rows: list[list[str | int]] = []
     for column in filled.columns:
         for row, comparison in filled.comparisons(column).items():
-            found = comparison.difference
-            texts = [_signed(found.mean), _interval_text(found), _p_text(found.p), _p_text(comparison.p_holm)]
+            found, places = comparison.difference, filled.decimals[column]
+            texts = [_signed(found.mean, places), _interval_text(found, places), _p_text(found.p), _p_text(comparison.p_holm)]
             rows.append([row, column, comparison.against, found.count, *texts])
     return _table(header, rows)
 
@@ -71,24 +71,32 @@ def difference_table(filled: ResultTable) -> str:
 def paper_table(filled: ResultTable) -> str:
     """A table of our figures beside the paper's. Empty without published figures of rows that were run."""
     header = ["", "setting", "figure", "ours", "seeds", "published", "95 % interval of the difference", "width", "verdict"]
-    return _table(header, [_paper_row(verdict) for verdict in verdicts(filled) if verdict.ours is None or verdict.ours.count])
+    return _table(
+        header,
+        [
+            _paper_row(verdict, filled.decimals[verdict.column])
+            for verdict in verdicts(filled)
+            if verdict.ours is None or verdict.ours.count
+        ],
+    )
 
 
-def _paper_row(verdict: Verdict) -> list[str | int]:
+def _paper_row(verdict: Verdict, decimals: int) -> list[str | int]:
     ours, quantity, interval = verdict.ours, verdict.quantity, verdict.interval
-    mean = verdict.text if ours is None else figure_text(Figure(ours.mean), quantity)
+    mean = verdict.text if ours is None else figure_text(Figure(ours.mean), quantity, decimals)
     between = width = ""
     if interval is not None and quantity == "rounds":
         between, width = f"{interval[0]:.2f} to {interval[1]:.2f} times", f"{interval[1] / interval[0]:.2f} times"
     elif interval is not None:
-        between, width = f"{_signed(interval[0])} to {_signed(interval[1])}", number(interval[1] - interval[0])
+        between = f"{_signed(interval[0], decimals)} to {_signed(interval[1], decimals)}"
+        width = number(interval[1] - interval[0], decimals)
     count = "" if ours is None else ours.count
-    published = figure_text(verdict.published, quantity)
+    published = figure_text(verdict.published, quantity, decimals)
     return [verdict.row, verdict.column, FIGURES[quantity], mean, count, published, between, width, verdict.shown]
 
 
-def _signed(value: float) -> str:
-    return f"{value:+.2f}"
+def _signed(value: float, decimals: int) -> str:
+    return f"{value:+.{decimals}f}"
 
 
 def _table(header: list[str], rows: Sequence[Sequence[str | int]]) -> str:

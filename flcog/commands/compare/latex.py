@@ -94,7 +94,7 @@ def _bounds(table: Table) -> list[str]:
 def _mean(filled: ResultTable, row: str, column: str) -> str:
     """The mean of finished runs. Scores of unfinished runs do not belong into a paper."""
     values = list(filled.scores(row, column, filled.table.summary_of(column), finished=True).values())
-    return number(statistics.fmean(values)) if values else ""
+    return number(statistics.fmean(values), filled.decimals[column]) if values else ""
 
 
 def _cell(filled: ResultTable, row: str, column: str, text: str, ranks: Sequence[float], spread: Spread) -> str:
@@ -105,7 +105,7 @@ def _cell(filled: ResultTable, row: str, column: str, text: str, ranks: Sequence
         marked = rf"\textbf{{{text}}}" if float(text) == ranks[0] else rf"\underline{{{text}}}"
     marked += escape(diverged_text(filled, row, column))
     deviation = spread_of(filled, row, column, filled.table.summary_of(column), spread)
-    return marked if deviation != deviation else rf"{marked} {{\scriptsize $\pm$ {deviation:.2f}}}"
+    return marked if deviation != deviation else rf"{marked} {{\scriptsize $\pm$ {deviation:.{filled.decimals[column]}f}}}"
 
 
 def _explained(filled: ResultTable, spread: Spread) -> str:

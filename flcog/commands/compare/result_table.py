@@ -10,7 +10,7 @@ import numpy as np
 from flcog.commands.compare.facts import Facts
 from flcog.commands.compare.paired import Difference, Estimate, estimate, holm, paired_difference
 from flcog.commands.compare.plan import Summary, Table
-from flcog.commands.compare.results import Result, percent_scale
+from flcog.commands.compare.results import Result, decimals, percent_scale
 from flcog.core.monitor import lower_is_better
 
 
@@ -45,6 +45,8 @@ class ResultTable:
         for result in [*results, *combined]:
             self._results.setdefault((result.row, result.column), []).append(result)
         self._scales = {column: percent_scale(self.in_column(column)) for column in self.columns}
+        self.decimals = {column: decimals(self.in_column(column)) for column in self.columns}
+        """The decimal places of each column's scores."""
 
     def of(self, row: str, column: str) -> list[Result]:
         """The results of the finished runs. If no run has finished, the results so far: early and final scores are not mixed."""

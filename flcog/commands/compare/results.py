@@ -191,9 +191,15 @@ def standard_deviation(values: Sequence[float]) -> float:
     return float(np.std(values, ddof=1)) if len(values) > 1 else math.nan
 
 
-def number(value: float) -> str:
+def decimals(results: Sequence[Result]) -> int:
+    """The decimal places of the runs' scores in a table: four for most losses, two for per cent and for large scores."""
+    sizes = [abs(value) for result in results for value in result.scores.values() if math.isfinite(value)]
+    return 4 if sizes and percent_scale(results) == 1 and np.median(sizes) < 10 else 2
+
+
+def number(value: float, decimals: int = 2) -> str:
     """Format a score for a table."""
-    return f"{value:.2f}" if abs(value) < 1e4 else f"{value:.4g}"
+    return f"{value:.{decimals}f}" if abs(value) < 1e4 else f"{value:.4g}"
 
 
 def span(counts: Collection[int]) -> str:

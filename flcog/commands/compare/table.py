@@ -47,7 +47,7 @@ def _overview(filled: ResultTable, spread: Spread) -> list[Column]:
 
     def text(row: str, column: str) -> str:
         figure = filled.table.published.get(row, {}).get(column, {}).get("score")
-        paper = f"[{figure_text(figure, 'score')}]" if figure else ""
+        paper = f"[{figure_text(figure, 'score', filled.decimals[column])}]" if figure else ""
         return f"{score_text(filled, row, column, filled.table.summary_of(column), spread)} {paper}".strip()
 
     return [(column, [text(row, column) for row in filled.table.rows]) for column in filled.columns]
@@ -92,7 +92,8 @@ def score_text(filled: ResultTable, row: str, column: str, summary: Summary, spr
     if not values:
         return diverged_text(filled, row, column).strip()
     deviation = spread_of(filled, row, column, summary, spread)
-    text = number(statistics.fmean(values)) + ("" if math.isnan(deviation) else f" ± {deviation:.2f}")
+    places = filled.decimals[column]
+    text = number(statistics.fmean(values), places) + ("" if math.isnan(deviation) else f" ± {deviation:.{places}f}")
     text += diverged_text(filled, row, column)
     return text if len(values) == len(filled.table.seeds) else f"{text} (n = {len(values)})"
 
@@ -153,7 +154,7 @@ def _saving_columns(filled: ResultTable, column: str) -> list[Column]:
 def _published_columns(filled: ResultTable, column: str) -> list[Column]:
     cells = [filled.table.published.get(row, {}).get(column, {}) for row in filled.table.rows]
     return [
-        (header, [figure_text(cell[quantity], quantity) if quantity in cell else "" for cell in cells])
+        (header, [figure_text(cell[quantity], quantity, filled.decimals[column]) if quantity in cell else "" for cell in cells])
         for quantity, header in _PUBLISHED.items()
         if any(quantity in cell for cell in cells)
     ]
@@ -169,11 +170,11 @@ _PUBLISHED: Mapping[Quantity, str] = {
 }
 
 
-def figure_text(figure: Figure, quantity: Quantity) -> str:
+def figure_text(figure: Figure, quantity: Quantity, decimals: int = 2) -> str:
     """Format a paper's figure: "73.07 ± 0.08", "> 100", "983 s ± 100 s", "1.2 GiB", "> 95.6 %", "+14.00 to +20.00"."""
     writers: Mapping[Quantity, Callable[[float], str]] = {
-        "score": number,
-        "gain": lambda value: f"{value:+.2f}",
+        "score": lambda value: number(value, decimals),
+        "gain": lambda value: f"{value:+.{decimals}f}",
         "rounds": _rounds,
         "seconds": seconds,
         "bytes": human,
