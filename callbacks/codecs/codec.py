@@ -120,8 +120,15 @@ class Codec(Stage, protocol=True):
         return self.decode(encoded, flat).to(field.dtype).view(field.shape)
 
     def receive(self, envelope: Envelope, fields: Any, received: GlobalModel) -> Envelope:
+        done: dict[tuple[int, ...], Tensor] = {}
+
         def decoded(field: Field, value: Any) -> Any:
-            return self._decoded(value, field) if self.encodes(field) else value
+            if not self.encodes(field):
+                return value
+            parts = tuple(map(id, pytree.tree_leaves(value)))
+            if parts not in done:  # a tensor that appears twice is one tensor again
+                done[parts] = self._decoded(value, field)
+            return done[parts]
 
         places, spec = pytree.tree_flatten(fields, is_leaf=lambda part: isinstance(part, Field))
         values = spec.flatten_up_to(envelope._replace(measured=fields.measured))

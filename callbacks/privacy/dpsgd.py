@@ -63,6 +63,7 @@ class DPSGD(Withholding):
     excludes: ClassVar[dict[str, str]] = {
         **dict.fromkeys(("FedSAM", "FedReg", "FedDM"), SECOND_GRADIENT),
         **dict.fromkeys(("FedDisco", "FedWalk", "Fedssyn", "FedCOG", "FedGen", "PowerOfChoice"), OTHER_READS),
+        "FedDecorr": "it compares the samples of a batch, and DPSGD takes the gradient of each sample alone",
         "Oort": NO_LOSSES,
         "Stragglers": OWN_STEPS,
     }
@@ -112,7 +113,8 @@ class DPSGD(Withholding):
 
             return Gradient(
                 {name: mean(place, value) for place, (name, value) in enumerate(values.items())},
-                {name: value[0] for name, value in buffers.items()},
+                # What forward keeps in a buffer has no noise, so that buffers that clients send stay as they were received.
+                {name: ctx.received.buffers.get(name, value[0]) for name, value in buffers.items()},
                 torch.zeros_like(losses.sum()),  # the loss has no noise, and would reach the server
             )
 

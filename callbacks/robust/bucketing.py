@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from flcog.callbacks.robust.parts import counted
 from flcog.core.checks import at_least
 from flcog.core.types import Slot
 from flcog.method import Cohort, UploadChange, UploadMatrix
@@ -47,9 +48,6 @@ class Bucketing(UploadChange):
         self, uploads: UploadMatrix, server: Slot, cohort: Cohort, combine: Callable[[UploadMatrix], Tensor]
     ) -> tuple[UploadMatrix, Slot]:
         order = torch.randperm(len(uploads.values), generator=cohort.rng(self.name)).to(uploads.values.device)
-        weights = torch.stack([part.sum() for part in uploads.weights[order].split(self.s)])
-        values = [
-            UploadMatrix(uploads.values[part], uploads.weights[part] / weight).mean()
-            for part, weight in zip(order.split(self.s), weights.clamp(min=1e-30), strict=True)
-        ]
-        return UploadMatrix(torch.stack(values), weights), server
+        buckets = [UploadMatrix(uploads.values[part], uploads.weights[part]) for part in order.split(self.s)]
+        means = [UploadMatrix(values, counted(weights) / counted(weights).sum()).mean() for values, weights, _ in buckets]
+        return UploadMatrix(torch.stack(means), torch.stack([bucket.weights.sum() for bucket in buckets])), server

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from flcog.callbacks.robust.parts import ToleratesAttackers, distances
+from flcog.callbacks.robust.parts import ToleratesAttackers, counted, distances
 from flcog.core.types import Slot
 from flcog.method import Cohort, UploadChange, UploadMatrix
 
@@ -36,7 +36,7 @@ class NearestNeighbourMixing(ToleratesAttackers, UploadChange):
     ) -> tuple[UploadMatrix, Slot]:
         nearest = distances(uploads.values).argsort(dim=1, stable=True)[:, : len(uploads.values) - self.f]
         shares = torch.zeros(len(nearest), len(nearest), dtype=uploads.weights.dtype, device=nearest.device)
-        shares.scatter_(1, nearest, uploads.weights[nearest])
-        shares /= shares.sum(1, keepdim=True).clamp(min=1e-30)
+        shares.scatter_(1, nearest, counted(uploads.weights[nearest]))
+        shares /= shares.sum(1, keepdim=True)
         values = torch.stack([UploadMatrix(uploads.values, row).mean() for row in shares])
         return uploads._replace(values=values.to(uploads.values.dtype), clients=()), server

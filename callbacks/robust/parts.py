@@ -80,6 +80,16 @@ def weighted_mean(values: Tensor, weights: Tensor) -> Tensor:
     return torch.where(total > 0, (weights * values).sum(0) / total, values.mean(0)).to(values.dtype)
 
 
+def counted(weights: Tensor) -> Tensor:
+    """The weights of the uploads of a group (the last axis), and ones for a group whose weights are all 0, so that it has a mean.
+
+    >>> counted(torch.tensor([[3.0, 1.0], [0.0, 0.0]]))
+    tensor([[3., 1.],
+            [1., 1.]])
+    """
+    return torch.where(weights.sum(-1, keepdim=True) > 0, weights, 1.0)
+
+
 def clipped(values: Tensor, norm: Tensor | float) -> Tensor:
     """The rows, shortened to at most this norm.
 

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from flcog.apply import Apply, apply_of
-from flcog.core.trees import numbers_to_tensors
+from flcog.core.trees import map_once, numbers_to_tensors
 from flcog.core.types import Batch, Params, Slot
 from flcog.method import Attack, ClientData, Context, GlobalModel, Gradient, GradientFunction, Method, Optimisation, Stage, Upload
 from flcog.method.returned import check_gradient_function, check_pair, check_params, check_scalar, check_upload, is_checked
@@ -259,7 +259,7 @@ def copied_from(tree: Any, live: Iterable[Tensor]) -> Any:
         shares = isinstance(value, Tensor) and value.untyped_storage().data_ptr() in storages
         return value.clone() if shares else value
 
-    return pytree.tree_map(separate, tree)
+    return map_once(separate, tree)
 
 
 def _collecting(function: GradientFunction, place: int, states: dict[int, Slot]) -> GradientFunction:

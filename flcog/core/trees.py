@@ -22,6 +22,27 @@ def map_leaves(function: Callable[[Any], Any], tree: Tree) -> Tree:
     return function(tree) if isinstance(tree, Tensor) else pytree.tree_map(function, tree)
 
 
+def distinct(tree: Tree) -> tuple[list[Any], Callable[[Sequence[Any]], Tree]]:
+    """The leaves of a tree, each once if it appears twice, and a function that makes the tree of other leaves in their places.
+
+    >>> w = torch.ones(2)
+    >>> found, tree_of = distinct({"delta": w, "sum": {"delta": w, "steps": torch.zeros(1)}})
+    >>> len(found), tree_of([1, 2])
+    (2, {'delta': 1, 'sum': {'delta': 1, 'steps': 2}})
+    """
+    values, spec = pytree.tree_flatten(tree)
+    places: dict[int, int] = {}
+    order = [places.setdefault(id(value), len(places)) for value in values]
+    found = list({id(value): value for value in values}.values())
+    return found, lambda others: pytree.tree_unflatten([others[place] for place in order], spec)
+
+
+def map_once(function: Callable[[Any], Any], tree: Tree) -> Tree:
+    """Apply ``function`` to each leaf of a tree, once to a leaf that appears twice, so that its results are one object, too."""
+    found, tree_of = distinct(tree)
+    return tree_of([function(value) for value in found])
+
+
 def leaves(tree: Tree) -> list[Any]:
     return [tree] if isinstance(tree, Tensor) else pytree.tree_leaves(tree)
 

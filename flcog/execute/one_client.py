@@ -12,6 +12,7 @@ from flcog.client.program import ClientTensors, Program, copied_from, differenti
 from flcog.client.work import ClientWork, announce, batches
 from flcog.core.precision import number_dtype
 from flcog.core.randomness import seed_streams
+from flcog.core.trees import map_once
 from flcog.core.types import Batch, Params, Slot
 from flcog.execute.optimizer import stepper
 from flcog.execute.own_steps import own_steps
@@ -23,7 +24,7 @@ from flcog.step_log import add_step, means
 
 def _with_axis(tree: Any) -> Any:
     """Values as tensors with a client axis of one."""
-    return pytree.tree_map(lambda value: torch.as_tensor(value).unsqueeze(0), tree)
+    return map_once(lambda value: torch.as_tensor(value).unsqueeze(0), tree)
 
 
 def widened(value: Tensor) -> Tensor:

@@ -6,9 +6,11 @@ from contextlib import closing
 from dataclasses import replace
 
 import torch
+from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from flcog.client.messages import ClientReply, ClientTask, Download
+from flcog.core.trees import distinct, map_once
 from flcog.method import GlobalModel, Method, PrivateSum, RoundKeys, Stage, clock_of, private_sum_of, sealed_sum_of
 from flcog.server.aggregate import Aggregate
 from flcog.server.clock import timing, uploaded
@@ -130,7 +132,7 @@ def only(reply: ClientReply, clients: Collection[int]) -> ClientReply:
     if len(rows) == len(reply.clients):
         return reply
     index = torch.tensor(rows, dtype=torch.int64)
-    envelope = pytree.tree_map(lambda value: value.index_select(0, index.to(value.device)), reply.envelope)
+    envelope = map_once(lambda value: value.index_select(0, index.to(value.device)), reply.envelope)
     own, masked, plain = ([values[k] for k in rows] for values in (reply.clients, reply.masked_bytes, reply.masked_plain_bytes))
     return reply._replace(clients=own, envelope=envelope, masked_bytes=masked, masked_plain_bytes=plain)
 
@@ -200,12 +202,15 @@ def decoded(reply: ClientReply, encoders: Sequence[Stage], received: Download, p
         return reply
     measured, model = reply.envelope.measured, GlobalModel(received.params, received.buffers)
 
-    def decode(envelope: Envelope) -> Envelope:
+    encoded, envelope_of = distinct(reply.envelope._replace(measured={}))
+
+    def decode(encoded: list[Tensor]) -> Envelope:
+        envelope = envelope_of(encoded)
         for stage in encoders:
             envelope = stage.receive(envelope, reply.manifest.fields, model)
         return envelope if private is None else private.bound(envelope, received.server[private.name], model)
 
-    return reply._replace(envelope=torch.func.vmap(decode)(reply.envelope._replace(measured={}))._replace(measured=measured))
+    return reply._replace(envelope=torch.func.vmap(decode)(encoded)._replace(measured=measured))
 
 
 def account(

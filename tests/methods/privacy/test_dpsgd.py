@@ -8,7 +8,19 @@ import numpy as np
 import pytest
 import torch
 from contracts.case import Case, Refusals
-from harness import MOMENTUM, ODD_BATCHES, SGD, BatchNormMLP, TinyData, classifier, distance, fit, train
+from harness import (
+    MOMENTUM,
+    NUM_CLASSES,
+    NUM_FEATURES,
+    ODD_BATCHES,
+    SGD,
+    BatchNormMLP,
+    TinyData,
+    classifier,
+    distance,
+    fit,
+    train,
+)
 from reference import dpsgd
 from scipy import stats
 from torch import nn
@@ -18,6 +30,7 @@ from flcog.callbacks import (
     DPSGD,
     ClassAccuracy,
     ClientFairness,
+    FedDecorr,
     FedDisco,
     FedGen,
     FedProx,
@@ -165,6 +178,7 @@ def test_batch_normalisation_and_other_readers_of_samples_are_refused() -> None:
     outside = "it reads samples outside the gradient"
     for other, reason in (
         (FedSAM(), "it takes further gradients"),
+        (FedDecorr(), "it compares the samples of a batch"),
         (FedDisco(), outside),
         (FedGen(), outside),
         (Oort(), "it selects clients by the losses of their training, which they send as 0. Remove one"),
@@ -173,6 +187,27 @@ def test_batch_normalisation_and_other_readers_of_samples_are_refused() -> None:
     ):
         with pytest.raises(ValueError, match=f"DPSGD and {other.name} cannot be combined: {reason}"):
             train(NO_NOISE(), other, rounds=1)
+
+
+class Remembering(nn.Linear):
+    """A linear network that keeps the inputs of its last batch and the number of its batches."""
+
+    def __init__(self) -> None:
+        super().__init__(NUM_FEATURES, NUM_CLASSES)
+        self.register_buffer("seen", torch.zeros(NUM_FEATURES))
+        self.register_buffer("largest", torch.tensor(0))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.seen = x.mean(0).detach()
+        self.largest = x.abs().max().ceil().long()
+        return super().forward(x)
+
+
+@pytest.mark.parametrize("executor", ["loop", "vmap"])
+def test_buffers_of_a_module_send_no_samples(executor: str) -> None:
+    sent = [train(*methods, module=classifier(network=Remembering), executor=executor).buffers for methods in ((), (NO_NOISE(),))]
+    assert all(value.any() for value in sent[0].values())
+    assert not any(value.any() for value in sent[1].values())
 
 
 @pytest.mark.slow

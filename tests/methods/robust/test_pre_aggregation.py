@@ -1,6 +1,7 @@
 """Pre-aggregations, which change uploads before a robust rule, agree with numpy."""
 
 from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -102,6 +103,14 @@ def test_changes_against_numpy(change: UploadChange, reference: Any) -> None:
     uploads = UploadMatrix(torch.from_numpy(values), torch.from_numpy(weights))
     found, _ = change.change(uploads, {}, None, UploadMatrix.mean)  # type: ignore[arg-type]
     np.testing.assert_allclose(found.values.numpy(), reference(values, weights)[0], rtol=1e-12)
+
+
+@pytest.mark.parametrize("change", [Bucketing(s=2), NearestNeighbourMixing(f=2)], ids=lambda change: change.name)
+def test_groups_of_uploads_with_weight_0_have_equal_means(change: UploadChange) -> None:
+    values, weights = torch.full((6, 4), 10.0), torch.tensor([1.0, 0, 0, 0, 0, 0], dtype=torch.float64)
+    cohort = SimpleNamespace(rng=lambda name: make_rng(0, 0, "server", name))
+    found, _ = change.change(UploadMatrix(values, weights), {}, cohort, UploadMatrix.mean)  # type: ignore[arg-type]
+    assert found.values.unique().tolist() == [10.0] and found.weights.sum() == 1
 
 
 def test_they_act_in_the_order_of_the_list_and_before_the_rule() -> None:

@@ -26,10 +26,11 @@ from flcog.callbacks import (
     MultiKrum,
     NormBound,
     PoissonSampling,
+    Quantize,
     TrimmedMean,
 )
-from flcog.core.types import Slot
-from flcog.method import Method, UploadAggregator, UploadMatrix
+from flcog.core.types import Params, Slot
+from flcog.method import Context, Method, Upload, UploadAggregator, UploadMatrix
 
 # random=True skips the contracts of equal clients, whose one or three clients are too few for f = 1.
 few = partial(Case, random=True)
@@ -137,6 +138,20 @@ def test_messages_and_buffers_are_combined_like_the_model(executor: str) -> None
     for name, value in trainer.servers["SCAFFOLD"]["c"].items():
         key = name.removeprefix("model.")
         torch.testing.assert_close(value, 5 / 8 * (start[key] - alone[key]) / travelled, rtol=1e-9, atol=1e-12)
+
+
+class Repeating(Method):
+    """Sends the change of the model a second time, in a message."""
+
+    def finish_client(self, delta: Params, params: Params, ctx: Context) -> Upload:
+        return Upload(delta, None, sum={"delta": delta})
+
+
+@pytest.mark.parametrize("codec", [[], [Quantize(bits=8)]], ids=["plain", "encoded"])
+@pytest.mark.parametrize("options", [{"chunk_size": 1}, {"chunk_size": 3}, {"executor": "vmap"}], ids=str)
+def test_a_tensor_that_is_sent_twice_counts_once(options: dict[str, Any], codec: list[Method]) -> None:
+    once, twice = (train(*methods, NormBound(norm=0.05), *codec, **options).params for methods in ((), (Repeating(),)))
+    assert all(torch.equal(twice[name], value) for name, value in once.items())
 
 
 def test_rules_use_the_weights_of_other_methods() -> None:
