@@ -25,8 +25,8 @@ class Ditto(Method):
     r, a plain v_k learns 1 / (1 - r) times more slowly than the global model; ``momentum: null`` gives both the same momentum.
 
     A client's first v_k is the first model it receives. The computation is twice FedAvg's, and nothing more is sent. With
-    BatchNorm, v_k uses batch statistics in training and the global model's statistics in evaluation. The paper samples clients by
-    their size and weights them equally: list ``EqualWeights`` for its mean.
+    BatchNorm, v_k uses batch statistics in training and the statistics of the client's own samples in evaluation. The paper samples
+    clients by their size and weights them equally: list ``EqualWeights`` for its mean.
 
     Li et al., Ditto: Fair and Robust Federated Learning Through Personalization, ICML 2021, https://arxiv.org/abs/2012.04221;
     https://github.com/litian96/ditto.

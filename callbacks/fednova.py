@@ -36,6 +36,10 @@ class FedNova(Method):
     former_options: ClassVar[Mapping[str, str]] = dict.fromkeys(
         ("form", "batch_size"), "use the class FedNovaInFedDisco(batch_size=64)"
     )
+    excludes: ClassVar[Mapping[str, str]] = dict.fromkeys(
+        ("DENSE", "FedDC", "FedDyn", "FedExP", "FedGen", "FlexLoRA", "LocalModels"),
+        "it reads the changes of clients' models, and FedNova's clients send theirs divided by their numbers of steps",
+    )
 
     def _steps(self, ctx: Context) -> Tensor:
         return torch.as_tensor(ctx.optimisation.effective_steps(ctx.num_steps), dtype=number_dtype())

@@ -48,6 +48,10 @@ class FedRep(ParameterMask):
     excludes: ClassVar[Mapping[str, str]] = {
         "DENSE": "FedRep's clients keep their heads, and DENSE needs whole models to distil",
         "FedGen": "FedRep's clients keep their heads, and FedGen needs them to train its generator",
+        **dict.fromkeys(
+            ("FedCOG", "FedDC", "FedDyn", "FedProx", "FedPVR", "FedReg", "SCAFFOLD"),
+            "it compares clients' models with the global model, whose head never trains beside FedRep",
+        ),
         "LocalModels": "FedRep's clients keep their heads, and LocalModels needs whole models to measure",
     }
 

@@ -72,6 +72,10 @@ class FlexLoRA(ParameterMask):
     excludes: ClassVar[Mapping[str, str]] = {
         "FFALoRA": "FFALoRA freezes the matrices A, and FlexLoRA's server replaces them",
         "FedDM": "FedDM's clients send images, not the adapters that FlexLoRA averages",
+        **dict.fromkeys(
+            ("FedDC", "FedDyn", "FedPVR", "FedReg", "SCAFFOLD"),
+            "it compares clients' adapters with the global ones, of which a client has only the part of its rank",
+        ),
     }
 
     def __post_init__(self) -> None:

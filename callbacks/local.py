@@ -1,6 +1,8 @@
 """Local: every client trains a model of its own, alone, for comparison with federated methods."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import ClassVar
 
 from flcog.apply import Apply
 from flcog.core.types import Params, Slot
@@ -28,6 +30,10 @@ class Local(Method):
     """
 
     communicates = False
+    excludes: ClassVar[Mapping[str, str]] = dict.fromkeys(
+        ("FedCOG", "FedProx", "FedReg", "MOON"),
+        "it compares clients' models with the global model, which never trains beside Local",
+    )
 
     def init_client(self, params: Params, buffers: Params, client: ClientView) -> Slot:
         return {"params": dict(params)}

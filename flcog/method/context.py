@@ -24,16 +24,27 @@ class Optimisation(NamedTuple):
     lr: float
     momentum: float
     weight_decay: float
+    dampening: float = 0.0
+    nesterov: bool = False
 
     def effective_steps(self, num_steps: Tensor | int) -> Tensor | int | float:
         """The number of plain SGD steps that accumulate as many gradients as T = ``num_steps`` steps with momentum (FedNova's ||a||_1).
 
-        With momentum r it is [T - r (1 - r^T) / (1 - r)] / (1 - r) (Wang et al., 2020, https://arxiv.org/abs/2007.07481).
+        With momentum r it is a = [T - r (1 - r^T) / (1 - r)] / (1 - r) (Wang et al., 2020, https://arxiv.org/abs/2007.07481). As torch
+        defines them, Nesterov's momentum makes it T + r a, and dampening d makes it (1 - d) a + d (1 - r^T) / (1 - r).
+
+        >>> Optimisation(0.1, 0.5, 0.0).effective_steps(2), Optimisation(0.1, 0.5, 0.0, nesterov=True).effective_steps(2)
+        (2.5, 3.25)
         """
-        r = self.momentum
+        r, d = self.momentum, self.dampening
         if isinstance(num_steps, Tensor):  # under vmap, where torch would convert 257 steps to bfloat16, which is 256
             num_steps = num_steps.to(number_dtype())
-        return num_steps if r == 0 else (num_steps - r * (1 - r**num_steps) / (1 - r)) / (1 - r)
+        if r == 0:
+            return num_steps
+        plain = (num_steps - r * (1 - r**num_steps) / (1 - r)) / (1 - r)
+        if self.nesterov:
+            return num_steps + r * plain
+        return (1 - d) * plain + d * (1 - r**num_steps) / (1 - r) if d else plain
 
 
 class GlobalModel(NamedTuple):

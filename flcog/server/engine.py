@@ -123,7 +123,8 @@ class Engine:
     def optimisation(self, round: int) -> Optimisation:
         """The settings of the local optimiser in a round, for methods."""
         group = self.optimizer.param_groups[0]
-        return Optimisation(self.rates(round)[0], group.get("momentum", 0.0), group.get("weight_decay", 0.0))
+        own = {name: group[name] for name in ("dampening", "nesterov") if name in group}
+        return Optimisation(self.rates(round)[0], group.get("momentum", 0.0), group.get("weight_decay", 0.0), **own)
 
     @torch.no_grad()
     def hand_over(self, server: ServerState) -> None:

@@ -84,6 +84,27 @@ EXCLUSIVE |= {
     for name in ("Ditto", "FedRep", "FineTune", "Local")
 }
 EXCLUSIVE |= {("Availability", "DiurnalAvailability"): "both decide which clients are available"}
+EXCLUSIVE |= {
+    (nova, name): "it reads the changes of clients' models, and FedNova's clients send theirs divided by their numbers of steps"
+    for nova in ("FedNova", "FedNovaInFedDisco")
+    for name in (
+        *("DENSE", "FedDC", "FedDCInFedDisco", "FedDyn", "FedDynInFedDisco"),
+        *("FedExP", "FedGen", "FlexLoRA", "LocalModels"),
+    )
+}
+DRIFT = ("FedDC", "FedDCInFedDisco", "FedDyn", "FedDynInFedDisco", "FedPVR", "FedReg", "SCAFFOLD", "SCAFFOLDInFedDisco")
+EXCLUSIVE |= {
+    ("FedRep", name): "it compares clients' models with the global model, whose head never trains beside FedRep"
+    for name in (*DRIFT, "FedCOG", "FedProx")
+}
+EXCLUSIVE |= {
+    ("FlexLoRA", name): "it compares clients' adapters with the global ones, of which a client has only the part of its rank"
+    for name in DRIFT
+}
+EXCLUSIVE |= {
+    ("Local", name): "it compares clients' models with the global model, which never trains beside Local"
+    for name in ("FedCOG", "FedProx", "FedReg", "MOON", "MOON-projected")
+}
 SELECTIONS = ("Oort", "PoissonSampling", "PowerOfChoice", "RoundRobin", "UniformSelection", "WeightedSelection")
 EXCLUSIVE |= dict.fromkeys(itertools.combinations(SELECTIONS, 2), "both select the clients of a round")
 CODECS = ("LowPrecision", "Quantize", "RandomK", "RotatedQuantize", "SignSGD", "TopK")
@@ -149,6 +170,7 @@ EXCLUSIVE |= {
     tuple(sorted(("DPSGD", name), key=str.lower)): "it reads samples outside the gradient, without noise"
     for name in ("FedDisco", "FedWalk", "Fedssyn", "FedCOG", "FedGen", "PowerOfChoice")
 }
+EXCLUSIVE |= {("DPSGD", "FedDecorr"): "it compares the samples of a batch, and DPSGD takes the gradient of each sample alone"}
 EXCLUSIVE |= {("DPSGD", "Oort"): "it selects clients by the losses of their training, which they send as 0"}
 EXCLUSIVE |= {("DPSGD", "Stragglers"): "its clients take more steps than the accountant counts"}
 EXCLUSIVE |= {
