@@ -9,6 +9,7 @@ from torch import Tensor
 
 from flcog.apply import Apply
 from flcog.callbacks.fedprox import proximal_term
+from flcog.callbacks.parts.evaluated_mean import MOVES_ON
 from flcog.callbacks.parts.relative_size import relative_size
 from flcog.core.checks import positive
 from flcog.core.types import Batch, Params, Slot
@@ -52,6 +53,10 @@ class FedDyn(Method):
     evaluate_mean: bool = True
 
     former_options: ClassVar[Mapping[str, str]] = {"form": "use the class FedDynInFedDisco"}
+
+    @property
+    def refuses_later(self) -> Mapping[str, str]:  # type: ignore[override]
+        return MOVES_ON if self.evaluate_mean else {}
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -69,6 +69,8 @@ class Method(Callback):
     """Trains LoRA's adapters, and needs a model with adapters."""
     excludes: ClassVar[Mapping[str, str]] = {}
     """The names of classes that cannot run together with this method, each with the reason."""
+    refuses_later: ClassVar[Mapping[str, str]] = {}
+    """The names of classes that cannot be listed after this method, each with the reason."""
     former_options: ClassVar[Mapping[str, str]] = {}
     """Options of earlier versions, each with its replacement."""
     needs_label_counts: ClassVar[bool] = False

@@ -185,6 +185,17 @@ EXCLUSIVE |= {
 }
 
 REFUSED_ORDERS = {("VHL", "MOON-projected"): "a method listed after VHL has changed the head .* List VHL after it"}
+SERVER_OPTIMISERS = ("FedAdagrad", "FedAdam", "FedYogi")
+REFUSED_ORDERS |= {
+    (drift, name): f"{name} is listed after {drift}: its server step would move the model away .* List {name} before {drift}$"
+    for drift in ("FedDC", "FedDCInFedDisco", "FedDyn", "FedDynInFedDisco")
+    for name in (*SERVER_OPTIMISERS, "FedAvgM", "FedAvgMInFedCOG", "FedAvgMInFedDisco", "FedExP")
+}
+REFUSED_ORDERS |= {
+    (name, nova): f"{nova} is listed after {name}: it would multiply the adaptive step by .* List {nova} before {name}$"
+    for name in SERVER_OPTIMISERS
+    for nova in ("FedNova", "FedNovaInFedDisco")
+}
 """Pairs that run only in the opposite order."""
 
 CHAINS = (
@@ -380,6 +391,8 @@ def test_the_last_to_set_weights_decides() -> None:
 def test_what_excludes_each_other_is_refused_with_the_reason() -> None:
     refused = set()
     for a, b in itertools.permutations(NAMES, 2):
+        if (a, b) in REFUSED_ORDERS:
+            continue
         try:
             check_methods([FORMS[a], FORMS[b]])
         except ValueError as error:
@@ -398,8 +411,8 @@ def test_a_trainer_is_not_made_of_what_excludes_each_other(pair: tuple[str, str]
 
 @pytest.mark.parametrize("pair", REFUSED_ORDERS, ids="+".join)
 def test_an_order_that_cannot_run_is_refused_before_training(pair: tuple[str, str]) -> None:
-    trainer = flcog.FederatedTrainer(rounds=1, local_steps=1, logger=False, callbacks=[FORMS[name] for name in pair])
     with pytest.raises(ValueError, match=REFUSED_ORDERS[pair]) as caught:
+        trainer = flcog.FederatedTrainer(rounds=1, local_steps=1, logger=False, callbacks=[FORMS[name] for name in pair])
         trainer.prepare(classifier(), DATA)
     assert "\n" not in str(caught.value)
     check(*reversed(pair))
