@@ -114,6 +114,12 @@ class RollCall(NamedTuple):
         return cls(sizes, val, test, asked, federation.task, federation.num_classes, federation.edges)
 
     @property
+    def clients(self) -> list[int]:
+        """The clients with data here."""
+        clients: list[int] = self.sizes.nonzero().flatten().tolist()
+        return clients
+
+    @property
     def population(self) -> Population:
         """The facts that every client may know."""
         return Population(len(self.sizes), int(self.sizes.sum()), self.task, self.num_classes, self.bin_edges)

@@ -60,6 +60,12 @@ class RemoteExecutor(NamedTuple):
     choice: Choice | None = None
 
 
+def called(kind: str, number: int, clients: Sequence[int]) -> str:
+    """The name of a host in messages: by its clients, or by its number before it has told them."""
+    numbers = ", ".join(map(str, clients[:5])) + ", ..." * (len(clients) > 5)
+    return f"the {kind} of client{'s' * (len(clients) > 1)} {numbers}" if clients else f"{kind} {number}"
+
+
 class RemoteClients:
     """The clients of several hosts, for ``FederatedTrainer.connect``.
 
@@ -69,6 +75,10 @@ class RemoteClients:
 
     here = None
     may_be_lost = False
+    kind, division = "host", "give each host its own clients, such as data.only([0, 2, 4])"
+    """For messages: what a host is called, and how users divide the clients among hosts."""
+    num_clients = 0
+    """The number of clients that must have a host, if the data do not tell it."""
 
     def __init__(self, hosts: Sequence[Host]) -> None:
         self.hosts, self.executor = hosts, RemoteExecutor()
@@ -77,9 +87,21 @@ class RemoteClients:
         self._home: dict[int, int] = {}
 
     def begin(self) -> RollCall:
-        self._calls, self._exchanged = self._all("begin"), False
-        self._home = {client: k for k, call in enumerate(self._calls) for client in call.sizes.nonzero().flatten().tolist()}
+        self._take(self._all("begin"))
         return self.roll_call()
+
+    def _take(self, calls: list[RollCall]) -> None:
+        """Take over the hosts' roll calls, if each client has one host."""
+        hosts: dict[int, list[int]] = {client: [] for client in range(self.num_clients or len(calls[0].sizes))}
+        for k, call in enumerate(calls):
+            for client in call.clients:
+                hosts.setdefault(client, []).append(k)
+        for client, found in hosts.items():
+            if len(found) != 1:
+                fault = f"{len(found)} {self.kind}s host" if found else f"no connected {self.kind} hosts"
+                raise ValueError(f"{fault} client {client}: {self.division}")
+        self._calls, self._exchanged = calls, False
+        self._home = {client: k for client, (k,) in hosts.items()}
 
     def roll_call(self) -> RollCall:
         if self._exchanged:

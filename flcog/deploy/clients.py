@@ -11,7 +11,7 @@ from flwr.app import Message
 from flwr.common.constant import ErrorCode
 
 from flcog.client.messages import ClientReply, ClientTask, Download, RollCall
-from flcog.client.remote import NoAnswer, RemoteClients
+from flcog.client.remote import NoAnswer, RemoteClients, called
 from flcog.deploy.arrays import from_record
 from flcog.deploy.message_types import ANSWER, ERROR, TYPES
 from flcog.deploy.node import SETTING_UP
@@ -85,8 +85,7 @@ class FlowerNode:
         self._letters: deque[Letter | None] = deque()
 
     def __str__(self) -> str:
-        numbers = ", ".join(map(str, self.clients[:5])) + ", ..." * (len(self.clients) > 5)
-        return f"the node of client{'s' * (len(self.clients) > 1)} {numbers}" if self.clients else f"node {self.number}"
+        return called("node", self.number, self.clients)
 
     def send(self, name: str, *arguments: Any) -> None:
         request = (name, arguments)
@@ -174,28 +173,18 @@ class DeployedClients(RemoteClients):
     """
 
     may_be_lost = True
+    kind, division = "node", "give each client to one node (clients in --node-config), and start all nodes before the run"
 
     def __init__(self, nodes: Sequence[FlowerNode], progress: Progress, num_clients: int, min_clients: int) -> None:
         super().__init__(nodes)
-        self.nodes, self._progress, self._num_clients, self._min_clients = nodes, progress, num_clients, min_clients
+        self.nodes, self._progress, self.num_clients, self._min_clients = nodes, progress, num_clients, min_clients
 
-    def begin(self) -> RollCall:
-        super().begin()
-        hosted: dict[int, list[FlowerNode]] = {client: [] for client in range(self._num_clients)}
-        for node, call in zip(self.nodes, self._calls, strict=True):
-            node.clients = call.sizes.nonzero().flatten().tolist()
-            for client in node.clients:
-                hosted[client].append(node)
-        for client, nodes in hosted.items():
-            if len(nodes) != 1:
-                fault = f"{len(nodes)} nodes host client {client}" if nodes else f"no connected node hosts client {client}"
-                raise ValueError(
-                    f"{fault}: give each client to one node (clients in --node-config), and start all nodes before the run"
-                )
-        self.hosts = self.nodes = sorted(self.nodes, key=lambda node: node.clients)  # figures do not depend on the nodes' numbers
-        self._calls.sort(key=lambda call: call.sizes.nonzero().flatten().tolist())
-        self._home = {client: k for k, node in enumerate(self.nodes) for client in node.clients}
-        return self.roll_call()
+    def _take(self, calls: list[RollCall]) -> None:
+        for node, call in zip(self.nodes, calls, strict=True):
+            node.clients = call.clients
+        order = sorted(range(len(calls)), key=lambda k: calls[k].clients)  # figures do not depend on the nodes' numbers
+        self.hosts = self.nodes = [self.nodes[k] for k in order]
+        super()._take([calls[k] for k in order])
 
     def train(self, received: Download, tasks: Sequence[ClientTask]) -> Generator[ClientReply, None, None]:
         self._progress.round, replied = received.round, 0

@@ -24,6 +24,40 @@ class Host:
         return Scores(torch.full((2,), torch.nan, dtype=torch.float64), self._figures)
 
 
+class Answers:
+    """A host that answers requests in their order, each by its name."""
+
+    def __init__(self, call: RollCall, **answers: Any) -> None:
+        self.answers, self.requests = {"begin": call, **answers}, list[str]()
+
+    def send(self, name: str, *arguments: Any) -> None:
+        self.requests.append(name)
+
+    def answer(self) -> Any:
+        answer = self.answers[self.requests.pop(0)]
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+
+def call(*sizes: int, **changes: Any) -> RollCall:
+    """The roll call of a host whose clients have these numbers of samples."""
+    return RollCall(torch.tensor(sizes), None, None, len(sizes), "classification", 3)._replace(**changes)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "says"),
+    [
+        (((5, 7, 6), (5, 7, 6)), "2 hosts host client 0: give each host its own clients, such as data.only"),
+        (((5, 7, 0), (0, 7, 6)), "2 hosts host client 1: "),
+        (((5, 0, 0), (0, 7, 0)), "no connected host hosts client 2: "),
+    ],
+)
+def test_each_client_has_one_host(sizes: Any, says: str) -> None:
+    with pytest.raises(ValueError, match=says):
+        RemoteClients([Answers(call(*own)) for own in sizes]).begin()
+
+
 @pytest.mark.parametrize(
     ("first", "second", "figures"),
     [
