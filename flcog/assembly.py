@@ -10,6 +10,7 @@ import torch
 
 from flcog.client.messages import Clients, ClientsElsewhere, RollCall
 from flcog.client.model import ClientModel
+from flcog.client.remote import check_facts
 from flcog.client.runtime import ClientRuntime
 from flcog.core.processes import Processes
 from flcog.core.randomness import make_rng
@@ -79,7 +80,7 @@ class Assembly:
                 f"a server whose clients are in other processes is one process; got {self.processes.count}: set devices=1"
             )
         notes, server, federation = self._begin()
-        clients.begin()
+        check_facts([("the server", RollCall.of(federation).labels), ("its clients", clients.begin().labels)])
         exchanges = self._exchanged_by_messages(federation, clients, server.ledger, notes)
         roll_call = clients.roll_call()
         self._make_states(server, len(roll_call.sizes))

@@ -95,6 +95,7 @@ class RollCall(NamedTuple):
         task: the kind of label.
         num_classes: the number of labels, or of bins of a regression's target.
         bin_edges: the edges of these bins, if the clients have agreed on them.
+        class_names: the names of the classes in label order, if they have names.
     """
 
     sizes: Tensor
@@ -104,6 +105,7 @@ class RollCall(NamedTuple):
     task: str
     num_classes: int
     bin_edges: Tensor | None = None
+    class_names: Sequence[str] | None = None
 
     @classmethod
     def of(cls, federation: Federation) -> "RollCall":
@@ -111,13 +113,24 @@ class RollCall(NamedTuple):
         held_out = (federation.client_val, federation.client_test)
         val, test = (None if part is None else torch.from_numpy(part.sizes) for part in held_out)
         sizes, asked = torch.from_numpy(federation.partition.sizes), federation.split.num_clients
-        return cls(sizes, val, test, asked, federation.task, federation.num_classes, federation.edges)
+        return cls(sizes, val, test, asked, federation.task, federation.num_classes, federation.edges, federation.class_names)
 
     @property
     def clients(self) -> list[int]:
         """The clients with data here."""
         clients: list[int] = self.sizes.nonzero().flatten().tolist()
         return clients
+
+    @property
+    def labels(self) -> dict[str, str]:
+        """The name of each class, if they have names."""
+        return {f"class_names[{label}]": name for label, name in enumerate(self.class_names or ())}
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """Facts in which the data of all hosts agree, if they have them."""
+        held_out = {f"client_{name}": "0" if getattr(self, name) is None else "a held-out part" for name in ("val", "test")}
+        return {"num_clients": len(self.sizes), "task": self.task, **self.labels, "num_classes": self.num_classes, **held_out}
 
     @property
     def population(self) -> Population:

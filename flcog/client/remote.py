@@ -66,6 +66,23 @@ def called(kind: str, number: int, clients: Sequence[int]) -> str:
     return f"the {kind} of client{'s' * (len(clients) > 1)} {numbers}" if clients else f"{kind} {number}"
 
 
+def check_facts(known: Iterable[tuple[str, Mapping[str, Any]]]) -> None:
+    """Refuse data that differ in a fact.
+
+    Args:
+        known: the names of the data's owners, and the facts that they know.
+    """
+    first: dict[str, tuple[str, Any]] = {}
+    for owner, facts in known:
+        for fact, here in facts.items():
+            other, there = first.setdefault(fact, (owner, here))
+            if here != there:
+                raise ValueError(
+                    f"the data of {other} have {fact}={there}, and those of {owner} {fact}={here}: set the same for both, such as "
+                    "classes, num_classes or client_val"
+                )
+
+
 class RemoteClients:
     """The clients of several hosts, for ``FederatedTrainer.connect``.
 
@@ -88,7 +105,11 @@ class RemoteClients:
 
     def begin(self) -> RollCall:
         self._take(self._all("begin"))
+        check_facts((self._name(k), call.facts) for k, call in enumerate(self._calls))
         return self.roll_call()
+
+    def _name(self, k: int) -> str:
+        return called(self.kind, k, self._calls[k].clients)
 
     def _take(self, calls: list[RollCall]) -> None:
         """Take over the hosts' roll calls, if each client has one host."""
@@ -112,7 +133,8 @@ class RemoteClients:
             for name in ("sizes", "val", "test")
         )
         assert sizes is not None
-        return RollCall(sizes, val, test, *first[3:])
+        names = next((call.class_names for call in self._calls if call.class_names), None)
+        return first._replace(sizes=sizes, val=val, test=test, class_names=names)
 
     def exchange(self, method: str, step: str, messages: Mapping[int, Any]) -> dict[int, Any]:
         self._exchanged = True

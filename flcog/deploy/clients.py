@@ -186,6 +186,9 @@ class DeployedClients(RemoteClients):
         self.hosts = self.nodes = [self.nodes[k] for k in order]
         super()._take([calls[k] for k in order])
 
+    def _name(self, k: int) -> str:
+        return str(self.nodes[k])
+
     def train(self, received: Download, tasks: Sequence[ClientTask]) -> Generator[ClientReply, None, None]:
         self._progress.round, replied = received.round, 0
         for reply in super().train(received, tasks):
