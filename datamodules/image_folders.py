@@ -45,7 +45,8 @@ class ImageFolders(FederatedDataModule):
         test: folder of the test images; None if there are none.
         val: folder of the validation images; None if there are none.
         classes: the class folders to use, in label order, or a leash's name (``cifar10_lh``, ``cifar10_mh``, ``cifar10_hh``,
-            ``cifar100_lh``, ``cifar10_tiny_imagenet``); all folders of ``train`` in alphabetical order by default.
+            ``cifar100_lh``, ``cifar10_tiny_imagenet``); all folders of ``train`` in alphabetical order by default. A named
+            folder may be empty.
         image_size: images are scaled and cropped about the centre to squares of this side; None if all images have the same size.
         grey: read one channel instead of three.
         mean: subtracted from each channel, on the [0, 1] scale; None for no change.
@@ -139,11 +140,13 @@ class ImageFolders(FederatedDataModule):
         listing = _Listing([], [], [])
         for label, name in enumerate(self.class_names):
             found = sorted(_images(root, name))
-            if not found:
+            if not found and self.classes is None:
                 raise ValueError(f"{root / name} has no images ({', '.join(EXTENSIONS)})")
             listing.files.extend(file for file, _ in found)
             listing.stamps.extend(stamp for _, stamp in found)
             listing.targets.extend([label] * len(found))
+        if not listing.files:
+            raise ValueError(f"{root} has no images ({', '.join(EXTENSIONS)})")
         return listing
 
     def _require(self, *folders: Path) -> None:

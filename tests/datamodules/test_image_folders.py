@@ -38,6 +38,19 @@ def test_image_folders(tmp_path: Path) -> None:
     np.testing.assert_allclose(inputs.permute(0, 2, 3, 1), expected, rtol=1e-4, atol=1e-5)
 
 
+def test_a_named_class_may_have_no_images_here(tmp_path: Path) -> None:
+    """A node of a deployment without images of a class gives the other classes the labels that they have on other nodes."""
+    write_folders(tmp_path)
+    for split in ("train", "test"):
+        (tmp_path / split / "bird").mkdir()
+    with one_line(ValueError, r"train/bird has no images"):
+        ImageFolders(str(tmp_path), num_clients=2).setup()
+    federation = ImageFolders(str(tmp_path), classes=["airplane", "bird", "cat"], num_clients=2).federation
+    assert federation.num_classes == 3 and federation.train.targets.tolist() == [0] * 4 + [2] * 4
+    with one_line(ValueError, r"train has no images"):
+        ImageFolders(str(tmp_path), classes=["bird"], num_clients=2).setup()
+
+
 def test_a_class_subset_scaled_grey_and_nested(tmp_path: Path) -> None:
     write_folders(tmp_path, ("n02690373", "n04552348", "n02085782"))
     (tmp_path / "train" / "n04552348" / "images").mkdir()
