@@ -102,6 +102,8 @@ class RemoteClients:
         self.store: ClientStore = StatesInMemory()
         self._calls: list[RollCall] = []
         self._home: dict[int, int] = {}
+        self._unread = [0] * len(hosts)
+        """The number of each host's answers that nobody has read."""
 
     def begin(self) -> RollCall:
         self._take(self._all("begin"))
@@ -194,10 +196,8 @@ class RemoteClients:
         return self._numbers("personal_scores", clients, lambda mine: (received, method, mine, first, split), optional=True)
 
     def personal_model(self, received: Download, method: str, client: int, first: Params) -> tuple[Params, Params]:
-        host = self.hosts[self._home[client]]
-        host.send("personal_model", received, method, client, first)
-        model: tuple[Params, Params] = host.answer()
-        return model
+        [(_, model)] = self._answers("personal_model", {self._home[client]: (received, method, client, first)})
+        return model  # type: ignore[no-any-return]
 
     def snapshot(self) -> dict[int, dict[str, Slot]]:
         return {client: states for part in self._all("snapshot") for client, states in part.items()}
@@ -230,17 +230,29 @@ class RemoteClients:
             optional: whether hosts without an answer are left out.
         """
         for k, given in arguments.items():
+            while self._unread[k]:  # an error has ended the earlier request, and its answers would be taken for those to this one
+                self._read(k)
             self.hosts[k].send(name, *given)
+            self._unread[k] += 1
         errors: list[Exception] = []
-        for k in arguments:  # an answer that nobody reads would be taken for that to the next request
-            try:
-                answer = self.hosts[k].answer()
-            except Exception as error:
-                errors += [error] * (not optional or not isinstance(error, NoAnswer))
-            else:
+        for k in arguments:
+            answer, error = self._read(k)
+            if error is None:
                 yield k, answer
+            elif not (optional and isinstance(error, NoAnswer)):
+                errors.append(error)
         if errors:
             raise errors[0]
+
+    def _read(self, k: int) -> tuple[Any, Exception | None]:
+        """A host's answer to the earliest request without one, or its error."""
+        answer, error = None, None
+        try:
+            answer = self.hosts[k].answer()
+        except Exception as raised:
+            error = raised
+        self._unread[k] -= 1
+        return answer, error
 
     def _numbers(self, name: str, clients: Sequence[int], arguments: Any, optional: bool = False) -> list[float]:
         """A number for each client, from the answers of all hosts; NaN for clients of a host without an answer."""

@@ -6,7 +6,7 @@ import pytest
 import torch
 from harness import SIZES, TinyData, classifier, make_trainer
 
-from flcog.client.messages import RollCall, Scores
+from flcog.client.messages import ClientTask, RollCall, Scores
 from flcog.client.remote import RemoteClients
 
 
@@ -93,6 +93,19 @@ def test_the_servers_labels_are_those_of_its_clients() -> None:
 def test_hosts_without_class_names_agree_with_all() -> None:
     names = ("ant", "bee", "cat")
     assert RemoteClients([Answers(call(5, 0)), Answers(call(0, 5, class_names=names))]).begin().class_names == names
+
+
+def test_answers_after_an_error_in_a_round_are_not_taken_for_later_ones() -> None:
+    """A refused reply of the first host closes the round, and the second host's answer comes before that to the next request."""
+    hosts = [Answers(call(5, 0), train=["first"]), Answers(call(0, 5), train=["second"])]
+    clients = RemoteClients(hosts)
+    clients.begin()
+    for _ in range(2):
+        round = clients.train(None, [ClientTask(client, 1, 0.5) for client in (0, 1)])  # type: ignore[arg-type]
+        assert next(round) == "first"  # type: ignore[comparison-overlap]
+        round.close()
+    assert clients.begin().sizes.tolist() == [5, 5]
+    assert not hosts[0].requests and not hosts[1].requests
 
 
 @pytest.mark.parametrize(
