@@ -19,6 +19,7 @@ from flcog.core.trees import Tree, first_leaf, num_rows
 from flcog.core.types import Params, changed, given
 from flcog.data import Partition, Samples
 from flcog.evaluation_hooks import EvaluationHooks
+from flcog.metrics import pooled_figures
 from flcog.model_function import ModelFunction, forward
 from flcog.own_steps import Means, among_rounds, reset_metrics
 from flcog.reading import Reader
@@ -50,6 +51,8 @@ class Evaluator:
         self._without_gradients = torch.inference_mode if inference_mode else torch.no_grad
         self.hooks = hooks or EvaluationHooks(model.module, L.LightningDataModule())
         self._round, self._stage = 0, "testing"
+        self.pooled = set[str]()
+        """The figures of the last set that are no means over its samples."""
         self._limits = dict(limits or {})
         self.model, self.reader, self.batch_size, self.processes = model, reader, batch_size, processes
         self.federation = reader.federation
@@ -108,6 +111,7 @@ class Evaluator:
             kind = "validation" if split == "val" else "test"
             step = self._own_step(kind)
             figures = self._by_metrics(params, buffers, samples, rows, count, "" if step else f"on_{kind}_batch")
+            self.pooled = pooled_figures(self._metrics, figures) if self._metrics else set()
             figures |= self._by_own_step(params, buffers, samples, rows, step) if step else {}
         for hook in set_hooks[2:]:
             call(hook)
@@ -187,7 +191,9 @@ class Evaluator:
                 for when in ("epoch_end", "end", "model_train"):
                     call(f"on_{kind}_{when}")
         module.eval()
-        return means.over_processes(module, len(rows), self.processes)
+        figures = means.over_processes(module, len(rows), self.processes)
+        self.pooled = self.pooled - figures.keys() | means.metrics.keys()
+        return figures
 
     @torch.no_grad()
     def outputs(self, params: Params, buffers: Params, samples: Samples) -> Tensor:

@@ -4,11 +4,13 @@ The collections take raw outputs and targets, and combine the samples of all pro
 """
 
 import math
+from collections.abc import Iterable
 
 import torch
 from torch import Tensor
 from torchmetrics import Metric, MetricCollection
 from torchmetrics.classification import MulticlassAccuracy
+from torchmetrics.regression import MeanAbsoluteError, MeanSquaredError
 from torchmetrics.utilities import dim_zero_cat
 
 from flcog.core.checks import at_least, within
@@ -163,6 +165,29 @@ class RegressionScores(_AllSamples):
         if columns > 1:
             outputs, targets = outputs.view(-1, columns), targets.view(-1, columns)
         return regression_scores(outputs, targets)
+
+
+def pooled_figures(metrics: MetricCollection, figures: Iterable[str]) -> set[str]:
+    """The figures that are no means over samples, such as r2, so that the figures of two sets do not tell that of their union.
+
+    Args:
+        metrics: that compute the figures.
+        figures: their names and ``loss``.
+
+    >>> sorted(pooled_figures(regression_metrics(), ["loss", "mse", "mse_0", "r2", "r2_0"]))
+    ['r2', 'r2_0']
+    """
+    found = dict(metrics.items(keep_base=False, copy_state=False))
+    means = {"loss"} | {name for name, metric in found.items() if _is_mean(metric)}
+    if any(isinstance(metric, RegressionScores) for metric in found.values()):
+        means |= {name for name in figures if name.partition("_")[0] in ("mse", "mae")}
+    return set(figures) - means
+
+
+def _is_mean(metric: Metric) -> bool:
+    if isinstance(metric, MulticlassAccuracy):
+        return metric.average == "micro"
+    return isinstance(metric, MeanAbsoluteError) or (isinstance(metric, MeanSquaredError) and metric.squared)
 
 
 def reweighted(scores: Tensor, counts: Tensor) -> Tensor:

@@ -145,10 +145,12 @@ class Scores(NamedTuple):
     Args:
         clients: the mean score of each client, float64 [num_clients]; NaN for clients without a part or on other runtimes.
         figures: the loss and the metrics on the union of all parts, if the server asked for them.
+        pooled: the figures that are no means over samples.
     """
 
     clients: Tensor
     figures: Mapping[str, float] = {}
+    pooled: Sequence[str] = ()
 
 
 class Clients(Protocol):

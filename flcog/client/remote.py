@@ -1,6 +1,7 @@
 """Clients in other processes: the server's side and the hosts' side of every message. The transport of messages is the user's."""
 
 import math
+import warnings
 from collections.abc import Generator, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
@@ -180,10 +181,19 @@ class RemoteClients:
             raise NoAnswer("no host has answered the request to evaluate the model")
         counts = {k: self._calls[k].val if split == "val" else self._calls[k].test for k in parts}
         sizes = {k: 0 if count is None else int(count.sum()) for k, count in counts.items()}
-        together: dict[str, float] = {}
+        together, withheld = dict[str, float](), list[str]()
         for name in dict.fromkeys(name for part in parts.values() for name in part.figures):
             measured = [k for k, part in parts.items() if name in part.figures]  # a host without held-out samples has none
+            if len(measured) > 1 and any(name in parts[k].pooled for k in measured):
+                withheld.append(name)
+                continue
             together[name] = sum(sizes[k] * parts[k].figures[name] for k in measured) / sum(sizes[k] for k in measured)
+        if withheld:
+            warnings.warn(
+                f"{', '.join(withheld)} on the clients' held-out parts: no mean over samples, so the {self.kind}s' figures do not "
+                "tell that of all samples together. It is left out; a validation set of the server's gives it",
+                stacklevel=2,
+            )
         scores = torch.stack([part.clients for part in parts.values()]).nanmean(0)
         return Scores(scores, together)
 

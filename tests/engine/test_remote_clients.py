@@ -1,13 +1,17 @@
 """The server's part for clients in several processes, which combines the hosts' answers."""
 
+import warnings
 from typing import Any
 
 import pytest
 import torch
-from harness import SIZES, TinyData, classifier, make_trainer
+from harness import NUM_CLASSES, NUM_FEATURES, SIZES, TinyData, classifier, make_trainer
 
+import flcog
 from flcog.client.messages import ClientTask, RollCall, Scores
-from flcog.client.remote import RemoteClients
+from flcog.client.remote import RemoteClients, answer_of
+from flcog.hosting import host_clients
+from flcog.models import MLP
 
 
 class Host:
@@ -122,3 +126,52 @@ def test_hosts_without_a_figure_have_no_part_in_it(first: Any, second: Any, figu
     clients = RemoteClients([Host(0, *first), Host(1, *second)])
     clients.begin()
     assert clients.evaluate({}, {}, "val", figures=True).figures == figures
+
+
+class Inside:
+    """A host in this process, with every second client of the data."""
+
+    def __init__(self, trainer: Any, module: Any, data: Any, first: int) -> None:
+        with trainer.settings.in_force():
+            clients = range(first, len(SIZES), 2)
+            self._clients = host_clients(trainer.settings, trainer.methods, module, data.only(clients))
+        self._answers = list[Any]()
+
+    def send(self, name: str, *arguments: Any) -> None:
+        self._answers.append(answer_of(self._clients, name, arguments))
+
+    def answer(self) -> Any:
+        return self._answers.pop(0)
+
+
+@pytest.mark.parametrize(
+    ("task", "kind", "outputs", "means"),
+    [
+        ("regression", flcog.Regressor, 1, {"val/loss", "val/mse", "val/mae"}),
+        ("multilabel", flcog.MultiLabelClassifier, NUM_CLASSES, {"val/loss"}),
+        ("classification", flcog.Classifier, NUM_CLASSES, {"val/loss", "val/accuracy"}),
+    ],
+)
+def test_figures_of_several_hosts_are_those_of_all_samples_or_left_out(task: Any, kind: Any, outputs: int, means: Any) -> None:
+    """The sizes of the two hosts' parts differ, and r2, F1 and average precision are no means of the hosts' figures."""
+    found = []
+    for remote in (False, True):
+        data, trainer = TinyData(targets=task, client_val=0.3), make_trainer(None)
+        modules = [kind(MLP(NUM_FEATURES, (), outputs)) for _ in range(3)]
+        if remote:
+            trainer.connect(RemoteClients([Inside(trainer, modules[1 + first], data, first) for first in (0, 1)]))
+        torch.manual_seed(0)
+        for parameter in modules[0].parameters():
+            torch.nn.init.normal_(parameter)
+        trainer.prepare(modules[0], data)
+        with warnings.catch_warnings(record=True) as warned:
+            warnings.simplefilter("always")
+            found.append(
+                {name: value for name, value in trainer.evaluate().items() if name.startswith("val/") and "client" not in name}
+            )
+    here, there = found
+    assert there == {name: pytest.approx(here[name], rel=1e-5) for name in means}
+    left_out = [str(each.message) for each in warned if "no mean over samples" in str(each.message)]
+    assert bool(left_out) == (here.keys() != means) and all(
+        name.removeprefix("val/") in left_out[0] for name in here.keys() - means
+    )
