@@ -1,5 +1,6 @@
 """PowerOfChoice: of some candidates, the clients with the highest losses train."""
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -19,8 +20,9 @@ class PowerOfChoice(Selection):
 
     Candidates download the model and report one number; ``comm/*`` count both. The mean change favours clients with a high loss, which
     makes the first rounds faster and moves the final model towards these clients: the more candidates, the more of both. The server
-    sees single losses. Cho et al., Towards Understanding Biased Client Selection in Federated Learning, AISTATS 2022,
-    https://arxiv.org/abs/2010.01243, average the models with equal weights, which ``EqualWeights`` does.
+    sees single losses. A candidate that reports none, or NaN, is left out; if no candidate reports a number, the first m of them train.
+    Cho et al., Towards Understanding Biased Client Selection in Federated Learning, AISTATS 2022, https://arxiv.org/abs/2010.01243,
+    average the models with equal weights, which ``EqualWeights`` does.
 
     Args:
         candidates: d, at least ``trainer.clients_per_round`` and at most all clients. None takes twice as many as train.
@@ -50,4 +52,5 @@ class PowerOfChoice(Selection):
     def select(self, state: Slot, population: ClientPool, count: int, rng: torch.Generator) -> Participants:
         drawn = population.draw_by_size(self._candidates(population.num_clients, count))
         losses = dict(zip(drawn, population.losses(drawn), strict=True))
-        return Participants(sorted(sorted(drawn, key=lambda client: -losses[client])[:count]))
+        known = [client for client in drawn if not math.isnan(losses[client])] or drawn
+        return Participants(sorted(sorted(known, key=lambda client: -losses[client])[:count]))

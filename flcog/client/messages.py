@@ -193,7 +193,7 @@ class Clients(Protocol):
         """
 
     def losses(self, received: Download, clients: Sequence[int]) -> list[float]:
-        """The mean loss of the broadcast model on each client's training data. ``received.server`` is empty."""
+        """The mean loss of the broadcast model on each client's training data; NaN without an answer. ``received.server`` is empty."""
 
     def personal_scores(
         self, received: Download, method: str, clients: Sequence[int], first: Params, split: Split

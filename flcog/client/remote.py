@@ -198,7 +198,7 @@ class RemoteClients:
         return Scores(scores, together)
 
     def losses(self, received: Download, clients: Sequence[int]) -> list[float]:
-        return self._numbers("losses", clients, lambda mine: (received, mine))
+        return self._numbers("losses", clients, lambda mine: (received, mine), optional=True)
 
     def personal_scores(
         self, received: Download, method: str, clients: Sequence[int], first: Params, split: Split

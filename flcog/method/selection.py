@@ -99,7 +99,7 @@ class ClientPool:
         return np.ones(len(numbers), bool) if self.availability is None else self.availability(numbers)
 
     def losses(self, clients: Sequence[int]) -> list[float]:
-        """The mean loss of the global model on each client's training data.
+        """The mean loss of the global model on each client's training data; NaN for a client that does not answer.
 
         These clients download the model and report one number each. The ledger counts both.
         """

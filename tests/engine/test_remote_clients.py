@@ -1,5 +1,6 @@
 """The server's part for clients in several processes, which combines the hosts' answers."""
 
+import math
 import warnings
 from typing import Any
 
@@ -9,7 +10,7 @@ from harness import NUM_CLASSES, NUM_FEATURES, SIZES, TinyData, classifier, make
 
 import flcog
 from flcog.client.messages import ClientTask, RollCall, Scores
-from flcog.client.remote import RemoteClients, answer_of
+from flcog.client.remote import NoAnswer, RemoteClients, answer_of
 from flcog.hosting import host_clients
 from flcog.models import MLP
 
@@ -126,6 +127,13 @@ def test_hosts_without_a_figure_have_no_part_in_it(first: Any, second: Any, figu
     clients = RemoteClients([Host(0, *first), Host(1, *second)])
     clients.begin()
     assert clients.evaluate({}, {}, "val", figures=True).figures == figures
+
+
+def test_clients_of_a_silent_host_report_no_loss() -> None:
+    clients = RemoteClients([Answers(call(5, 0, 5), losses=[1.0, 3.0]), Answers(call(0, 5, 0), losses=NoAnswer("silent"))])
+    clients.begin()
+    losses = clients.losses(None, [2, 1, 0])  # type: ignore[arg-type]
+    assert losses[::2] == [1.0, 3.0] and math.isnan(losses[1])
 
 
 class Inside:

@@ -1,6 +1,8 @@
 """PowerOfChoice selects the clients with the highest losses among some candidates."""
 
 import itertools
+import math
+from collections.abc import Sequence
 from functools import partial
 
 import numpy as np
@@ -34,6 +36,30 @@ def test_the_highest_losses_of_all_are_taken() -> None:
             losses.append(float(cross_entropy(network(inputs), data.train.targets[rows]).detach()))
         trainer.train_round()
         assert [client.id for client in trainer.recorded[round]] == sorted(np.argsort(losses)[-3:].tolist())
+
+
+@pytest.mark.parametrize(
+    ("losses", "selected"),
+    [
+        ([1.0, 4.0, 2.0, 3.0], [1, 3]),
+        ([math.nan, 4.0, 2.0, 3.0], [1, 3]),
+        ([1.0, math.nan, 2.0, 3.0], [2, 3]),
+        ([math.nan, 4.0, math.nan, math.nan], [1]),
+        ([math.nan] * 4, None),
+    ],
+)
+def test_candidates_without_a_loss_are_left_out(losses: list[float], selected: list[int] | None) -> None:
+    """Without any loss, the first of the candidates train."""
+    asked: list[int] = []
+
+    def ask(clients: Sequence[int]) -> list[float]:
+        asked.extend(clients)
+        return [losses[client] for client in clients]
+
+    sizes = torch.tensor([1, 2, 3, 10])
+    pool = ClientPool(0, sizes, 16, fold(0, 0, "cohort"), sample_ends=partial(np.cumsum, sizes.numpy()), ask=ask)
+    found = PowerOfChoice(candidates=4).select({}, pool, 2, torch.Generator()).clients
+    assert found == (sorted(asked[:2]) if selected is None else selected)
 
 
 def test_candidates_are_drawn_in_proportion_to_their_sizes() -> None:
