@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 from harness import NUM_CLASSES, NUM_FEATURES, SIZES, TinyData, classifier, make_trainer
+from torchmetrics.classification import MulticlassF1Score
 
 import flcog
 from flcog.client.messages import ClientTask, RollCall, Scores
@@ -183,3 +184,25 @@ def test_figures_of_several_hosts_are_those_of_all_samples_or_left_out(task: Any
     assert bool(left_out) == (here.keys() != means) and all(
         name.removeprefix("val/") in left_out[0] for name in here.keys() - means
     )
+
+
+class LogsMetrics(flcog.Classifier):
+    """Logs a mean over samples, and two metrics that are none; one of them replaces the accuracy."""
+
+    def __init__(self) -> None:
+        super().__init__(MLP(NUM_FEATURES, (), NUM_CLASSES))
+        self.f1 = MulticlassF1Score(NUM_CLASSES, average="macro")
+
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        outputs = self(batch[0])
+        self.f1.update(outputs, batch[1])
+        self.log("val_margin", outputs.max(1).values.mean())
+        self.log("val_f1", self.f1)
+        self.log("val_accuracy", self.f1)
+
+
+def test_metrics_that_a_module_logs_are_no_means_over_samples() -> None:
+    trainer = make_trainer(None)
+    trainer.prepare(LogsMetrics(), TinyData(client_val=0.3))
+    scores = trainer.run.engine.clients.evaluate(trainer.run.server.params, trainer.run.server.buffers, "val", figures=True)
+    assert scores.figures.keys() == {"loss", "margin", "f1", "accuracy"} and scores.pooled == ["accuracy", "f1"]
