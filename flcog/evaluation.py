@@ -19,9 +19,10 @@ from flcog.core.trees import Tree, first_leaf, num_rows
 from flcog.core.types import Params, changed, given
 from flcog.data import Partition, Samples
 from flcog.evaluation_hooks import EvaluationHooks
+from flcog.evaluation_log import POOLED, EvaluationLog, Logged
 from flcog.metrics import pooled_figures
 from flcog.model_function import ModelFunction, forward
-from flcog.own_steps import Means, among_rounds, reset_metrics
+from flcog.own_steps import among_rounds, reset_metrics
 from flcog.reading import Reader
 
 
@@ -51,8 +52,8 @@ class Evaluator:
         self._without_gradients = torch.inference_mode if inference_mode else torch.no_grad
         self.hooks = hooks or EvaluationHooks(model.module, L.LightningDataModule())
         self._round, self._stage = 0, "testing"
-        self.pooled = set[str]()
-        """The figures of the last set that are no means over its samples."""
+        self.joins: dict[str, tuple[str, float]] = {}
+        """Of :meth:`on_set`'s last figures that are no means over all rows: the reduction, and the weight per row of the set."""
         self._limits = dict(limits or {})
         self.model, self.reader, self.batch_size, self.processes = model, reader, batch_size, processes
         self.federation = reader.federation
@@ -98,7 +99,7 @@ class Evaluator:
             split: the purpose of the set, which selects a module's own ``validation_step`` or ``test_step``.
             round: the value of ``self.current_epoch`` in such a step.
         """
-        count = self.limited(len(samples) if indices is None else len(indices), split)
+        count, self.joins = self.limited(len(samples) if indices is None else len(indices), split), {}
         if not count:
             return {}
         rows = self._mine(count) if indices is None else indices[self._mine(count)]
@@ -111,11 +112,14 @@ class Evaluator:
             kind = "validation" if split == "val" else "test"
             step = self._own_step(kind)
             figures = self._by_metrics(params, buffers, samples, rows, count, "" if step else f"on_{kind}_batch")
-            self.pooled = pooled_figures(self._metrics, figures) if self._metrics else set()
-            figures |= self._by_own_step(params, buffers, samples, rows, step) if step else {}
+            pooled = pooled_figures(self._metrics, figures) if self._metrics else set()
+            logged = self._by_own_step(params, buffers, samples, rows, step) if step else {}
         for hook in set_hooks[2:]:
             call(hook)
-        return figures
+        whole = ("mean", count)
+        self.joins = dict.fromkeys(sorted(pooled - logged.keys()), (POOLED, 1.0))
+        self.joins |= {name: (each[0], each.weight / count) for name, each in logged.items() if (each[0], each.weight) != whole}
+        return figures | {name: each.value for name, each in logged.items()}
 
     def _callbacks_with(self, params: Params, buffers: Params) -> Callable[..., None]:
         """Calls a hook of the callbacks, for the model with these weights."""
@@ -168,32 +172,30 @@ class Evaluator:
         kinds = ("validation", "test") if kind == "validation" else ("test", "validation")
         return next((kind for kind in kinds if overrides(self.model.eval_module, "LightningModule", f"{kind}_step")), None)
 
-    def _by_own_step(self, params: Params, buffers: Params, samples: Samples, rows: np.ndarray, kind: str) -> dict[str, float]:
-        """Means of the values that the user's ``validation_step`` or ``test_step`` logs, without prefixes in their names."""
-        module, means = self.model.eval_module, Means()
+    def _by_own_step(self, params: Params, buffers: Params, samples: Samples, rows: np.ndarray, kind: str) -> dict[str, Logged]:
+        """The values that the user's ``validation_step`` or ``test_step`` logs, without prefixes in their names."""
+        module, log = self.model.eval_module, EvaluationLog()
         reset_metrics(module)
         call = functools.partial(self.hooks.of_module, self.model, params, buffers)
         watch = self._callbacks_with(params, buffers)
         with among_rounds(module, self._round, self._stage):
-            with means.of(module, len(rows)):
+            with log.of(module, len(rows), whole=True):
                 for when in ("model_zero_grad", "model_eval", "start", "epoch_start"):
                     call(f"on_{kind}_{when}")
             for index, batch in enumerate(self._batches(samples, rows)):
-                with means.of(module, min(self.batch_size, len(rows) - index * self.batch_size)):
+                size = min(self.batch_size, len(rows) - index * self.batch_size)
+                with log.of(module, size):
                     watch(f"on_{kind}_batch_start", given(*batch), index)
                     call(f"on_{kind}_batch_start", given(*batch), index)
                     result = self.hooks.step(self.model, params, buffers, f"{kind}_step", given(*batch), index)
-                    if isinstance(result, Tensor) and result.numel() == 1:
-                        module.log("loss", result)
+                    log.take_result(result, size)
                     watch(f"on_{kind}_batch_end", result, given(*batch), index)
                     call(f"on_{kind}_batch_end", result, given(*batch), index)
-            with means.of(module, len(rows)):
+            with log.of(module, len(rows), whole=True):
                 for when in ("epoch_end", "end", "model_train"):
                     call(f"on_{kind}_{when}")
         module.eval()
-        figures = means.over_processes(module, len(rows), self.processes)
-        self.pooled = self.pooled - figures.keys() | means.metrics.keys()
-        return figures
+        return log.over_processes(module, len(rows), self.processes)
 
     @torch.no_grad()
     def outputs(self, params: Params, buffers: Params, samples: Samples) -> Tensor:

@@ -1,19 +1,17 @@
 """Call a module's own ``training_step``, ``validation_step`` and ``test_step`` as Lightning does, without a ``lightning.Trainer``."""
 
+import inspect
+import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from typing import Any, cast
 
 import lightning as L
-import torch
 from lightning.pytorch.trainer.states import RunningStage
 from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signature
 from torch import Tensor, nn
 from torchmetrics import Metric
 
-from flcog.core.precision import float64_device
-from flcog.core.processes import Processes
 from flcog.core.trees import Tree
 from flcog.trainer_view import TrainerView
 
@@ -80,6 +78,9 @@ def is_known_to_pure_steps(name: str) -> bool:
     return name in ("current_epoch", "state", *ALONE) or hasattr(_StepTrainer, name)
 
 
+OF_A_SET = re.compile("^(train|val|valid|validation|test)/")
+"""What names a set at the beginning of a logged value's name."""
+
 STAGES = {
     "training": RunningStage.TRAINING,
     "validating": RunningStage.VALIDATING,
@@ -102,21 +103,25 @@ def among_rounds(module: L.LightningModule, round: int, stage: str = "training")
         yield trainer
 
 
+OPTIONS = tuple(inspect.signature(L.LightningModule.log_dict).parameters)[2:]
+"""The options of ``self.log`` and ``self.log_dict``, in the order in which both take them."""
+
+
 @contextmanager
 def logging_to(module: L.LightningModule, log: Callable[..., None]) -> Iterator[None]:
     """Redirect a module's ``self.log`` to a function, because there is no ``Trainer`` that would receive the values.
 
     Args:
         module: the module.
-        log: takes the name, the value, and the option ``prog_bar`` and others of ``self.log`` by name.
+        log: takes the name, the value, and the options of ``self.log`` by name.
     """
 
-    def one(name: str, value: Any, prog_bar: bool = False, *args: Any, **options: Any) -> None:
-        log(name, value, prog_bar=prog_bar, **options)
+    def one(name: str, value: Any, *given: Any, **options: Any) -> None:
+        log(name, value, **dict(zip(OPTIONS, given, strict=False)), **options)
 
-    def several(values: Mapping[str, Any], prog_bar: bool = False, *args: Any, **options: Any) -> None:
-        for name, value in values.items():
-            log(name, value, prog_bar=prog_bar, **options)
+    def several(dictionary: Mapping[str, Any], *given: Any, **options: Any) -> None:
+        for name, value in dictionary.items():
+            one(name, value, *given, **options)
 
     before = {name: value for name, value in vars(module).items() if name in ("log", "log_dict")}
     vars(module).update(log=one, log_dict=several)
@@ -130,56 +135,24 @@ def logging_to(module: L.LightningModule, log: Callable[..., None]) -> Iterator[
 def column_of(name: str) -> str:
     """The column of a logged value, without the name of its set.
 
-    >>> [column_of(name) for name in ("val_loss", "train/loss", "test_f1", "margin")]
-    ['loss', 'loss', 'f1', 'margin']
+    >>> [column_of(name) for name in ("val_loss", "train/loss", "test_f1", "margin", "val/cls/loss")]
+    ['loss', 'loss', 'f1', 'margin', 'cls/loss']
     """
-    return name.split("/")[-1].removeprefix("test_").removeprefix("val_").removeprefix("train_")
+    return OF_A_SET.sub("", name).removeprefix("test_").removeprefix("val_").removeprefix("train_")
 
 
-@dataclass
-class Means:
-    """Means of a module's logged values, weighted by the rows of each batch. Logged torchmetrics metrics are computed at the end."""
+def column_in(columns: dict[str, str], name: str) -> str:
+    """The column of a logged value, which no other name may have.
 
-    sums: dict[str, float] = field(default_factory=dict)
-    metrics: dict[str, Metric] = field(default_factory=dict)
-
-    @contextmanager
-    def of(self, module: L.LightningModule, rows: int) -> Iterator[None]:
-        """Collect the values that the module logs for a batch of ``rows`` rows. The last value of each name counts."""
-        logged: dict[str, float] = {}
-
-        def log(name: str, value: Any, **options: Any) -> None:
-            name = column_of(name)
-            if isinstance(value, Metric):
-                self.metrics[name] = value
-            else:
-                logged[name] = float(value.detach() if isinstance(value, Tensor) else value)
-
-        with logging_to(module, log):
-            yield
-        for name, value in logged.items():
-            self.sums[name] = self.sums.get(name, 0.0) + value * rows
-
-    def over_processes(self, module: L.LightningModule, rows: int, processes: Processes) -> dict[str, float]:
-        """The means over the rows of all processes.
-
-        A process without rows has logged nothing, and must take part in each sum and in the communication of each metric.
-
-        Args:
-            module: the module that logged the values.
-            rows: the number of rows of this process.
-            processes: the processes.
-        """
-        paths = {id(layer): path for path, layer in module.named_modules()}
-        logged = processes.gather((list(self.sums), {name: paths.get(id(metric)) for name, metric in self.metrics.items()}))
-        sums = dict.fromkeys((name for names, _ in logged for name in names), 0.0) | self.sums
-        for name, path in sorted({name: path for _, places in logged for name, path in places.items()}.items()):
-            metric: Any = self.metrics[name] if path is None else module.get_submodule(path)
-            sums[name] = float(metric.compute()) * rows
-        names = sorted(sums)
-        mine = [*(sums[name] for name in names), float(rows)]
-        totals = processes.total(torch.tensor(mine, dtype=torch.float64, device=float64_device(processes.device)))
-        return {name: float(total / totals[-1]) for name, total in zip(names, totals, strict=False)}
+    Args:
+        columns: the name that was logged for each column, to which this one is added.
+        name: of the value.
+    """
+    column = column_of(name)
+    first = columns.setdefault(column, name)
+    if first != name:
+        raise ValueError(f"the logged values {first!r} and {name!r} would both be the column {column!r}: rename one of them")
+    return column
 
 
 def reset_metrics(module: nn.Module) -> None:

@@ -27,6 +27,7 @@ LAYERS = (
         "flcog.own_steps",
         "flcog.manual_steps",
         "flcog.step_log",
+        "flcog.evaluation_log",
         "flcog.reading",
         "flcog.label_statistics",
     ),

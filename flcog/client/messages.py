@@ -145,12 +145,13 @@ class Scores(NamedTuple):
     Args:
         clients: the mean score of each client, float64 [num_clients]; NaN for clients without a part or on other runtimes.
         figures: the loss and the metrics on the union of all parts, if the server asked for them.
-        pooled: the figures that are no means over samples.
+        joins: for figures that are no means over all samples, the reduction, such as ``max``, and the weight per sample. Figures with the
+            reduction ``pooled`` cannot be put together.
     """
 
     clients: Tensor
     figures: Mapping[str, float] = {}
-    pooled: Sequence[str] = ()
+    joins: Mapping[str, tuple[str, float]] = {}
 
 
 class Clients(Protocol):

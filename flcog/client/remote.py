@@ -1,5 +1,6 @@
 """Clients in other processes: the server's side and the hosts' side of every message. The transport of messages is the user's."""
 
+import functools
 import math
 import warnings
 from collections.abc import Generator, Iterable, Mapping, Sequence
@@ -12,6 +13,7 @@ from flcog.client.executor import Choice
 from flcog.client.messages import ClientReply, ClientTask, Download, RollCall, Scores, Split
 from flcog.client.store import ClientStore, StatesInMemory
 from flcog.core.types import Params, Slot
+from flcog.evaluation_log import POOLED, Logged
 from flcog.wire.population import Population
 
 CALLS = (
@@ -36,6 +38,13 @@ class Host(Protocol):
 
         If this raises :class:`NoAnswer`, the host's clients drop out of a round, or of an evaluation.
         """
+
+
+def _over_rows(host: Scores, name: str, rows: int) -> Logged:
+    """A host's figure over the held-out samples of its clients, of which there are ``rows``."""
+    reduction, per_row = host.joins.get(name, ("mean", 1.0))
+    weight = rows * per_row
+    return Logged(reduction, host.figures[name] * weight if reduction == "mean" else host.figures[name], weight)
 
 
 def answer_of(clients: Any, name: str, arguments: Sequence[Any]) -> Any:
@@ -184,10 +193,10 @@ class RemoteClients:
         together, withheld = dict[str, float](), list[str]()
         for name in dict.fromkeys(name for part in parts.values() for name in part.figures):
             measured = [k for k, part in parts.items() if name in part.figures]  # a host without held-out samples has none
-            if len(measured) > 1 and any(name in parts[k].pooled for k in measured):
+            if len(measured) > 1 and any(parts[k].joins.get(name, ("", 1))[0] == POOLED for k in measured):
                 withheld.append(name)
                 continue
-            together[name] = sum(sizes[k] * parts[k].figures[name] for k in measured) / sum(sizes[k] for k in measured)
+            together[name] = functools.reduce(Logged.joined, (_over_rows(parts[k], name, sizes[k]) for k in measured)).value
         if withheld:
             warnings.warn(
                 f"{', '.join(withheld)} on the clients' held-out parts: no mean over samples, so the {self.kind}s' figures do not "

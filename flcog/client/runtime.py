@@ -196,8 +196,8 @@ class ClientRuntime:
         assert parts is not None
         if figures:
             nobody = torch.full((federation.num_clients,), torch.nan, dtype=torch.float64)
-            found = self.evaluator.on_set(params, buffers, federation.train, parts.indices, split)
-            return Scores(nobody, found, sorted(self.evaluator.pooled & found.keys()))
+            measured = self.evaluator.on_set(params, buffers, federation.train, parts.indices, split)
+            return Scores(nobody, measured, self.evaluator.joins)
         return Scores(self.evaluator.on_clients(params, buffers, parts))
 
     def losses(self, received: Download, clients: Sequence[int]) -> list[float]:

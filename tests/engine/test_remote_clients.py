@@ -19,8 +19,8 @@ from flcog.models import MLP
 class Host:
     """A host with one client (of two), which answers evaluations with given figures."""
 
-    def __init__(self, client: int, held_out: int, figures: dict[str, float]) -> None:
-        self._mine, self._held_out, self._figures = torch.arange(2) == client, held_out, figures
+    def __init__(self, client: int, held_out: int, figures: dict[str, float], joins: Any = None) -> None:
+        self._mine, self._held_out, self._figures, self._joins = torch.arange(2) == client, held_out, figures, joins or {}
 
     def send(self, name: str, *arguments: Any) -> None:
         self._asked = name
@@ -28,7 +28,7 @@ class Host:
     def answer(self) -> Any:
         if self._asked == "begin":
             return RollCall(10 * self._mine, self._held_out * self._mine, None, 2, "classification", 3)
-        return Scores(torch.full((2,), torch.nan, dtype=torch.float64), self._figures)
+        return Scores(torch.full((2,), torch.nan, dtype=torch.float64), self._figures, self._joins)
 
 
 class Answers:
@@ -205,4 +205,13 @@ def test_metrics_that_a_module_logs_are_no_means_over_samples() -> None:
     trainer = make_trainer(None)
     trainer.prepare(LogsMetrics(), TinyData(client_val=0.3))
     scores = trainer.run.engine.clients.evaluate(trainer.run.server.params, trainer.run.server.buffers, "val", figures=True)
-    assert scores.figures.keys() == {"loss", "margin", "f1", "accuracy"} and scores.pooled == ["accuracy", "f1"]
+    assert scores.figures.keys() == {"loss", "margin", "f1", "accuracy"} and set(scores.joins) == {"accuracy", "f1"}
+
+
+def test_hosts_join_sums_and_maxima_as_such_and_weigh_means_by_the_samples_that_logged_them() -> None:
+    kinds = {"sum": ("sum", 1.0), "max": ("max", 1.0), "min": ("min", 1.0)}
+    first = Host(0, 10, {"sum": 1.0, "max": 5.0, "min": 5.0, "some": 1.0}, kinds | {"some": ("mean", 0.1)})
+    second = Host(1, 30, {"sum": 2.0, "max": 3.0, "min": 3.0, "some": 2.0}, kinds | {"some": ("mean", 0.1)})
+    clients = RemoteClients([first, second])
+    clients.begin()
+    assert clients.evaluate({}, {}, "val", figures=True).figures == {"sum": 3, "max": 5, "min": 3, "some": 7 / 4}

@@ -169,6 +169,29 @@ def test_several_numbers_are_refused() -> None:
         train(module=Wide())
 
 
+@pytest.mark.parametrize("how", HOWS)
+def test_names_that_end_alike_are_different_columns(how: str) -> None:
+    class Heads(Plain):
+        def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+            self.log_dict({"train/cls/acc": 1.0, "train/reg/acc": 2.0, "train/cls/loss": 3.0, "train_acc": 4.0})
+            return super().training_step(batch, batch_idx)  # type: ignore[no-any-return]
+
+    if how == "compiled" and not can_compile():
+        pytest.skip("torch is too old")
+    row = train(module=Heads(), rounds=1, **HOWS[how]).rows[-1]
+    assert [row[f"train/{name}"] for name in ("cls/acc", "reg/acc", "cls/loss", "acc")] == [1, 2, 3, 4]
+
+
+def test_two_names_of_one_column_are_refused() -> None:
+    class Twice(Plain):
+        def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+            self.log_dict({"acc": 1.0, "train_acc": 2.0})
+            return super().training_step(batch, batch_idx)  # type: ignore[no-any-return]
+
+    with pytest.raises(ValueError, match="the logged values 'acc' and 'train_acc' would both be the column 'acc': rename one"):
+        train(module=Twice())
+
+
 def test_the_progress_bar_and_callbacks_see_them(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     seen: list[dict[str, Any]] = []
 

@@ -1,0 +1,146 @@
+"""The values that a module's own ``validation_step`` or ``test_step`` logs, and their figures over a set."""
+
+import math
+import operator
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import lightning as L
+import numpy as np
+import torch
+from torch import Tensor
+from torchmetrics import Metric
+
+from flcog.core.processes import Processes
+from flcog.own_steps import column_in, logging_to
+
+JOINS: Mapping[str, Any] = {"mean": operator.add, "sum": operator.add, "max": np.maximum, "min": np.minimum}
+"""How the values of two batches are put together, by the name of the reduction."""
+
+POOLED = "pooled"
+"""The reduction of figures that need all samples, such as those of a metric, so that two of them cannot be put together."""
+
+REDUCTIONS: Mapping[Any, str] = {
+    **{name: name for name in JOINS},
+    **{getattr(torch, name): name for name in JOINS},
+    "avg": "mean",
+    sum: "sum",
+    max: "max",
+    min: "min",
+}
+"""The names of the reductions that ``reduce_fx`` may ask for, as in Lightning."""
+
+
+class Logged(NamedTuple):
+    """A value over the batches that logged it.
+
+    Args:
+        reduction: a key of ``JOINS``, or ``POOLED``.
+        total: the sum, the maximum or the minimum of the values; of a mean the sum of the values times their weights.
+        weight: the number of rows of these batches, or the sum of the ``batch_size`` that the module gives.
+    """
+
+    reduction: str
+    total: float
+    weight: float
+
+    def joined(self, other: "Logged") -> "Logged":
+        """The value over the batches of both."""
+        return Logged(self.reduction, float(JOINS[self.reduction](self.total, other.total)), self.weight + other.weight)
+
+    @property
+    def value(self) -> float:
+        """The figure."""
+        if self.reduction != "mean":
+            return self.total
+        return self.total / self.weight if self.weight else math.nan
+
+
+@dataclass
+class EvaluationLog:
+    """Receives the values of ``self.log`` in the evaluation of a set. Logged torchmetrics metrics are computed at the end."""
+
+    values: dict[str | None, Logged] = field(default_factory=dict)
+    """The values by column; those that the step returns as None, because they are the loss only if the module logs no loss."""
+    metrics: dict[str, Metric] = field(default_factory=dict)
+    _names: dict[str, str] = field(default_factory=dict)
+    _of_the_set: set[str | None] = field(default_factory=set)
+
+    @contextmanager
+    def of(self, module: L.LightningModule, rows: int, whole: bool = False) -> Iterator[None]:
+        """Collect the values that the module logs for a batch. The last value of each name counts.
+
+        Args:
+            module: the module.
+            rows: the number of rows of the batch.
+            whole: whether the values are those of the whole set, which replace the ones of its batches, as in Lightning.
+        """
+        logged: dict[str, Logged] = {}
+
+        def log(name: str, value: Any, reduce_fx: Any = "mean", batch_size: int | None = None, **options: Any) -> None:
+            column = column_in(self._names, name)
+            if isinstance(value, Metric):
+                self.metrics[column] = value
+                return
+            reduction = _reduction(name, reduce_fx)
+            weight = rows if whole or batch_size is None else int(batch_size)
+            number = float(value.detach() if isinstance(value, Tensor) else value)
+            logged[column] = Logged(reduction, number * weight if reduction == "mean" else number, weight)
+
+        with logging_to(module, log):
+            yield
+        for column, value in logged.items():
+            self._add(column, value, whole)
+
+    def take_result(self, result: Any, rows: int) -> None:
+        """Receive what the step returns for a batch of ``rows`` rows."""
+        if isinstance(result, Tensor) and result.numel() == 1:
+            self._add(None, Logged("mean", float(result.detach()) * rows, rows))
+
+    def _add(self, column: str | None, value: Logged, whole: bool = False) -> None:
+        before = None if whole or column in self._of_the_set else self.values.get(column)
+        (self._of_the_set.add if whole else self._of_the_set.discard)(column)
+        if before is not None and before.reduction != value.reduction:
+            raise ValueError(
+                f"{column} is logged with reduce_fx={before.reduction} and with {value.reduction}: choose one of them"
+            )
+        self.values[column] = value if before is None else before.joined(value)
+
+    def over_processes(self, module: L.LightningModule, rows: int, processes: Processes) -> dict[str, Logged]:
+        """The values over the rows of all processes.
+
+        A process without rows has no values, and must take part in the communication of each metric.
+
+        Args:
+            module: the module that logged the values.
+            rows: the number of rows of this process.
+            processes: the processes.
+        """
+        paths = {id(layer): path for path, layer in module.named_modules()}
+        places = {name: paths.get(id(metric)) for name, metric in self.metrics.items()}
+        everywhere = processes.gather((self.values if rows else {}, places, rows))
+        found: dict[Any, Logged] = {}
+        for values, _, _ in everywhere:
+            found |= {column: found[column].joined(value) if column in found else value for column, value in values.items()}
+        counts = [count for _, _, count in everywhere]
+        for name, path in sorted({name: path for _, places, _ in everywhere for name, path in places.items()}.items()):
+            metric: Any = self.metrics[name] if path is None else module.get_submodule(path)
+            value = float(metric.compute())
+            found[name] = Logged(POOLED, sum(value * count for count in counts) / sum(counts), sum(counts))
+        returned = found.pop(None, None)
+        if returned is not None:
+            found.setdefault("loss", returned)
+        return {name: found[name] for name in sorted(found)}
+
+
+def _reduction(name: str, reduce_fx: Any) -> str:
+    """The name of the reduction that a module asks for."""
+    reduction = REDUCTIONS.get(reduce_fx.lower() if isinstance(reduce_fx, str) else reduce_fx)
+    if reduction is None:
+        raise ValueError(
+            f"{name} is logged with reduce_fx={getattr(reduce_fx, '__name__', reduce_fx)}: choose {', '.join(JOINS)}, or log a metric of "
+            "torchmetrics, which can reduce in other ways"
+        )
+    return reduction
