@@ -1,5 +1,7 @@
 """Evaluate personal models of clients, for methods that keep them."""
 
+from collections import Counter
+
 import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
@@ -48,7 +50,7 @@ def only_personal(engine: Engine, server: ServerState) -> Method | None:
 
 
 def mean_over_clients(engine: Engine, server: ServerState, method: Method, params: Params, samples: Samples) -> dict[str, float]:
-    """Evaluate every client's own model on a central set, and return the mean of each figure over the clients.
+    """Evaluate every client's own model on a central set, and return the mean of each figure over the clients that have it.
 
     Args:
         engine, server: the run.
@@ -57,6 +59,7 @@ def mean_over_clients(engine: Engine, server: ServerState, method: Method, param
         samples: the central set.
     """
     totals: dict[str, float] = {}
+    counts = Counter[str]()
     received = _received(engine, server, method, params)
     for client in range(engine.num_clients):
         # The owner of a model sends it to the other processes, and all of them measure it.
@@ -69,7 +72,8 @@ def mean_over_clients(engine: Engine, server: ServerState, method: Method, param
             model = pytree.tree_map(lambda value: engine.processes.total(value.detach().clone()), model)
         for name, value in engine.evaluator.on_set(*model, samples).items():
             totals[name] = totals.get(name, 0.0) + value
-    return {name: total / engine.num_clients for name, total in totals.items()}
+            counts[name] += 1
+    return {name: total / counts[name] for name, total in totals.items()}
 
 
 def _received(engine: Engine, server: ServerState, method: Method, params: Params) -> Download:

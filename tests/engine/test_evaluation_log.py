@@ -7,12 +7,16 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from harness import make_trainer
+from harness import TinyData, make_trainer
 from torch import Tensor
 
 from engine.test_lightning_hooks import Both, Plain
+from flcog.callbacks import Local
+from flcog.client.remote import RemoteClients, answer_of
 from flcog.core.processes import Processes
 from flcog.evaluation_log import EvaluationLog, Logged
+from flcog.hosting import host_clients
+from flcog.wire.packing import pack, unpack
 
 
 class Steps(Plain):
@@ -132,3 +136,48 @@ def test_processes_join_their_values_by_the_rows_that_logged_them() -> None:
     assert {name: logged.value for name, logged in found.items()} == {"loss": 0.5, "max": 6, "mean": 26 / 30, "sum": 10}
     alone = log.over_processes(module, 20, WithAnother(other=({}, {}, 0)))
     assert {name: logged.value for name, logged in alone.items()} == {"loss": 9, "max": 4, "mean": 1, "sum": 4}
+
+
+class InHere:
+    """A host with some clients in this process, which receives messages as bytes."""
+
+    def __init__(self, trainer: Any, module: Any, data: Any) -> None:
+        self._clients = host_clients(trainer.settings, trainer.methods, module, data)
+
+    def send(self, name: str, *arguments: Any) -> None:
+        self._answer = pack(answer_of(self._clients, name, unpack(pack(arguments))))
+
+    def answer(self) -> Any:
+        return unpack(self._answer)
+
+
+def test_hosts_of_clients_find_the_figures_of_one_process() -> None:
+    def step(module: Any, batch: Any, index: int) -> None:
+        inputs, ones = batch[0], batch[0][batch[1] == 1]
+        module.log("val_sum", inputs.sum(), reduce_fx="sum")
+        module.log("val_largest", inputs.max(), reduce_fx="max")
+        if len(ones):
+            module.log("val_of_class", ones.mean(), batch_size=len(ones))
+
+    options: dict[str, Any] = {"eval_batch_size": 7, "client_val": 0.5}
+    alone, server = make_trainer(None), make_trainer(None)
+    alone.prepare(Steps(step), TinyData(**options))
+    server.connect(
+        RemoteClients([InHere(server, Steps(step), TinyData(**options).only(mine)) for mine in (range(3), range(3, 8))])
+    )
+    server.prepare(Steps(step), TinyData(**options))
+    expected, found = ({name: value for name, value in run.evaluate().items() if "val/" in name} for run in (alone, server))
+    assert expected.keys() == {"val/sum", "val/largest", "val/of_class"} and found == pytest.approx(expected, rel=1e-12)
+
+
+def test_a_figure_of_some_personal_models_is_the_mean_over_these() -> None:
+    numbers = iter(range(8))
+
+    class Sometimes(Plain):
+        def test_step(self, batch: Any, batch_idx: int) -> None:
+            if next(numbers) % 2:
+                self.log("test_odd", 6.0)
+
+    trainer = make_trainer(None, Local())
+    trainer.prepare(Sometimes(), TinyData())
+    assert trainer.evaluate() == {"test/odd": 6}
