@@ -16,36 +16,15 @@ from flcog.core.users_hooks import call_hook, name_hook
 from flcog.evaluation_hooks import refusal_of_change
 from flcog.method import Callback
 from flcog.own_steps import logging_to
+from flcog.run.callback_list import around_module, check_callback, in_calling_order
 from flcog.run.lightning_checkpoint import checked_state, entries_of_hook
 from flcog.run.lightning_trainer import LightningTrainer
 from flcog.run.session import Session
 from flcog.server.round_schedules import RoundSchedules
 
-REFUSED = {
-    "StochasticWeightAveraging": "write a flcog.Method that keeps a mean of the global models and returns it from evaluate_at",
-    "WeightAveraging": "write a flcog.Method that keeps a mean of the global models and returns it from evaluate_at",
-    "GradientAccumulationScheduler": "trainer.accumulate_grad_batches accumulates the same number of batches in all rounds",
-    "BatchSizeFinder": "the batch size decides the results: choose data.batch_size",
-    "LearningRateFinder": "the learning rate of clients cannot be read off one model's loss: compare a few rates with flcog compare",
-    "BaseFinetuning": "clients get a new optimizer in each round: freeze layers with requires_grad_(False) before the run",
-    "ModelPruning": "clients' masks would differ: write a flcog.Method that prunes the global model in server_step",
-    "SpikeDetection": "trainer.on_bad_update=drop leaves out clients whose update is not finite",
-    "ThroughputMonitor": "the column time/round has the seconds of each round, and flcog bench measures clients and samples a second",
-    "BasePredictionWriter": "trainer.predict returns the predictions, and flcog predict writes them",
-}
-"""Callbacks of Lightning's that federated training cannot run, with the counterpart or the reason."""
-
-
 BEFORE_VALIDATION = (("on_validation_start",), ("on_validation_epoch_start",))
 AFTER_VALIDATION = (("on_validation_epoch_end",), ("on_validation_end",))
 """Hooks that are called once for all sets of a round."""
-
-
-def check_callback(callback: Any) -> None:
-    """Refuse callbacks that federated training cannot run."""
-    for cls in type(callback).__mro__:
-        if cls.__name__ in REFUSED and is_lightnings(cls):
-            raise ValueError(f"{type(callback).__name__} cannot be used in federated training: {REFUSED[cls.__name__]}")
 
 
 class LightningCallbacks(Callback):
@@ -95,9 +74,7 @@ class LightningCallbacks(Callback):
         added: Any = []
         if lightning_base(module, "LightningModule") and "configure_callbacks" in written_hooks(cast(Any, module)):
             added = cast(Any, module).configure_callbacks()
-        self._active = [*self.callbacks, *(added if isinstance(added, Sequence) else [added])]
-        for callback in self._active[len(self.callbacks) :]:
-            check_callback(callback)
+        self._active = in_calling_order([*self.callbacks, *(added if isinstance(added, Sequence) else [added])])
         return self._active
 
     def attach(self, run: Session, hooks: LocalHooks, root: str) -> None:
@@ -222,7 +199,7 @@ class LightningCallbacks(Callback):
     # Calls ------------------------------------------------------------------------------------------------------------------------
 
     def _call(self, *hooks: tuple[Any, ...]) -> None:
-        """Call hooks, given with their arguments: of every callback, and then the module's own. The module has the global weights."""
+        """Call hooks, given with their arguments, in Lightning's order. The module has the global weights."""
         trainer = self._trainer
         if trainer is None:
             return
@@ -230,16 +207,21 @@ class LightningCallbacks(Callback):
         module = trainer.lightning_module
         with trainer.visible_to(module), self._logging(trainer):
             for hook, *arguments in hooks:
-                for callback in self._active:
-                    if "batch" in hook and callback in self._in_clients:
-                        continue
-                    _call_hook(callback, hook, trainer, module, *arguments)
-                    if users_hooks(callback, [hook]):
-                        self._check_weights(f"{type(callback).__name__}.{hook}")
+                before, after = around_module(self._active, hook)
+                self._call_callbacks(before, hook, trainer, module, *arguments)
                 if hook in self._hooks:
                     call_hook(module, hook, *arguments, where=f", round {trainer.current_epoch + 1}")
                     self._check_weights(f"{type(module).__name__}.{hook}")
+                self._call_callbacks(after, hook, trainer, module, *arguments)
         trainer.keep_buffers()
+
+    def _call_callbacks(self, callbacks: Sequence[L.Callback], hook: str, *arguments: Any) -> None:
+        for callback in callbacks:
+            if "batch" in hook and callback in self._in_clients:
+                continue
+            _call_hook(callback, hook, *arguments)
+            if users_hooks(callback, [hook]):
+                self._check_weights(f"{type(callback).__name__}.{hook}")
 
     def _check_weights(self, hook: str) -> None:
         """Refuse a hook that has changed the global weights."""

@@ -114,6 +114,30 @@ def test_model_checkpoint(tmp_path: Path) -> None:
     assert all(torch.equal(value, saved["state_dict"][name]) for name, value in loaded.state_dict().items())
 
 
+class Figure(Plain):
+    """Logs a figure that is best after the first round and best again, but less, after the third."""
+
+    def on_train_epoch_end(self) -> None:
+        self.log("train_f", [1.0, 0.0, 0.5][self.current_epoch])
+
+
+class LogsFigure(L.Callback):
+    def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
+        pl_module.log("train_f", [1.0, 0.0, 0.5][trainer.current_epoch])
+
+
+@pytest.mark.parametrize("by", ["the module", "a later callback"])
+def test_callbacks_that_monitor_see_what_a_rounds_end_has_logged(by: str, tmp_path: Path) -> None:
+    best = lightning_callbacks.ModelCheckpoint(monitor="train_f", mode="max")
+    stopping = lightning_callbacks.EarlyStopping("train_f", mode="max", patience=1)
+    others, module = ([], Figure()) if by == "the module" else ([LogsFigure()], Plain())
+    order: list[L.Callback] = [stopping, best, *others] if by == "the module" else [best, *others, stopping]
+    trainer = fit(tmp_path, *order, module=module, **OPTIONS)
+    assert len(trainer.history) == 2, "the second value is worse than the first"
+    assert torch.load(best.best_model_path, weights_only=True)["round"] == 1 and best.best_model_score == 1.0
+    assert trainer.callbacks[-1] is best, "checkpoints are written last"
+
+
 def test_rounds_without_an_evaluation(tmp_path: Path) -> None:
     """As in Lightning, early stopping counts evaluations, and the last value of each column stays known."""
     stopping = lightning_callbacks.EarlyStopping("test_loss", min_delta=1e9, patience=1)

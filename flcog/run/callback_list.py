@@ -1,0 +1,50 @@
+"""Lightning's callbacks of a run: which of them cannot run, and in which order their hooks are called."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import lightning as L
+
+from flcog.core.lightning_packages import is_lightnings, lightning_base
+
+REFUSED = {
+    "StochasticWeightAveraging": "write a flcog.Method that keeps a mean of the global models and returns it from evaluate_at",
+    "WeightAveraging": "write a flcog.Method that keeps a mean of the global models and returns it from evaluate_at",
+    "GradientAccumulationScheduler": "trainer.accumulate_grad_batches accumulates the same number of batches in all rounds",
+    "BatchSizeFinder": "the batch size decides the results: choose data.batch_size",
+    "LearningRateFinder": "the learning rate of clients cannot be read off one model's loss: compare a few rates with flcog compare",
+    "BaseFinetuning": "clients get a new optimizer in each round: freeze layers with requires_grad_(False) before the run",
+    "ModelPruning": "clients' masks would differ: write a flcog.Method that prunes the global model in server_step",
+    "SpikeDetection": "trainer.on_bad_update=drop leaves out clients whose update is not finite",
+    "ThroughputMonitor": "the column time/round has the seconds of each round, and flcog bench measures clients and samples a second",
+    "BasePredictionWriter": "trainer.predict returns the predictions, and flcog predict writes them",
+}
+"""Callbacks of Lightning's that federated training cannot run, with the counterpart or the reason."""
+
+
+def check_callback(callback: Any) -> None:
+    """Refuse callbacks that federated training cannot run."""
+    for cls in type(callback).__mro__:
+        if cls.__name__ in REFUSED and is_lightnings(cls):
+            raise ValueError(f"{type(callback).__name__} cannot be used in federated training: {REFUSED[cls.__name__]}")
+
+
+def in_calling_order(callbacks: Sequence[L.Callback]) -> list[L.Callback]:
+    """The callbacks with those that write checkpoints last, as in Lightning, so that they save what the others have logged."""
+    for callback in callbacks:
+        check_callback(callback)
+    return sorted(callbacks, key=lambda callback: lightning_base(callback, "Checkpoint") is not None)
+
+
+def around_module(callbacks: Sequence[L.Callback], hook: str) -> tuple[Sequence[L.Callback], Sequence[L.Callback]]:
+    """The callbacks whose hook is called before the module's own, and those whose hook is called after it.
+
+    As in Lightning, callbacks that monitor a figure come after the module's ``on_train_epoch_end``, in which it may log the figure.
+    """
+    if hook != "on_train_epoch_end":
+        return callbacks, ()
+    return [each for each in callbacks if not _monitors(each)], [each for each in callbacks if _monitors(each)]
+
+
+def _monitors(callback: L.Callback) -> bool:
+    return any(lightning_base(callback, kind) for kind in ("EarlyStopping", "Checkpoint"))
