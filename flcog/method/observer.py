@@ -50,7 +50,7 @@ class Run(Protocol):
     """A run as observers see it. They may set ``should_stop``, and change nothing else."""
 
     should_stop: bool
-    """An observer sets this to end the run after the current round."""
+    """An observer sets this to end the run after the current round. Then it stays true."""
 
     @property
     def settings(self) -> Settings:

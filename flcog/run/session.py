@@ -63,7 +63,7 @@ class Session:
         self.settings, self.methods, self.processes = engine.settings, engine.methods, engine.processes
         self.model, self.evaluator = engine.model, engine.evaluator
         self.experiment, self.trackers = experiment, trackers
-        self.should_stop = False
+        self._should_stop = False
         self.numbers_of_rounds = {engine.settings.rounds}
         """The values of ``trainer.rounds`` in this run until now: a resumed run may have another one than before."""
         self.branch: dict[str, Any] | None = None
@@ -80,6 +80,15 @@ class Session:
         self._frozen = FrozenWeights(engine.model.module, engine.model.constants)
 
     # What observers see -----------------------------------------------------------------------------------------------------------
+
+    @property
+    def should_stop(self) -> bool:
+        """Whether the run ends after the round in hand. It stays true, so that no observer undoes the decision of another."""
+        return self._should_stop
+
+    @should_stop.setter
+    def should_stop(self, value: bool) -> None:
+        self._should_stop = self._should_stop or bool(value)
 
     @property
     def description(self) -> Sequence[tuple[str, str]]:
@@ -208,6 +217,7 @@ class Session:
     def _payload(self, resumable: bool) -> dict[str, Any]:
         """The contents of a checkpoint without the clients' states."""
         choice = self.engine.clients.executor.choice
+        weights = self.params | {name: self.buffers[name] for name in self.model.shared_buffers}
         return {
             "format": checkpoint.FORMAT,
             **self.server.state_dict(),
@@ -225,13 +235,8 @@ class Session:
             "tracker_run": self.trackers.run_id,
             "run_id": self.clients.run_id,
             "resumable": resumable,
-            **lightning_entries(self.model.module, self._weights, self.config),
+            **lightning_entries(self.model.module, weights, self.config),
         }
-
-    @property
-    def _weights(self) -> Params:
-        """The global model's parameters and shared buffers."""
-        return self.params | {name: self.buffers[name] for name in self.model.shared_buffers}
 
     def restore(self, path: Path, saved: dict[str, Any], resume: bool) -> None:
         """Restore a checkpoint: only the model for an evaluation, or everything for a resumed run.

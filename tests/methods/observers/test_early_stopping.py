@@ -96,6 +96,15 @@ def test_early_stopping_goes_on_counting_after_a_resume_and_stays_stopped(tmp_pa
     assert resumed(8, 9) == 9
 
 
+def test_no_observer_undoes_the_decision_to_stop(tmp_path: Path) -> None:
+    class StopsAtNothing(Callback):
+        def on_evaluation_end(self, run: Any, round: int, metrics: dict[str, float]) -> None:
+            run.should_stop = metrics["test/accuracy"] > 2
+
+    trainer = fit(tmp_path, EarlyStopping(patience=2), StopsAtNothing(), module=classifier(STANDSTILL), rounds=9, eval_every=1)
+    assert trainer.run.round == 3
+
+
 def test_a_second_fit_starts_counting_anew(tmp_path: Path) -> None:
     trainer = fit(tmp_path, EarlyStopping(patience=2), module=classifier(STANDSTILL), rounds=9, eval_every=1)
     trainer.fit(classifier(STANDSTILL), TinyData())
