@@ -2,7 +2,7 @@
 
 import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Literal
 
 import lightning as L
@@ -51,7 +51,7 @@ class Evaluator:
     ) -> None:
         self._without_gradients = torch.inference_mode if inference_mode else torch.no_grad
         self.hooks = hooks or EvaluationHooks(model.module, L.LightningDataModule())
-        self._round, self._stage = 0, "testing"
+        self._round, self._stage, self._log = 0, "testing", EvaluationLog()
         self.joins: dict[str, tuple[str, float]] = {}
         """Of :meth:`on_set`'s last figures that are no means over all rows: the reduction, and the weight per row of the set."""
         self._limits = dict(limits or {})
@@ -104,18 +104,16 @@ class Evaluator:
             return {}
         rows = self._mine(count) if indices is None else indices[self._mine(count)]
         self._round, self._stage = round, "validating" if split == "val" else "testing"
-        set_hooks = ("on_test_start", "on_test_epoch_start", "on_test_epoch_end", "on_test_end") if split == "test" else ()
-        call = self._callbacks_with(params, buffers)
-        for hook in set_hooks[:2]:
-            call(hook)
-        with self._without_gradients():
+        self._log = log = EvaluationLog()
+        with self.hooks.around_set(self.model, params, buffers, split, log, len(rows)), self._without_gradients():
             kind = "validation" if split == "val" else "test"
             step = self._own_step(kind)
             figures = self._by_metrics(params, buffers, samples, rows, count, "" if step else f"on_{kind}_batch")
             pooled = pooled_figures(self._metrics, figures) if self._metrics else set()
-            logged = self._by_own_step(params, buffers, samples, rows, step) if step else {}
-        for hook in set_hooks[2:]:
-            call(hook)
+            if step:
+                self._by_own_step(params, buffers, samples, rows, step)
+        logs = step or self.hooks.has_callbacks
+        logged = log.over_processes(self.model.eval_module, len(rows), self.processes) if logs else {}
         whole = ("mean", count)
         self.joins = dict.fromkeys(sorted(pooled - logged.keys()), (POOLED, 1.0))
         self.joins |= {name: (each[0], each.weight / count) for name, each in logged.items() if (each[0], each.weight) != whole}
@@ -156,14 +154,15 @@ class Evaluator:
         total = torch.zeros((), dtype=torch.float64, device=float64_device(self.processes.device))
         watched, call = bool(hook) and self.hooks.watches_batches, self._callbacks_with(params, buffers)
         for index, (inputs, targets) in enumerate(self._batches(samples, rows)):
-            if watched:
-                call(f"{hook}_start", given(inputs, targets), index)
-            outputs = self._outputs(params, buffers, inputs)
-            losses: Tensor = self.model.module.per_example_loss(outputs, targets)  # type: ignore[operator,union-attr]
-            total += to_float64_device(losses).sum(dtype=torch.float64)
-            self._metrics.update(outputs, targets)
-            if watched:
-                call(f"{hook}_end", losses.mean(), given(inputs, targets), index)
+            with self._log.of(self.model.eval_module, num_rows(inputs)) if watched else nullcontext():
+                if watched:
+                    call(f"{hook}_start", given(inputs, targets), index)
+                outputs = self._outputs(params, buffers, inputs)
+                losses: Tensor = self.model.module.per_example_loss(outputs, targets)  # type: ignore[operator,union-attr]
+                total += to_float64_device(losses).sum(dtype=torch.float64)
+                self._metrics.update(outputs, targets)
+                if watched:
+                    call(f"{hook}_end", losses.mean(), given(inputs, targets), index)
         loss = float(self.processes.total(total)) / count
         return {"loss": loss} | {name: float(value) for name, value in self._metrics.compute().items()}
 
@@ -172,9 +171,9 @@ class Evaluator:
         kinds = ("validation", "test") if kind == "validation" else ("test", "validation")
         return next((kind for kind in kinds if overrides(self.model.eval_module, "LightningModule", f"{kind}_step")), None)
 
-    def _by_own_step(self, params: Params, buffers: Params, samples: Samples, rows: np.ndarray, kind: str) -> dict[str, Logged]:
-        """The values that the user's ``validation_step`` or ``test_step`` logs, without prefixes in their names."""
-        module, log = self.model.eval_module, EvaluationLog()
+    def _by_own_step(self, params: Params, buffers: Params, samples: Samples, rows: np.ndarray, kind: str) -> None:
+        """Call the user's ``validation_step`` or ``test_step``, and collect the values that it logs."""
+        module, log = self.model.eval_module, self._log
         reset_metrics(module)
         call = functools.partial(self.hooks.of_module, self.model, params, buffers)
         watch = self._callbacks_with(params, buffers)
@@ -195,7 +194,6 @@ class Evaluator:
                 for when in ("epoch_end", "end", "model_train"):
                     call(f"on_{kind}_{when}")
         module.eval()
-        return log.over_processes(module, len(rows), self.processes)
 
     @torch.no_grad()
     def outputs(self, params: Params, buffers: Params, samples: Samples) -> Tensor:

@@ -12,7 +12,8 @@ from lightning.pytorch.trainer.states import RunningStage, TrainerState
 from flcog.batch_hooks import BatchHooks
 from flcog.core.lightning_packages import lightning_base, users_hooks
 from flcog.core.types import Params
-from flcog.core.users_hooks import call_hook, name_hook
+from flcog.core.users_hooks import call_callback, call_hook, name_hook
+from flcog.evaluation_log import EvaluationLog
 from flcog.model_function import ModelFunction
 from flcog.own_steps import call_step
 
@@ -34,6 +35,9 @@ OF_A_CALLBACK = (
 )
 """Hooks of callbacks. Those of whole validations are called once for all sets of a round."""
 
+
+OF_A_TEST_SET = (("on_test_start", "on_test_epoch_start"), ("on_test_epoch_end", "on_test_end"))
+"""Hooks of callbacks before and after the evaluation of a test set."""
 
 STAGES = {"validation": RunningStage.VALIDATING, "test": RunningStage.TESTING, "predict": RunningStage.PREDICTING}
 """The stage of a trainer, by the second word of a hook's name."""
@@ -82,10 +86,39 @@ class EvaluationHooks:
                 function = functools.partial(self._of_callback, callback, hook, arguments)
                 self._keeping(model, params, buffers, f"{type(callback).__name__}.{hook}", function)
 
+    @property
+    def has_callbacks(self) -> bool:
+        """Whether callbacks of Lightning's may log figures of a set."""
+        return bool(self._callbacks)
+
+    @contextmanager
+    def around_set(
+        self, model: ModelFunction, params: Params, buffers: Params, split: str, log: EvaluationLog, rows: int
+    ) -> Iterator[None]:
+        """Call the callbacks' hooks of a whole set around its evaluation, and collect the values that they log.
+
+        Args:
+            model: the client's model.
+            params, buffers: the evaluated model's.
+            split: the purpose of the set.
+            log: receives the values.
+            rows: the number of rows of this process.
+        """
+        if not self._callbacks:
+            yield
+            return
+        hooks = OF_A_TEST_SET if split == "test" else ((), ())
+        with log.of(model.eval_module, rows, whole=True):
+            for hook in hooks[0]:
+                self.of_callbacks(model, params, buffers, hook)
+            yield
+            for hook in hooks[1]:
+                self.of_callbacks(model, params, buffers, hook)
+
     def _of_callback(self, callback: L.Callback, hook: str, arguments: Sequence[Any], module: Any) -> None:
         trainer = self.run or module._trainer
         with _in_stage(trainer.state, STAGES[hook.split("_")[1]]):
-            call_hook(callback, hook, trainer, module, *arguments, where=self._where)
+            call_callback(callback, hook, trainer, module, *arguments, where=self._where)
 
     def step(self, model: ModelFunction, params: Params, buffers: Params, name: str, *arguments: Any) -> Any:
         """The result of the module's own step, such as ``validation_step``.

@@ -11,7 +11,7 @@ from flcog.client.lightning_hooks import OF_A_MODULE, OF_A_STEP, written_hooks
 from flcog.client.optimizers import OptimizerConfiguration, asks_again, each_optimizer
 from flcog.client.trainer_reads import values_read
 from flcog.core.lightning_packages import lightning_base, users_hooks
-from flcog.core.users_hooks import call_hook
+from flcog.core.users_hooks import call_callback, call_hook
 from flcog.evaluation_hooks import EvaluationHooks
 from flcog.method import Method
 from flcog.method.gradient_clip import GradientClip
@@ -61,7 +61,7 @@ class LocalHooks:
     def call(self, hook: str, trainer: Any, *arguments: Any) -> Any:
         """Call a hook of a step: of all callbacks, then the module's own, whose result is returned."""
         for callback in self.callbacks:
-            call_hook(callback, hook, trainer, self.module, *arguments)
+            call_callback(callback, hook, trainer, self.module, *arguments)
         return call_hook(self.module, hook, *arguments)
 
 

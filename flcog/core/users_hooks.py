@@ -5,6 +5,8 @@ import os
 import re
 import sysconfig
 import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -33,6 +35,37 @@ def call_hook(owner: Any, hook: str, *arguments: Any, where: str = "") -> Any:
     except Exception as error:
         name_hook(error, owner, hook, where)
         raise
+
+
+@contextmanager
+def logging_as(module: Any, callback: Any) -> Iterator[None]:
+    """Let a callback log as the module does by ``self.log`` and ``self.log_dict``, which Lightning attaches to callbacks.
+
+    Args:
+        module: the module whose hooks surround the callback's.
+        callback: the callback. Attributes of its own with these names stay.
+    """
+    names = [name for name in ("log", "log_dict") if not hasattr(callback, name)]
+    vars(callback).update((name, getattr(module, name)) for name in names)
+    try:
+        yield
+    finally:
+        for name in names:
+            vars(callback).pop(name, None)
+
+
+def call_callback(callback: Any, hook: str, trainer: Any, module: Any, *arguments: Any, where: str = "") -> None:
+    """Call a hook of a callback of Lightning's.
+
+    Args:
+        callback: the callback.
+        hook: its name.
+        trainer, module: the hook's first arguments.
+        arguments: the others.
+        where: the rest of the note of an error, such as the round.
+    """
+    with logging_as(module, callback):
+        call_hook(callback, hook, trainer, module, *arguments, where=where)
 
 
 def name_hook(error: Exception, owner: Any, hook: str, where: str = "") -> None:

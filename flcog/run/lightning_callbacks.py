@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from flcog.client.lightning_hooks import EPOCH_HOOKS, written_hooks
 from flcog.client.local_hooks import LocalHooks
 from flcog.core.lightning_packages import is_lightnings, lightning_base, users_hooks
-from flcog.core.users_hooks import call_hook, name_hook
+from flcog.core.users_hooks import call_hook, logging_as, name_hook
 from flcog.evaluation_hooks import refusal_of_change
 from flcog.method import Callback
 from flcog.own_steps import logging_to
@@ -208,18 +208,19 @@ class LightningCallbacks(Callback):
         with trainer.visible_to(module), self._logging(trainer):
             for hook, *arguments in hooks:
                 before, after = around_module(self._active, hook)
-                self._call_callbacks(before, hook, trainer, module, *arguments)
+                self._call_callbacks(before, hook, trainer, *arguments)
                 if hook in self._hooks:
                     call_hook(module, hook, *arguments, where=f", round {trainer.current_epoch + 1}")
                     self._check_weights(f"{type(module).__name__}.{hook}")
-                self._call_callbacks(after, hook, trainer, module, *arguments)
+                self._call_callbacks(after, hook, trainer, *arguments)
         trainer.keep_buffers()
 
-    def _call_callbacks(self, callbacks: Sequence[L.Callback], hook: str, *arguments: Any) -> None:
+    def _call_callbacks(self, callbacks: Sequence[L.Callback], hook: str, trainer: LightningTrainer, *arguments: Any) -> None:
         for callback in callbacks:
             if "batch" in hook and callback in self._in_clients:
                 continue
-            _call_hook(callback, hook, *arguments)
+            with logging_as(trainer.lightning_module, callback):
+                _call_hook(callback, hook, trainer, trainer.lightning_module, *arguments)
             if users_hooks(callback, [hook]):
                 self._check_weights(f"{type(callback).__name__}.{hook}")
 

@@ -319,3 +319,32 @@ def test_every_hook_of_a_callback(tmp_path: Path) -> None:
     with pytest.raises(RuntimeError):
         fit(tmp_path, every(), Fails(), module=Lit(), data=Both(), **options)
     assert called == set(lightning_hooks(L.Callback))
+
+
+class Logs(L.Callback):
+    """Logs by its own ``self.log`` and by the module's, in hooks of batches and of whole sets."""
+
+    def on_test_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+        self.log_dict({"test_number": float(batch_idx)})
+
+    def on_test_epoch_end(self, trainer: Any, pl_module: Any) -> None:
+        pl_module.log("test_whole", 3.0)
+        self.log("test_whole", 4.0)
+
+    def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
+        self.log("own", 5.0)
+
+    def on_train_batch_end(self, trainer: Any, pl_module: Any, *arguments: Any) -> None:
+        self.log("steps", trainer.global_step)
+
+
+@pytest.mark.parametrize("make", [Plain, classifier])
+def test_callbacks_log_in_every_hook(make: Any, tmp_path: Path) -> None:
+    logs, data = Logs(), TinyData(eval_batch_size=8)
+    trainer = fit(tmp_path, logs, module=make(), data=data, **OPTIONS | {"local_steps": 3})
+    figures = {"test/number": (0 * 8 + 1 * 8 + 2 * 8 + 3 * 6) / 30, "test/whole": 4.0}
+    in_training = {"own": 5.0, "train/steps": 2.0}
+    row = trainer.history[-1]
+    assert {name: row[name] for name in (*figures, *in_training)} == figures | in_training
+    again = trainer.test(make(), data)
+    assert {name: again[name] for name in figures} == figures and "log" not in vars(logs)
