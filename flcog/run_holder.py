@@ -146,7 +146,9 @@ class RunHolder(TrainerArguments, LightningAttributes, TopicList):
             self.run.engine.hand_over(self.run.server)
             assert self._trained is not None
             model, datamodule = model or self._trained[0], self._trained[1] if datamodule is None else datamodule
-        return self._open(model, datamodule, EvaluationPlan(ckpt_path))
+        run = self._open(model, datamodule, EvaluationPlan(ckpt_path))
+        self._as_lightning("run").follow(self._session, self.loggers)
+        return run
 
     def _how_to_go_on(self) -> str:
         """The advice about a run that was cut off."""

@@ -295,4 +295,5 @@ class FederatedTrainer(RunHolder):
             step = f"{type(run.model.module).__name__}.{'validation' if split == 'val' else 'test'}_step"
             warnings.warn(f"the evaluation has no figures: {step} can log them by self.log, or return its loss", stacklevel=5)
         self._as_lightning(split).begin_row(metrics)
+        self._as_lightning(split).save_logs()
         return metrics

@@ -77,6 +77,7 @@ class LightningTrainer(TrainerView):
         self.metrics: dict[str, float] = {}
         """The row of the round in hand. Callbacks and modules may add figures."""
         self._earlier: dict[str, float] = {}
+        self._fit, self._given, self._used = run, list[Logger](), list[Logger]()
         self.shown = run.model.log.in_progress_bar
         """The columns that a module or callback logs with ``prog_bar=True``."""
         self.current_epoch = run.round
@@ -86,9 +87,21 @@ class LightningTrainer(TrainerView):
         self._earlier |= self.metrics
         self.metrics = metrics
 
+    def follow(self, last: Session | None, loggers: list[Logger]) -> None:
+        """Let an evaluation show the progress, the directory and the trackers of the trainer's last run.
+
+        Args:
+            last: the last run, if there is one.
+            loggers: the user's loggers, which an evaluation without a run before it uses as they are.
+        """
+        if last is None:
+            self._given = loggers
+        else:
+            self._fit, self.current_epoch = last, last.round
+
     # Progress ---------------------------------------------------------------------------------------------------------------------
 
-    global_step = _of_run("round")
+    global_step = property(attrgetter("_fit.round"))
     max_epochs = estimated_stepping_batches = _of_run("settings.rounds")
     accumulate_grad_batches = _of_run("settings.accumulate_grad_batches")
 
@@ -132,8 +145,14 @@ class LightningTrainer(TrainerView):
 
     @property
     def loggers(self) -> list[Logger]:
-        self._run.trackers.open()
-        return self._run.trackers.loggers
+        self._fit.trackers.open()
+        self._used = [*self._fit.trackers.loggers, *self._given]
+        return self._used
+
+    def save_logs(self) -> None:
+        """Let the loggers that a module or callback has asked for write the values that they hold."""
+        for logger in self._used:
+            logger.save()
 
     @property
     def logger(self) -> Logger | None:
@@ -142,7 +161,7 @@ class LightningTrainer(TrainerView):
     @property
     def log_dir(self) -> str:
         """The run's directory. A run that writes nothing has none, and its files belong into ``default_root_dir``."""
-        return str(self._run.directory) if self._run.has_directory else self.default_root_dir
+        return str(self._fit.directory) if self._fit.has_directory else self.default_root_dir
 
     is_global_zero = _of_run("processes.is_first")
     world_size = num_devices = _of_run("processes.count")

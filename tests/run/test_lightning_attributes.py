@@ -105,6 +105,35 @@ def test_a_logger_is_there_before_the_run(tmp_path: Path) -> None:
     assert trainer.logger is None and trainer.loggers == []
 
 
+class LogsItself(Plain):
+    def test_step(self, batch: Any, batch_idx: int) -> Any:
+        assert self.logger is not None
+        self.logger.log_metrics({"own": float(self.global_step)}, step=7)
+        return super().test_step(batch, batch_idx)
+
+
+@pytest.mark.parametrize("checkpoint", [None, "last"])
+def test_a_test_after_a_run_has_its_logger_and_remembers_it(checkpoint: str | None, tmp_path: Path) -> None:
+    logger, data = CSVLogger("logs"), Loaders()
+    trainer: Any = flcog.FederatedTrainer(
+        rounds=2, local_steps=1, eval_every=0, clients_per_round=2, default_root_dir=str(tmp_path), logger=logger
+    )
+    trainer.fit(Plain(), data)
+    trainer.test(LogsItself(), data, ckpt_path=checkpoint)
+    assert trainer.global_step == trainer.current_epoch == 2 and trainer.log_dir == str(trainer.run_dir)
+    assert trainer.logger is logger and Path(logger.log_dir).is_relative_to(trainer.run_dir)
+    assert "2.0" in Path(logger.log_dir, "metrics.csv").read_text(), "own"
+
+
+def test_a_test_without_a_run_has_the_given_logger(tmp_path: Path) -> None:
+    logger = CSVLogger(tmp_path)
+    trainer = flcog.FederatedTrainer(rounds=1, local_steps=1, default_root_dir=str(tmp_path), logger=logger)
+    trainer.test(LogsItself(), Loaders())
+    assert "0.0" in Path(logger.log_dir, "metrics.csv").read_text()
+    trainer.logger = False
+    trainer.test(Plain(), Loaders())
+
+
 def test_a_trial_run_says_so(tmp_path: Path) -> None:
     seen: list[Any] = []
 
