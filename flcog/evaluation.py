@@ -19,7 +19,7 @@ from flcog.core.trees import Tree, first_leaf, num_rows
 from flcog.core.types import Params, changed, given
 from flcog.data import Partition, Samples
 from flcog.evaluation_hooks import EvaluationHooks
-from flcog.evaluation_log import POOLED, EvaluationLog, Logged
+from flcog.evaluation_log import POOLED, EvaluationLog
 from flcog.metrics import pooled_figures
 from flcog.model_function import ModelFunction, forward
 from flcog.own_steps import among_rounds, reset_metrics

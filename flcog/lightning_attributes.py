@@ -33,8 +33,12 @@ class LightningAttributes:
         else:
             super().__setattr__(name, value)
 
+    @property
+    def _lightning(self) -> LightningCallbacks:
+        return next(observer for observer in self.observers if isinstance(observer, LightningCallbacks))
+
     def _as_lightning(self, name: str) -> LightningTrainer:
-        lightning = next(observer for observer in self.observers if isinstance(observer, LightningCallbacks))
+        lightning = self._lightning
         if lightning.trainer is None:
             raise AttributeError(f"trainer.{name} describes a run, and this trainer has none yet: call fit, or prepare")
         return lightning.trainer

@@ -286,14 +286,13 @@ class FederatedTrainer(RunHolder):
 
     def _measure(self, model: nn.Module | None, datamodule: Data | None, ckpt_path: str | None, split: Split) -> dict[str, float]:
         run = self._evaluation(model, datamodule, ckpt_path)
-        figures = evaluate(run.engine, run.server, [split])
+        with self._lightning.measuring(run, split) as metrics:
+            figures = evaluate(run.engine, run.server, [split])
+            metrics |= {name: value for name, value in figures.items() if name.startswith(f"{split}/")}
         self.datamodule.teardown({"val": "validate"}.get(split, split))
-        metrics = {name: value for name, value in figures.items() if name.startswith(f"{split}/")}
         if run.engine.central[split] is None and getattr(run.engine.roll_call, split) is None:
             raise ValueError(f"{run.engine.data_name} has no {split} set: set data.client_{split}, or use the other verb")
         if not metrics:
             step = f"{type(run.model.module).__name__}.{'validation' if split == 'val' else 'test'}_step"
             warnings.warn(f"the evaluation has no figures: {step} can log them by self.log, or return its loss", stacklevel=5)
-        self._as_lightning(split).begin_row(metrics)
-        self._as_lightning(split).save_logs()
         return metrics

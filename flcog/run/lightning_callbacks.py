@@ -1,16 +1,19 @@
 """The observer that calls Lightning's callbacks, and the module's own hooks of whole epochs, at their places in a federated run."""
 
-from collections.abc import Sequence
-from contextlib import AbstractContextManager
+import copy
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any, cast
+from weakref import WeakKeyDictionary
 
 import lightning as L
-from lightning.pytorch.trainer.states import RunningStage, TrainerStatus
+from lightning.pytorch.trainer.states import RunningStage, TrainerFn, TrainerStatus
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from torch import Tensor, nn
 
 from flcog.client.lightning_hooks import EPOCH_HOOKS, written_hooks
 from flcog.client.local_hooks import LocalHooks
+from flcog.client.messages import Split
 from flcog.core.lightning_packages import is_lightnings, lightning_base, users_hooks
 from flcog.core.users_hooks import call_hook, logging_as, name_hook
 from flcog.evaluation_hooks import refusal_of_change
@@ -25,6 +28,9 @@ from flcog.server.round_schedules import RoundSchedules
 BEFORE_VALIDATION = (("on_validation_start",), ("on_validation_epoch_start",))
 AFTER_VALIDATION = (("on_validation_epoch_end",), ("on_validation_end",))
 """Hooks that are called once for all sets of a round."""
+
+OUTSIDE_FIT = {"val": (TrainerFn.VALIDATING, RunningStage.VALIDATING), "test": (TrainerFn.TESTING, RunningStage.TESTING)}
+"""The state of a trainer that evaluates these sets."""
 
 
 class LightningCallbacks(Callback):
@@ -48,6 +54,8 @@ class LightningCallbacks(Callback):
         """The last run as Lightning's trainer."""
         self._trainer: LightningTrainer | None = None
         """The same if a callback or a hook needs it."""
+        self._attached: WeakKeyDictionary[Session, tuple[Any, Any, Any, Any]] = WeakKeyDictionary()
+        """The trainers, callbacks and hooks of each run, because a later run may have others."""
         self._active: list[L.Callback] = []
         self._hooks: list[str] = []
         self._in_clients: Sequence[L.Callback] = ()
@@ -91,6 +99,7 @@ class LightningCallbacks(Callback):
         run.model.eval_module.trainer = self.trainer  # type: ignore[assignment]  # for the module's steps in evaluations
         self._trainer = hooks.run = self.trainer if needed else None
         hooks.of_evaluations.run = self.trainer
+        self._attached[run] = self.trainer, self._trainer, self._active, self._hooks
         self._in_clients, self._schedules = hooks.callbacks, run.engine.schedules
         if self._of_data:
             hooks.datamodule.load_state_dict(self._of_data)
@@ -158,6 +167,22 @@ class LightningCallbacks(Callback):
         settings = run.settings
         run.engine.schedules.follow(metrics, evaluated=settings.evaluates(round) or settings.eval_every == 0)
 
+    @contextmanager
+    def measuring(self, run: Session, split: Split) -> Iterator[dict[str, float]]:
+        """An evaluation outside ``fit``, to whose figures the hooks around a validation may add."""
+        self.trainer, self._trainer, self._active, self._hooks = self._attached[run]
+        trainer, state, figures = self.trainer, copy.copy(self.trainer.state), dict[str, float]()
+        trainer.begin_row({})
+        trainer.state.fn, trainer.state.stage = OUTSIDE_FIT[split]
+        try:
+            self._call(*(BEFORE_VALIDATION if split == "val" else ()))
+            yield figures
+            self._take_row(figures)
+            self._call(*(AFTER_VALIDATION if split == "val" else ()))
+            trainer.save_logs()
+        finally:
+            trainer.state.fn, trainer.state.stage = state.fn, state.stage
+
     def on_fit_end(self, run: Session) -> None:  # type: ignore[override]
         if self.trainer is not None:
             self.trainer.datamodule.teardown("fit")
@@ -201,7 +226,7 @@ class LightningCallbacks(Callback):
     def _call(self, *hooks: tuple[Any, ...]) -> None:
         """Call hooks, given with their arguments, in Lightning's order. The module has the global weights."""
         trainer = self._trainer
-        if trainer is None:
+        if trainer is None or not hooks:
             return
         trainer.load_global_model()
         module = trainer.lightning_module

@@ -348,3 +348,46 @@ def test_callbacks_log_in_every_hook(make: Any, tmp_path: Path) -> None:
     assert {name: row[name] for name in (*figures, *in_training)} == figures | in_training
     again = trainer.test(make(), data)
     assert {name: again[name] for name in figures} == figures and "log" not in vars(logs)
+
+
+OF_A_VALIDATION = ("on_validation_start", "on_validation_epoch_start", "on_validation_epoch_end", "on_validation_end")
+
+
+class Validates(Plain):
+    """Records its hook and its steps."""
+
+    seen: list[str] = []
+
+    def on_validation_start(self) -> None:
+        self.seen.append("module")
+
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        self.seen.append("step")
+        self.log("val_loss", self.training_step(batch, batch_idx))
+
+
+@pytest.mark.parametrize("fits", [False, True])
+def test_validate_calls_the_hooks_of_a_validation(fits: bool, tmp_path: Path) -> None:
+    def hook(name: str) -> Any:
+        def called(self: Any, trainer: Any, pl_module: Any) -> None:
+            Validates.seen.append(name)
+            states.append((trainer.validating, trainer.fitting))
+            self.log(name, 1.0)
+
+        return called
+
+    states: list[Any] = []
+    every = type("Every", (L.Callback,), {name: hook(name) for name in OF_A_VALIDATION})()
+    stopping = lightning_callbacks.EarlyStopping("val_loss", patience=1, min_delta=1e9)
+    trainer = make_trainer(tmp_path, every, stopping, **OPTIONS | {"rounds": 1})
+    if fits:
+        trainer.fit(Validates(), Both())
+        trainer.test(Plain(), Both())
+    Validates.seen.clear()
+    states.clear()
+    figures = trainer.validate() if fits else trainer.validate(Validates(), Both())
+    before, after = OF_A_VALIDATION[:2], OF_A_VALIDATION[2:]
+    assert Validates.seen == [before[0], "module", before[1], "step", *after]
+    assert figures.keys() == {"val/loss", *OF_A_VALIDATION} and states == [(True, False)] * 4
+    assert stopping.wait_count == 0, "a validation outside fit is no evaluation of a round"
+    assert not trainer.validating and float(trainer.callback_metrics["val_loss"]) == pytest.approx(figures["val/loss"])
