@@ -1,11 +1,11 @@
-"""Lightning's callbacks of a run: which of them cannot run, and in which order their hooks are called."""
+"""Lightning's callbacks of a run: which of them cannot run, which are replaced, and in which order their hooks are called."""
 
 from collections.abc import Sequence
 from typing import Any
 
 import lightning as L
 
-from flcog.core.lightning_packages import is_lightnings, lightning_base
+from flcog.core.lightning_packages import is_lightnings, lightning_base, overrides
 
 REFUSED = {
     "StochasticWeightAveraging": "write a flcog.Method that keeps a mean of the global models and returns it from evaluate_at",
@@ -29,10 +29,32 @@ def check_callback(callback: Any) -> None:
             raise ValueError(f"{type(callback).__name__} cannot be used in federated training: {REFUSED[cls.__name__]}")
 
 
+def _check_states(callbacks: Sequence[L.Callback]) -> None:
+    """Refuse callbacks that would overwrite each other's state in checkpoints."""
+    keys = [callback.state_key for callback in callbacks if overrides(callback, "Callback", "state_dict")]
+    if twice := [key for key in keys if keys.count(key) > 1]:
+        raise ValueError(
+            f"{keys.count(twice[0])} callbacks have the state_key {twice[0]}, under which a checkpoint stores one state: list one of them, "
+            "or write a property state_key that differs between them"
+        )
+
+
+def not_replaced(callbacks: Sequence[L.Callback], added: Sequence[L.Callback]) -> list[L.Callback]:
+    """The trainer's callbacks without those that the module's ``configure_callbacks`` replaces by others of the same class or a subclass.
+
+    Args:
+        callbacks: the trainer's.
+        added: the module's.
+    """
+    kinds = {type(each) for each in callbacks if any(isinstance(other, type(each)) for other in added)} - {L.Callback}
+    return [each for each in callbacks if type(each) not in kinds]
+
+
 def in_calling_order(callbacks: Sequence[L.Callback]) -> list[L.Callback]:
     """The callbacks with those that write checkpoints last, as in Lightning, so that they save what the others have logged."""
     for callback in callbacks:
         check_callback(callback)
+    _check_states(callbacks)
     return sorted(callbacks, key=lambda callback: lightning_base(callback, "Checkpoint") is not None)
 
 

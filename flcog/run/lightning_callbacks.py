@@ -19,7 +19,7 @@ from flcog.core.users_hooks import call_hook, logging_as, name_hook
 from flcog.evaluation_hooks import refusal_of_change
 from flcog.method import Callback
 from flcog.own_steps import logging_to
-from flcog.run.callback_list import around_module, check_callback, in_calling_order
+from flcog.run.callback_list import around_module, in_calling_order, not_replaced
 from flcog.run.lightning_checkpoint import checked_state, entries_of_hook
 from flcog.run.lightning_trainer import LightningTrainer
 from flcog.run.session import Session
@@ -41,14 +41,12 @@ class LightningCallbacks(Callback):
     user's callback with hooks of batches gets the batches of the clients instead of one batch.
 
     Args:
-        callbacks: in calling order.
+        callbacks: of the trainer.
         fast_dev_run: the argument of the trainer.
     """
 
     def __init__(self, callbacks: Sequence[L.Callback] = (), fast_dev_run: bool | int = False) -> None:
-        for callback in callbacks:
-            check_callback(callback)
-        self.callbacks = list(callbacks)
+        self.callbacks = in_calling_order(callbacks)
         self._fast_dev_run = fast_dev_run
         self.trainer: LightningTrainer | None = None
         """The last run as Lightning's trainer."""
@@ -78,11 +76,12 @@ class LightningCallbacks(Callback):
     # Events of the run ------------------------------------------------------------------------------------------------------------
 
     def gather(self, module: nn.Module) -> list[L.Callback]:
-        """The callbacks of a run: the trainer's, and those that the module's ``configure_callbacks`` returns."""
+        """The callbacks of a run: the trainer's, and those that the module's ``configure_callbacks`` returns, which may replace some."""
         added: Any = []
         if lightning_base(module, "LightningModule") and "configure_callbacks" in written_hooks(cast(Any, module)):
             added = cast(Any, module).configure_callbacks()
-        self._active = in_calling_order([*self.callbacks, *(added if isinstance(added, Sequence) else [added])])
+        added = added if isinstance(added, Sequence) else [added]
+        self._active = in_calling_order([*not_replaced(self.callbacks, added), *added])
         return self._active
 
     def attach(self, run: Session, hooks: LocalHooks, root: str) -> None:

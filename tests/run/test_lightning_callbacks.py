@@ -391,3 +391,31 @@ def test_validate_calls_the_hooks_of_a_validation(fits: bool, tmp_path: Path) ->
     assert figures.keys() == {"val/loss", *OF_A_VALIDATION} and states == [(True, False)] * 4
     assert stopping.wait_count == 0, "a validation outside fit is no evaluation of a round"
     assert not trainer.validating and float(trainer.callback_metrics["val_loss"]) == pytest.approx(figures["val/loss"])
+
+
+def test_states_under_one_key_are_refused(tmp_path: Path) -> None:
+    message = "2 callbacks have the state_key Recorder, under which a checkpoint stores one state: list one of them, or write"
+    with one_line(ValueError, message):
+        make_trainer(tmp_path, Recorder(), Recorder())
+
+    class Returns(Plain):
+        def configure_callbacks(self) -> Any:
+            return [Recorder(), Recorder()]
+
+    with one_line(ValueError, message):
+        fit(tmp_path, module=Returns(), **OPTIONS)
+    first, second = Recorder(), type("Second", (Recorder,), {"state_key": "another"})()
+    run = fit(tmp_path, first, second, **OPTIONS | {"rounds": 1}).run_dir
+    assert first.epochs == second.epochs == 1 and run is not None
+
+
+def test_a_modules_callbacks_replace_the_trainers_of_their_class(tmp_path: Path) -> None:
+    class Replaces(Plain):
+        def configure_callbacks(self) -> Any:
+            return lightning_callbacks.EarlyStopping("train_loss", min_delta=1e9, patience=2)
+
+    stopping, recorder = lightning_callbacks.EarlyStopping("train_loss", min_delta=1e9, patience=1), Recorder()
+    trainer = fit(tmp_path, stopping, recorder, module=Replaces(), **OPTIONS | {"rounds": 9})
+    assert len(trainer.history) == 3 and stopping not in trainer.callbacks and recorder in trainer.callbacks
+    trainer.fit(Plain(), TinyData())
+    assert len(trainer.history) == 2 and stopping in trainer.callbacks, "the trainer's own list is as it was"
