@@ -4,7 +4,6 @@ import copy
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any, cast
-from weakref import WeakKeyDictionary
 
 import lightning as L
 from lightning.pytorch.trainer.states import RunningStage, TrainerFn, TrainerStatus
@@ -52,8 +51,6 @@ class LightningCallbacks(Callback):
         """The last run as Lightning's trainer."""
         self._trainer: LightningTrainer | None = None
         """The same if a callback or a hook needs it."""
-        self._attached: WeakKeyDictionary[Session, tuple[Any, Any, Any, Any]] = WeakKeyDictionary()
-        """The trainers, callbacks and hooks of each run, because a later run may have others."""
         self._active: list[L.Callback] = []
         self._hooks: list[str] = []
         self._in_clients: Sequence[L.Callback] = ()
@@ -98,7 +95,7 @@ class LightningCallbacks(Callback):
         run.model.eval_module.trainer = self.trainer  # type: ignore[assignment]  # for the module's steps in evaluations
         self._trainer = hooks.run = self.trainer if needed else None
         hooks.of_evaluations.run = self.trainer
-        self._attached[run] = self.trainer, self._trainer, self._active, self._hooks
+        self.trainer.attached = self._trainer, self._active, self._hooks
         self._in_clients, self._schedules = hooks.callbacks, run.engine.schedules
         if self._of_data:
             hooks.datamodule.load_state_dict(self._of_data)
@@ -169,8 +166,9 @@ class LightningCallbacks(Callback):
     @contextmanager
     def measuring(self, run: Session, split: Split) -> Iterator[dict[str, float]]:
         """An evaluation outside ``fit``, to whose figures the hooks around a validation may add."""
-        self.trainer, self._trainer, self._active, self._hooks = self._attached[run]
-        trainer, state, figures = self.trainer, copy.copy(self.trainer.state), dict[str, float]()
+        self.trainer = trainer = cast(LightningTrainer, run.model.eval_module.trainer)
+        self._trainer, self._active, self._hooks = trainer.attached
+        state, figures = copy.copy(trainer.state), dict[str, float]()
         trainer.begin_row({})
         trainer.state.fn, trainer.state.stage = OUTSIDE_FIT[split]
         try:

@@ -81,6 +81,8 @@ class LightningTrainer(TrainerView):
         self.shown = run.model.log.in_progress_bar
         """The columns that a module or callback logs with ``prog_bar=True``."""
         self.current_epoch = run.round
+        self.attached: tuple[Any, Any, Any] = None, [], []
+        """The trainer, the callbacks and the module's hooks of this run for its observer, because a later run may have others."""
 
     def begin_row(self, metrics: dict[str, float]) -> None:
         """Replace the row in hand, and remember its figures for callbacks."""

@@ -1,5 +1,7 @@
 """The federated trainer has the attributes of ``lightning.Trainer``, and so has ``self.trainer`` of a module that is evaluated."""
 
+import gc
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -143,3 +145,13 @@ def test_a_trial_run_says_so(tmp_path: Path) -> None:
 
     make_trainer(tmp_path, Looks(), fast_dev_run=2, local_steps=None).fit(Plain(), TinyData())
     assert seen == [(2, None), (2, None)]
+
+
+def test_an_evaluation_is_forgotten_when_the_next_one_ends(tmp_path: Path) -> None:
+    trainer: Any = make_trainer(tmp_path, precision="32-true")
+    sessions = []
+    for _ in range(2):
+        trainer.test(Plain(), Loaders())
+        sessions.append(weakref.ref(trainer._lightning.trainer._run))
+    gc.collect()
+    assert [session() is None for session in sessions] == [True, False]
