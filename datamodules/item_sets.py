@@ -15,12 +15,14 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from flcog.core.checks import at_least
-from flcog.core.trees import Tree, map_leaves, not_rows
+from flcog.core.trees import Tree, not_rows
 from flcog.data import Partitioner, Samples, Splits
+from flcog.data.samples import Returned
 from flcog.datamodules.fingerprint import fingerprint
 from flcog.datamodules.item_set import ItemSet
 from flcog.datamodules.items import collated_targets, form_of, inputs_of, look_at, rows_of, targets_of, whole_batch_of
 from flcog.datamodules.partitioners import Natural
+from flcog.datamodules.returned_pairs import Example, as_torch_has_it, example_of, has_images_of_bytes, returned_pairs
 from flcog.datamodules.row_file import IN_MEMORY_BYTES, CheckedRows, RowFile
 from flcog.datamodules.streamed import Streamed
 from flcog.datamodules.targets import Targets, TaskOrAuto, WithTargets, read_targets
@@ -89,7 +91,7 @@ class ItemSets(WithTargets):
         """Return the parts that exist, of "train", "test" and "val"."""
 
     def preprocess(self) -> Callable[[Tree], Tree]:
-        return _as_torch_has_it
+        return as_torch_has_it
 
     def prepare_data(self) -> None:
         if self.cache_dir is not None:
@@ -100,7 +102,9 @@ class ItemSets(WithTargets):
         tensors = self._learnt.tensors
         splits = Splits(
             **{
-                part: Samples(self._inputs(part), tensors.get(part, ()), items.users, self._forms[part].whole)
+                part: Samples(
+                    self._inputs(part), tensors.get(part, ()), items.users, self._forms[part].whole, self._returned(part)
+                )
                 for part, items in self._sets.items()
             }
         )
@@ -131,8 +135,8 @@ class ItemSets(WithTargets):
     def _learnt(self) -> Targets:
         if not self._forms["train"].labelled:
             return Targets("unlabelled", 0, {})
-        name, labelled = type(self).__name__, [part for part in self._sets if self._forms[part].labelled]
-        targets = {part: (self._targets(part), f"{name}: the targets of the {part} set") for part in labelled}
+        name = type(self).__name__
+        targets = {part: (array, f"{name}: the targets of the {part} set") for part, array in self._all_targets.items()}
         assert self._task != "unlabelled"
         return read_targets(targets, self._task, self._num_classes)
 
@@ -155,6 +159,26 @@ class ItemSets(WithTargets):
         return Form(inputs_of if look.lone and labelled else whole_batch_of, labelled, whole=True)
 
     # Targets ----------------------------------------------------------------------------------------------------------------------
+
+    @cached_property
+    def _all_targets(self) -> dict[str, np.ndarray]:
+        return {part: self._targets(part) for part in self._sets if self._forms[part].labelled}
+
+    def _returned(self, part: str) -> Returned | None:
+        """Return the pairs of a set as its ``DataLoader`` returns them, if the samples hold them in another form."""
+        items, converted = self._sets[part], self._learnt.tensors.get(part)
+        if converted is None or self._forms[part].whole:
+            return None
+        if items.stored is not None:
+            example = Example(None, has_images_of_bytes(items.stored))
+        else:
+            some = np.arange(min(8, len(items.items)) if self.collate_fn is not None else 1)
+            example = result_of(self._workers.submit(part, example_of, some), part)
+        if items.targets is not None and not items.checked:
+            example = Example(None, example.bytes)  # the user's own targets take the place of the items'
+        if type(self).preprocess is not ItemSets.preprocess or self.augment() is not None:
+            example = Example(example.targets, bytes=False)  # a subclass defines what becomes of the inputs
+        return returned_pairs(self._all_targets[part], converted, example)
 
     def _targets(self, part: str) -> np.ndarray:
         """Return all targets of a set: known, from its cache file, or read with the items."""
@@ -273,18 +297,3 @@ def _of_each_class(targets: np.ndarray, most: int) -> np.ndarray:
 def _spread(count: int, most: int) -> np.ndarray:
     """Return at most ``most`` of ``count`` indices, evenly spaced."""
     return np.unique(np.linspace(0, count - 1, most).astype(np.int64))
-
-
-def _as_torch_has_it(inputs: Tree) -> Tree:
-    """Return inputs as the data set's transforms made them; scale images of bytes to [0, 1]."""
-    return map_leaves(_scaled, inputs)
-
-
-def _scaled(leaf: Tensor) -> Tensor:
-    if leaf.ndim != 4:
-        return leaf
-    # Channels-last memory, as for all other images here: convolutions read it faster.
-    rows = leaf.permute(0, 2, 3, 1)
-    dtype = torch.get_default_dtype() if leaf.dtype == torch.uint8 else leaf.dtype
-    copied = torch.empty(rows.shape, dtype=dtype, device=leaf.device).copy_(rows)
-    return (copied.div_(255) if leaf.dtype == torch.uint8 else copied).permute(0, 3, 1, 2)

@@ -27,8 +27,9 @@ class TorchDataset(ItemSets):
     from the items. Integers and text are classes, floats are values, rows of 0 and 1 are several labels, rows of other floats several
     values. With ``users`` every user is a client.
 
-    Items of any other structure, such as dicts, triples and inputs alone, reach the steps of a ``LightningModule`` as a
-    ``DataLoader`` returns them. They have no targets unless ``target`` names them, for splits by label and label statistics.
+    The steps of a ``LightningModule`` receive pairs and items of any other structure, such as dicts, triples and inputs alone, as a
+    ``DataLoader`` returns them. Other items than pairs have no targets unless ``target`` names them, for splits by label and label
+    statistics.
 
     The data set's own transforms run in the workers. Their random draws (from torch's, numpy's or Python's streams) depend on
     seed, round, client and sample, so that a run can be repeated and resumed to the bit. In evaluations a sample's random draws

@@ -182,7 +182,7 @@ def check_data(
 ) -> None:
     """Refuse a model with too few outputs, and methods that cannot read inputs or labels of several tensors."""
     example = Reader(federation, device, DTYPES[settings.precision], model.convolves, model.takes_whole_batches).example
-    _check_batches(methods, example, federation)
+    _check_batches(methods, example, federation, model)
     check_outputs(model, example, federation)
 
 
@@ -280,8 +280,14 @@ def _unlike_batches(reader: Reader, batch_size: int) -> str:
     return next(filter(None, (not_rows(batch, batch_size) for batch in batches)), "") or unlike_shapes(batches)
 
 
-def _check_batches(methods: Sequence[Method], example: Tree, federation: Federation) -> None:
-    """Refuse methods that make inputs or read labels if these consist of several tensors."""
+def _check_batches(methods: Sequence[Method], example: Tree, federation: Federation, model: ModelFunction) -> None:
+    """Refuse methods that make inputs or read labels if these consist of several tensors, or have a form of the data set's own."""
+    if federation.train.returned is not None and model.takes_whole_batches:
+        for method in (method for method in methods if method.plain_batches):
+            raise ValueError(
+                f"{method.name} reads labels as class indices and images in [0, 1], and {type(model.module).__name__} gets the pairs as "
+                f"the data set returns them: return such labels and images, give a flcog.ClientModule, or remove {method.name}"
+            )
     for what, tree in (("inputs", example), ("targets", federation.train.targets)):
         for method in methods:
             if method.plain_batches and not isinstance(tree, Tensor):

@@ -14,6 +14,7 @@ from flcog.core.copies import Arriving, copy_queue_of, sent
 from flcog.core.source import Source
 from flcog.core.trees import Tree, change_of_structure, floats_to, map_leaves, moved, num_bytes
 from flcog.data import Federation, Samples
+from flcog.data.samples import Returned
 
 Request = tuple[np.ndarray, np.ndarray | None]
 """Indices of samples, and a random key for each sample if they are augmented."""
@@ -32,7 +33,7 @@ class Reader:
         dtype: the type of floating-point inputs.
         convolves: whether the model has convolutions, which read channels-last images faster. For other models, the reader makes
             images contiguous, for many batches at once.
-        own_steps: whether the model's own steps receive a data set's whole batches as they are.
+        own_steps: whether the model's own steps receive a data set's batches as they are.
     """
 
     def __init__(
@@ -87,9 +88,17 @@ class Reader:
             self._check_structure(gathered, len(indices))
         if samples.whole and self._own_steps:
             return moved(gathered, self._moved), ()
+        returned = samples.returned if self._own_steps else None
+        if returned is not None and returned.unscaled:
+            return moved(gathered, self._moved), self._as_returned(returned, indices)
         inputs, targets = self.federation.ready(samples, gathered, indices, self.device, keys)
         inputs = floats_to(self._dtype, inputs)
-        return inputs if self._convolves else map_leaves(torch.Tensor.contiguous, inputs), targets
+        inputs = inputs if self._convolves else map_leaves(torch.Tensor.contiguous, inputs)
+        return inputs, targets if returned is None else self._as_returned(returned, indices)
+
+    def _as_returned(self, returned: Returned, indices: Tensor) -> Tree:
+        """The targets as the data set returns them."""
+        return moved(map_leaves(lambda leaf: leaf.index_select(0, indices.to(leaf.device)), returned.targets), self._moved)
 
     def _check_structure(self, gathered: Tree, count: int) -> None:
         """Refuse a batch whose structure differs from the first one's."""

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -21,6 +21,18 @@ Augment = Callable[[Tree, np.ndarray], Tree]
 """``augment(inputs [B, H, W, C] as stored, keys uint64 [B]) -> inputs``: one key per sample is all the randomness it gets."""
 
 
+class Returned(NamedTuple):
+    """Pairs as the data set returns them, where :class:`Samples` hold them in another form.
+
+    Args:
+        targets: of any shape and kind, such as [N, 1], or one-hot rows.
+        unscaled: whether the inputs are images of bytes, from 0 to 255.
+    """
+
+    targets: Tree
+    unscaled: bool
+
+
 @dataclass(frozen=True)
 class Samples:
     """A set of samples held as arrays. Images are stored channels-last, [N, H, W, C], as decoders write them and CPUs like them.
@@ -36,12 +48,14 @@ class Samples:
         users: a natural owner for each sample, where the data set has one.
         whole: whether the inputs are whole batches of the data set, which the steps of a LightningModule receive alone. Targets
             then serve splits and statistics.
+        returned: the pairs that the steps of a LightningModule receive instead; None if they are the same.
     """
 
     inputs: Tree
     targets: Tree = ()
     users: np.ndarray | None = None
     whole: bool = False
+    returned: Returned | None = None
 
     def __post_init__(self) -> None:
         for what, tree in (("inputs", self.inputs), ("targets", self.targets)):
@@ -95,14 +109,18 @@ class Samples:
     def subset(self, rows: np.ndarray) -> "Samples":
         """The samples at some rows, in memory."""
         index, users = torch.from_numpy(rows), None if self.users is None else self.users[rows]
-        targets = map_leaves(lambda leaf: leaf[index.to(leaf.device)], self.targets)
-        return replace(self, inputs=self.gather(index), targets=targets, users=users)
+        return replace(self, inputs=self.gather(index), users=users, **self._targets_by(lambda leaf: leaf[index.to(leaf.device)]))
 
     def to(self, device: torch.device) -> "Samples":
         def moved(leaf: Any) -> Any:
             return leaf.to(device) if isinstance(leaf, Tensor) else leaf
 
-        return replace(self, inputs=map_leaves(moved, self.inputs), targets=map_leaves(moved, self.targets))
+        return replace(self, inputs=map_leaves(moved, self.inputs), **self._targets_by(moved))
+
+    def _targets_by(self, change: Callable[[Any], Any]) -> dict[str, Any]:
+        """The targets in both of their forms, changed."""
+        returned = self.returned and self.returned._replace(targets=map_leaves(change, self.returned.targets))
+        return {"targets": map_leaves(change, self.targets), "returned": returned}
 
 
 def _gathered(leaf: Any, indices: Tensor) -> Tensor:

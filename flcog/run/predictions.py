@@ -96,9 +96,9 @@ def _samples(federation: Federation, inputs: Tree) -> Samples:
     if spec != given_spec:
         raise ValueError("inputs must have the parts of the data set's own (a dict with the same names); they have other parts")
     leaves = [_as_stored(leaf, stored) for leaf, stored in zip(given, own, strict=True)]
-    return Samples(
-        pytree.tree_unflatten(leaves, spec), torch.zeros(len(leaves[0]), dtype=torch.int64), whole=federation.train.whole
-    )
+    train, targets = federation.train, torch.zeros(len(leaves[0]), dtype=torch.int64)
+    returned = train.returned and train.returned._replace(targets=targets)
+    return Samples(pytree.tree_unflatten(leaves, spec), targets, whole=train.whole, returned=returned)
 
 
 def _as_stored(given: Any, stored: Any) -> Tensor:

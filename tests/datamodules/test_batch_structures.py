@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader, Dataset, TensorDataset, default_collate
 
 import flcog
 from datamodules.common import one_line
-from flcog.callbacks import MOON, FedCOG, FedDisco, FedProx, Fedssyn
+from flcog.callbacks import MOON, FedCOG, FedDisco, FedProx, Fedssyn, LabelFlip
 from flcog.datamodules import ArrayData, Dirichlet, LightningData, LongTail, TorchDataset
 from flcog.run.partition_report import partition_report
 
@@ -66,6 +66,20 @@ KINDS: dict[str, tuple[Callable[[int], Any], Callable[[Any], Tensor], Any]] = {
         lambda i: (torch.full((1, 4, 4), float(i)), torch.full((1, 4, 4), float(i))),
         lambda batch: batch[0][:, 0, 0, 0],
         None,
+    ),
+    "a column": (lambda i: (ROWS[i] * 0 + i, ROWS[i, :1]), lambda batch: batch[0][:, 0], None),
+    "one-hot rows": (lambda i: (ROWS[i] * 0 + i, torch.eye(3)[LABELS[i]]), lambda batch: batch[0][:, 0], None),
+    "whole numbers for labels": (lambda i: (ROWS[i] * 0 + i, LABELS.new_tensor([1, i % 2])), lambda batch: batch[0][:, 0], None),
+    "true and false": (lambda i: (ROWS[i] * 0 + i, i % 2 == 0), lambda batch: batch[0][:, 0], None),
+    "an image of bytes": (
+        lambda i: (torch.full((1, 4, 4), i, dtype=torch.uint8), int(LABELS[i])),
+        lambda batch: batch[0][:, 0, 0, 0],
+        None,
+    ),
+    "a column that collate_fn makes": (
+        lambda i: (ROWS[i] * 0 + i, int(LABELS[i])),
+        lambda batch: batch[0][:, 0],
+        lambda items: [torch.stack([row for row, _ in items]), torch.tensor([[float(label)] for _, label in items])],
     ),
     "graphs": (
         lambda i: (ROWS[i], i),
@@ -136,7 +150,8 @@ def test_each_step_gets_what_a_data_loader_returns(kind: str) -> None:
     assert len(trained) == 6 and [len(evaluated[name]) for name in ("val", "test")] == [3, 3] and "val/loss" in figures
     for batch in [*trained, *evaluated["val"], *evaluated["test"]]:
         chosen = [items[int(number)] for number in numbers(batch)]
-        assert_same(batch, (collate_fn or default_collate)(chosen))
+        pair = isinstance(batch, tuple) and not isinstance(batch[0], tuple)
+        assert_same(list(batch) if pair else batch, (collate_fn or default_collate)(chosen))
 
 
 class Weighted(L.LightningModule):
@@ -225,6 +240,76 @@ def test_targets_are_named(items: Any, target: Any, wrap: bool) -> None:
     trainer = make_trainer(None, FedDisco(), rounds=1, local_steps=1, clients_per_round=1.0, precision="32-true")
     trainer.prepare(Weighted(), data)
     trainer.train_round()
+
+
+class Column(L.LightningModule):
+    """A regression whose targets are a column."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(6, 1)
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        return nn.functional.mse_loss(self.layer(batch[0]), batch[1])
+
+    def configure_optimizers(self) -> Any:
+        return torch.optim.SGD(self.parameters(), lr=0.1)
+
+
+@pytest.mark.parametrize("stored", [True, False])
+@pytest.mark.parametrize("executor", ["loop", "vmap"])
+def test_a_column_of_targets_does_not_broadcast(executor: Any, stored: bool) -> None:
+    items = TensorDataset(ROWS, ROWS[:, :1] * 2 + 1)
+    data = TorchDataset(items if stored else Items(items.__getitem__), num_clients=1, batch_size=24, num_workers=0)
+    trainer = make_trainer(None, rounds=1, local_steps=300, executor=executor, clients_per_round=1.0)
+    model = Column()
+    trainer.prepare(model, data)
+    trainer.train_round()
+    weight, bias = trainer.params["layer.weight"], trainer.params["layer.bias"]
+    assert_close(
+        {"w": weight, "b": bias}, {"w": torch.tensor([[2.0, 0, 0, 0, 0, 0]]).to(weight), "b": torch.ones(1).to(bias)}, 1e-3
+    )
+    assert trainer.executor.name == executor and data.federation.train.labels.shape == (24,)
+
+
+class Sees(Column):
+    """Keeps the inputs of its forward passes."""
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        self.seen = inputs
+        return self.layer(inputs.flatten(1)[:, :6].float())
+
+
+def test_predictions_get_bytes_as_the_steps_do() -> None:
+    bytes_of_images = torch.full((24, 1, 4, 4), 7, dtype=torch.uint8)
+    items = TensorDataset(bytes_of_images, torch.eye(3)[LABELS])
+    trainer = make_trainer(None, precision="32-true", clients_per_round=1.0)
+    trainer.prepare(Sees(), TorchDataset(items, items, num_clients=2, num_workers=0))
+    for inputs in (None, bytes_of_images):
+        trainer.predict(inputs=inputs)
+        seen = trainer.run.model.eval_module.seen
+        assert torch.equal(seen, bytes_of_images) and seen.dtype == torch.uint8
+
+
+def test_client_modules_get_class_indices_and_scaled_images() -> None:
+    images = torch.randint(256, (24, 1, 4, 4), dtype=torch.uint8)
+    runs = []
+    for inputs, targets in ((images, torch.eye(3)[LABELS]), (images / 255, LABELS)):
+        trainer = make_trainer(None, rounds=1, local_steps=2, clients_per_round=1.0)
+        torch.manual_seed(0)
+        model = flcog.Classifier(nn.Sequential(nn.Flatten(), nn.Linear(16, 3)))
+        trainer.prepare(model, TorchDataset(TensorDataset(inputs, targets), num_clients=2, batch_size=4))
+        trainer.train_round()
+        runs.append(trainer)
+    assert_close(runs[0].params, runs[1].params, 1e-6)
+
+
+def test_attackers_refuse_labels_of_another_form() -> None:
+    data = TorchDataset(TensorDataset(ROWS, torch.eye(3)[LABELS]), num_clients=2, num_workers=0)
+    with one_line(
+        ValueError, "LabelFlip reads labels as class indices .*, and Column gets the pairs as the data set returns them"
+    ):
+        make_trainer(None, LabelFlip(fraction=0.5)).prepare(Column(), data)
 
 
 class Labelled(Items):
