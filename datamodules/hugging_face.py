@@ -124,7 +124,12 @@ class HuggingFace(ItemSets):
             transform = self.transform if part == "train" else self.eval_transform
             stored = None if transform or self.collate_fn or self.cache_dir else _stored(rows, self.input)
             parts[part] = ItemSet(
-                _Rows(rows, self.input, self.target, transform), as_array(rows[self.target][:]), False, users, stored
+                _Rows(rows, self.input, self.target, transform),
+                as_array(rows[self.target][:]),
+                False,
+                users,
+                stored,
+                collate_fn=self.collate_fn,
             )
         return parts
 

@@ -1,5 +1,6 @@
 """ItemSet: one part of a data set whose items are read one by one."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,6 +21,7 @@ class ItemSet:
         stored: inputs that exist as tensors and need no transform.
         whole: whether ``stored`` contains everything that the items contain.
         transformed: whether a ``target_transform`` makes other targets of ``targets``.
+        collate_fn: the user's function from a list of items to a batch; None stacks the items.
     """
 
     items: Any
@@ -29,6 +31,7 @@ class ItemSet:
     stored: Tree | None = None
     whole: bool = False
     transformed: bool = False
+    collate_fn: Callable[[list[Any]], Any] | None = None
 
     def __post_init__(self) -> None:
         for what, values in (("targets", self.targets), ("users", self.users)):

@@ -108,8 +108,9 @@ class ItemSets(WithTargets):
                 for part, items in self._sets.items()
             }
         )
-        if self.collate_fn is not None and not self._forms["train"].whole:
-            self._check_collated(tensors["train"])
+        for part, items in self._sets.items():
+            if items.collate_fn is not None and part in tensors and not self._forms[part].whole:
+                self._check_collated(part, tensors[part])
         if self.cache_dir is not None:
             self._workers.rest()
         return splits
@@ -127,7 +128,7 @@ class ItemSets(WithTargets):
     @cached_property
     def _workers(self) -> Workers:
         parts = {
-            name: Items(part.items, self.collate_fn, part.targets is not None, self._target) for name, part in self._sets.items()
+            name: Items(part.items, part.collate_fn, part.targets is not None, self._target) for name, part in self._sets.items()
         }
         return Workers(parts, self.num_workers)
 
@@ -172,7 +173,7 @@ class ItemSets(WithTargets):
         if items.stored is not None:
             example = Example(None, has_images_of_bytes(items.stored))
         else:
-            some = np.arange(min(8, len(items.items)) if self.collate_fn is not None else 1)
+            some = np.arange(min(8, len(items.items)) if items.collate_fn is not None else 1)
             example = result_of(self._workers.submit(part, example_of, some), part)
         if items.targets is not None and not items.checked:
             example = Example(None, example.bytes)  # the user's own targets take the place of the items'
@@ -211,10 +212,10 @@ class ItemSets(WithTargets):
             return items.targets
         return items.targets if np.array_equal(own.reshape(-1), items.targets[some].reshape(-1)) else None
 
-    def _check_collated(self, targets: Tensor) -> None:
+    def _check_collated(self, part: str, targets: Tensor) -> None:
         """Refuse a ``collate_fn`` whose targets differ from the items' own: the split and the metrics use the latter."""
         rows = np.arange(min(8, len(targets)))
-        made = result_of(self._workers.submit("train", collated_targets, rows), "train")
+        made = result_of(self._workers.submit(part, collated_targets, rows), part)
         if (
             made is not None
             and made.dtype.kind in "biuf"
@@ -236,7 +237,7 @@ class ItemSets(WithTargets):
             # Refuse items that cannot be stacked now, instead of in the middle of a round.
             some = _spread(len(items.items), 4)
             batch = result_of(self._workers.submit(part, make, some), part)
-            alone = self.collate_fn is not None or bool(make is whole_batch_of and not_rows(batch, len(some)))
+            alone = items.collate_fn is not None or bool(make is whole_batch_of and not_rows(batch, len(some)))
             return Streamed(self._workers, part, len(items.items), alone, make)
         rows = self._fill(part)
         form = result_of(self._workers.submit(part, form_of, np.zeros(1, np.int64)), part)

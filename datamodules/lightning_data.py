@@ -4,14 +4,15 @@ from collections.abc import Mapping
 from typing import Any
 
 import lightning as L
-from torch.utils.data import DataLoader, RandomSampler, SequentialSampler, default_collate
+from torch.utils.data import DataLoader
 
 from flcog.core.lightning_packages import overrides
 from flcog.datamodules.item_set import ItemSet
 from flcog.datamodules.item_sets import ItemSets
+from flcog.datamodules.read_loader import ReadLoader, read_loader
 from flcog.datamodules.stand_ins import StandIn, the_loader
 from flcog.datamodules.targets import TaskOrAuto
-from flcog.datamodules.torch_dataset import PARTS, by_part, parts_of, require_map_style
+from flcog.datamodules.torch_dataset import PARTS, by_part, parts_of
 from flcog.datamodules.workers import Target
 
 WORKERS = 2
@@ -21,9 +22,11 @@ WORKERS = 2
 class LightningData(ItemSets):
     """Any plain ``LightningDataModule``: clients share the data set of its ``train_dataloader``.
 
-    Batch size, ``drop_last``, ``collate_fn`` and number of workers are the loader's (two worker processes if it has none);
-    ``val_dataloader`` and ``test_dataloader`` provide the sets for evaluation. ``trainer.fit(model, datamodule)`` wraps the data
-    module in this class by itself, with ten random clients. Items are read as in :class:`TorchDataset`.
+    Batch size, ``drop_last`` and number of workers are the loader's (two worker processes if it has none); ``val_dataloader`` and
+    ``test_dataloader`` provide the sets for evaluation, and the larger of their batch sizes. Each set has its own loader's
+    ``collate_fn``, and of the samples only those of a ``SubsetRandomSampler``; a note names all other samplers, which are not used.
+    ``trainer.fit(model, datamodule)`` wraps the data module in this class by itself, with ten random clients. Items are read as in
+    :class:`TorchDataset`.
 
     As YAML:
 
@@ -75,35 +78,34 @@ class LightningData(ItemSets):
         found = {part: loader for part, loader in (loaders | {"test": self._loader("test")}).items() if loader is not None}
         if "train" not in found:
             raise ValueError(f"{type(self.module).__name__} has no train_dataloader: write one, or give its training set alone")
-        train = found["train"]
+        read = {part: read_loader(found[part], part) for part in PARTS if part in found}
+        train, evaluated = read["train"], [read[part] for part in ("val", "test") if part in read]
         self.batch_size = train.batch_size or self.batch_size
-        self.eval_batch_size = max(loader.batch_size or 1 for loader in found.values())
-        self.drop_last, self.num_workers = train.drop_last, train.num_workers or WORKERS
-        self.collate_fn = None if train.collate_fn is default_collate else train.collate_fn
-        self.notes = (self._note(train, "test" in found),)
-        sets = {part: found[part].dataset for part in PARTS if part in found}
-        return parts_of(sets, self._given_targets, self._users, self.collate_fn is None)
+        self.eval_batch_size = max(loader.batch_size or 1 for loader in evaluated or [train])
+        self.drop_last, self.num_workers = train.drop_last, found["train"].num_workers or WORKERS
+        self.collate_fn = train.collate_fn
+        self.notes = (self._note(read),)
+        targets = {part: loader.of_its_rows(self._given_targets.get(part)) for part, loader in read.items()}
+        users, collate_fns = train.of_its_rows(self._users), {part: loader.collate_fn for part, loader in read.items()}
+        return parts_of({part: loader.dataset for part, loader in read.items()}, targets, users, collate_fns)
 
     def _loader(self, part: str) -> DataLoader | None:
         hook = f"{part}_dataloader"
         if not overrides(self.module, "LightningDataModule", hook):
             return None
-        loader = the_loader(getattr(self.module, hook)(), f"{type(self.module).__name__}.{hook} returns", part)
-        if loader is not None:
-            require_map_style(loader.dataset, part)
-        return loader
+        return the_loader(getattr(self.module, hook)(), f"{type(self.module).__name__}.{hook} returns", part)
 
-    def _note(self, train: DataLoader, tested: bool) -> str:
+    def _note(self, read: Mapping[str, ReadLoader]) -> str:
         """How the sets become a federation."""
-        sampler = train.sampler
         how = (
             f"by {type(self.partitioner).__name__}"
             if self.partitioner is not None
             else f"over {self.num_clients} clients at random"
         )
-        unused = "" if isinstance(sampler, RandomSampler | SequentialSampler) else f"; its {type(sampler).__name__} is not used"
+        whose = {"train": "its", "val": "the validation loader's", "test": "the test loader's"}
+        unused = "".join(f"; {whose[part]} {loader.unused} is not used" for part, loader in read.items() if loader.unused)
         what = self.module.stands_for if isinstance(self.module, StandIn) else type(self.module).__name__
-        tests = "" if tested else "; no test set"
+        tests = "" if "test" in read else "; no test set"
         return (
             f"a {what} is divided {how}, in batches of {self.batch_size}{tests}{unused}: flcog.datamodules.LightningData takes "
             "num_clients, partitioner, users"

@@ -1,6 +1,7 @@
 """TorchDataset: a data module for any map-style torch data set."""
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,8 @@ from flcog.datamodules.targets import TaskOrAuto
 from flcog.datamodules.workers import Target
 
 PARTS = ("train", "test", "val")
+
+CollateFn = Callable[[list[Any]], Any]
 
 MOST_ITEMS = 100_000_000
 """Longer data sets are refused: a partition and the targets alone would fill the memory."""
@@ -95,7 +98,7 @@ class TorchDataset(ItemSets):
         self._users = users
 
     def _parts(self) -> dict[str, ItemSet]:
-        return parts_of(self.sets, self._given_targets, self._users, self.collate_fn is None)
+        return parts_of(self.sets, self._given_targets, self._users, dict.fromkeys(self.sets, self.collate_fn))
 
 
 def by_part(targets: Any) -> dict[str, Any]:
@@ -108,17 +111,28 @@ def by_part(targets: Any) -> dict[str, Any]:
     return given
 
 
-def parts_of(sets: Mapping[str, Any], targets: Mapping[str, Any], users: Any, stacked: bool) -> dict[str, ItemSet]:
+def parts_of(
+    sets: Mapping[str, Any], targets: Mapping[str, Any], users: Any, collate_fns: Mapping[str, CollateFn | None]
+) -> dict[str, ItemSet]:
     """Return the sets of items.
 
     Args:
         sets: torch data sets, by part.
         targets: the result of :func:`by_part`.
         users: the owners of the training samples, as for :class:`TorchDataset`.
-        stacked: whether batches are the items' tensors, so that a ``TensorDataset`` can be used directly.
+        collate_fns: by part; None stacks the items, so that a ``TensorDataset`` can be used directly.
     """
     return {
-        part: _part(part, dataset, targets.get(part), _users_of(dataset, users) if part == "train" else None, stacked)
+        part: replace(
+            _part(
+                part,
+                dataset,
+                targets.get(part),
+                _users_of(dataset, users) if part == "train" else None,
+                collate_fns[part] is None,
+            ),
+            collate_fn=collate_fns[part],
+        )
         for part, dataset in sets.items()
     }
 

@@ -10,7 +10,16 @@ import torch
 from datamodules.common import one_line
 from datamodules.test_torch_dataset import FEATURES, LABELS, Items, module, pad
 from harness import distance, make_trainer
-from torch.utils.data import DataLoader, IterableDataset, TensorDataset, WeightedRandomSampler
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    IterableDataset,
+    RandomSampler,
+    SubsetRandomSampler,
+    TensorDataset,
+    WeightedRandomSampler,
+    default_collate,
+)
 
 from flcog.datamodules import ArrayData, Dirichlet, LightningData
 from flcog.datamodules.wrapping import federated
@@ -84,6 +93,74 @@ def test_a_collate_fn_and_a_sampler_are_seen() -> None:
     assert "; its WeightedRandomSampler is not used: flcog.datamodules.LightningData takes" in wrapped.notes[0]
 
 
+def at(batch: Any) -> Any:
+    """Return a batch whose inputs are all 100."""
+    inputs, targets = default_collate(batch)
+    return inputs * 0 + 100, targets
+
+
+class Means(L.LightningModule):
+    """Logs the mean input and the number of samples of each batch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = torch.nn.Linear(6, 3)
+
+    def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
+        self.log("mean", batch[0].mean())
+        return torch.nn.functional.cross_entropy(self.layer(batch[0]), batch[1])
+
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        self.log("val_mean", batch[0].mean())
+        self.log("val_count", float(len(batch[0])))
+
+    def configure_optimizers(self) -> Any:
+        return torch.optim.SGD(self.parameters(), lr=0.1)
+
+
+@pytest.mark.parametrize("part", ["train", "val"])
+def test_each_loader_has_its_own_collate_fn(part: str, tmp_path: Path) -> None:
+    loaders = [DataLoader(TENSORS, batch_size=6, collate_fn=at if part == name else None) for name in ("train", "val")]
+    trainer = make_trainer(tmp_path, rounds=1, local_steps=1, eval_every=1, precision="32-true")
+    trainer.fit(Means(), *loaders)
+    means = {name: trainer.history[0][f"{name}/mean"] for name in ("train", "val")}
+    assert means.pop(part) == 100 and abs(next(iter(means.values()))) < 2
+
+
+def test_a_sampler_of_a_subset_chooses_the_samples(tmp_path: Path) -> None:
+    train = DataLoader(TENSORS, batch_size=6, sampler=SubsetRandomSampler(range(20, 60)))
+    val = DataLoader(TENSORS, batch_size=5, sampler=SubsetRandomSampler([3, 1, *range(4, 20)]))
+    trainer = make_trainer(tmp_path, rounds=1, local_steps=1, eval_every=1, precision="32-true")
+    trainer.fit(Means(), train, val)
+    data = trainer.federation
+    assert torch.equal(data.train.inputs, TENSORS.tensors[0][20:]) and torch.equal(data.train.targets, TENSORS.tensors[1][20:])
+    rows = [3, 1, *range(4, 20)]
+    assert torch.equal(data.val.inputs, TENSORS.tensors[0][rows]) and torch.equal(data.val.targets, TENSORS.tensors[1][rows])
+    assert trainer.history[0]["val/mean"] == pytest.approx(float(TENSORS.tensors[0][rows].mean()), abs=1e-6)
+    assert trainer.history[0]["val/count"] == pytest.approx((3 * 5 * 5 + 3 * 3) / 18) and not any(
+        "is not used" in note for note in trainer.notes
+    )
+
+
+def test_owners_and_targets_of_a_subset() -> None:
+    data = Plain(shuffle=False, sampler=SubsetRandomSampler(range(20, 60)))
+    owners = [f"{item % 4}" for item in range(60)]
+    by_name = LightningData(data, users=owners, targets=[item % 3 for item in range(60)]).federation
+    by_function = LightningData(data, users=lambda item: owners[item]).federation
+    assert by_name.train.users.tolist() == by_function.train.users.tolist() == owners[20:]  # type: ignore[union-attr]
+    assert by_name.train.labels.tolist() == [item % 3 for item in range(20, 60)]
+
+
+def test_batch_samplers_are_seen() -> None:
+    weights = WeightedRandomSampler([1.0] * 60, 60)
+    wrapped = federated(DataLoader(TENSORS, batch_sampler=BatchSampler(weights, 16, drop_last=True)))
+    wrapped.setup("fit")
+    assert wrapped.batch_size == 16 and wrapped.drop_last and "; its WeightedRandomSampler is not used: " in wrapped.notes[0]
+    again = federated(DataLoader(TENSORS, sampler=RandomSampler(TENSORS, num_samples=9)))
+    again.setup("fit")
+    assert "; its RandomSampler is not used: " in again.notes[0]
+
+
 def test_a_lightning_data_module_divided_otherwise() -> None:
     owners = LightningData(Plain(), users=[f"{item % 4}" for item in range(60)])
     assert owners.federation.num_clients == 4 and "is divided by Natural, in batches of 16: " in owners.notes[0]
@@ -117,6 +194,10 @@ Frame.__module__, Frame.__name__ = "pandas.core.frame", "DataFrame"
     [
         (Stream(), "train is a Stream, a stream, whose samples cannot be given to clients"),
         (DataLoader(Stream()), "train is a Stream, a stream"),
+        (
+            DataLoader(TENSORS, batch_size=None),
+            "the train loader has batch_size=None, so that its items are batches, and clients need",
+        ),
         (NoTraining(), "NoTraining has no train_dataloader: write one"),
         (TwoLoaders(), "TwoLoaders.train_dataloader returns a dict, and clients share the data set of one"),
         ((FEATURES, LABELS), r"data is a tuple: give flcog.datamodules.ArrayData\(train_inputs="),

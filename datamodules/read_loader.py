@@ -1,0 +1,78 @@
+"""What a ``DataLoader`` of the user's contributes to a federation: its samples, batch size and ``collate_fn``."""
+
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    RandomSampler,
+    SequentialSampler,
+    Subset,
+    SubsetRandomSampler,
+    default_collate,
+)
+
+from flcog.datamodules.items import as_array
+from flcog.datamodules.torch_dataset import require_map_style
+
+
+class ReadLoader(NamedTuple):
+    """A loader as a federation uses it.
+
+    Args:
+        dataset: of the samples that its sampler chooses.
+        rows: their indices in the loader's own data set; None for all.
+        batch_size: None if the loader's batch sampler has none.
+        drop_last: whether the last, smaller batch is dropped.
+        collate_fn: the user's; None for torch's own.
+        unused: the name of a sampler that is not used, or of which only the indices are; empty for none.
+    """
+
+    dataset: Any
+    rows: np.ndarray | None
+    batch_size: int | None
+    drop_last: bool
+    collate_fn: Callable[[list[Any]], Any] | None
+    unused: str
+
+    def of_its_rows(self, values: Any) -> Any:
+        """Values of the loader's own data set (an array, or a function of the index) for the chosen samples."""
+        if self.rows is None or values is None or isinstance(values, str | Mapping):
+            return values
+        if callable(values):
+            return [values(int(row)) for row in self.rows]
+        array = as_array(values)
+        return array if len(array) == len(self.rows) else array[self.rows]
+
+
+def read_loader(loader: DataLoader, part: str) -> ReadLoader:
+    """Read a loader; refuse one without batches of its own, or without a map-style data set."""
+    require_map_style(loader.dataset, part)
+    batches = loader.batch_sampler
+    if batches is None:
+        raise ValueError(
+            f"the {part} loader has batch_size=None, so that its items are batches, and clients need single samples: give a data set of "
+            "single samples, and a batch_size"
+        )
+    sampler = getattr(batches, "sampler", None)
+    rows, used = None, isinstance(sampler, SequentialSampler) or _is_shuffle(sampler, len(loader.dataset))  # type: ignore[arg-type]
+    if (indices := getattr(sampler, "indices", None)) is not None:
+        rows, used = np.asarray(indices), type(sampler) is SubsetRandomSampler
+        if np.array_equal(np.sort(rows), np.arange(len(loader.dataset))):  # type: ignore[arg-type]
+            rows = None
+    unused = "" if used else type(sampler).__name__
+    return ReadLoader(
+        dataset=loader.dataset if rows is None else Subset(loader.dataset, rows.tolist()),
+        rows=rows,
+        batch_size=getattr(batches, "batch_size", None),
+        drop_last=bool(getattr(batches, "drop_last", False)),
+        collate_fn=None if loader.collate_fn is default_collate else loader.collate_fn,
+        unused=unused if type(batches) is BatchSampler else type(batches).__name__,
+    )
+
+
+def _is_shuffle(sampler: Any, count: int) -> bool:
+    """Whether a sampler takes each of ``count`` samples once."""
+    return isinstance(sampler, RandomSampler) and not sampler.replacement and sampler.num_samples == count
