@@ -1,6 +1,7 @@
 """LightningData: makes a federation of the data sets of a plain LightningDataModule."""
 
 from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import lightning as L
@@ -69,13 +70,22 @@ class LightningData(ItemSets):
         return self.module.loaders_of if isinstance(self.module, StandIn) else None
 
     def prepare_data(self) -> None:
-        self.module.prepare_data()
+        with self._trainer_visible():
+            self.module.prepare_data()
+
+    def _trainer_visible(self) -> AbstractContextManager[None]:
+        """Let the user's hooks find their trainer. Only for the time of a hook, because worker processes cannot receive it."""
+        return nullcontext() if self.seen_in_setup is None else self.seen_in_setup.visible_to(self.loaders_of or self.hooked)
+
+    def _loaders(self) -> dict[str, DataLoader | None]:
+        with self._trainer_visible():
+            self.module.setup("fit")
+            loaders = {"train": self._loader("train"), "val": self._loader("val")}
+            self.module.setup("test")
+            return loaders | {"test": self._loader("test")}
 
     def _parts(self) -> Mapping[str, ItemSet]:
-        self.module.setup("fit")
-        loaders = {"train": self._loader("train"), "val": self._loader("val")}
-        self.module.setup("test")
-        found = {part: loader for part, loader in (loaders | {"test": self._loader("test")}).items() if loader is not None}
+        found = {part: loader for part, loader in self._loaders().items() if loader is not None}
         if "train" not in found:
             raise ValueError(f"{type(self.module).__name__} has no train_dataloader: write one, or give its training set alone")
         read = {part: read_loader(found[part], part) for part in PARTS if part in found}

@@ -38,8 +38,9 @@ class TrainerView:
 
     @contextmanager
     def visible_to(self, module: Any) -> Iterator[None]:
-        """Let a module find this trainer as ``self.trainer``."""
-        before, module.trainer = module._trainer, self
+        """Let a module or a data module find this trainer as ``self.trainer``."""
+        before = module._trainer if hasattr(module, "_trainer") else module.trainer
+        module.trainer = self
         try:
             yield
         finally:

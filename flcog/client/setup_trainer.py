@@ -62,6 +62,11 @@ class SetupTrainer(TrainerView):
 
     @property
     def _largest(self) -> int:
+        if self._federated.seen_in_setup is self:
+            raise ValueError(
+                "a data module asked its trainer for numbers of batches or steps in setup, and no client has data yet: read "
+                "estimated_stepping_batches and num_training_batches in configure_optimizers"
+            )
         return int(self._federated.federation.partition.sizes.max())
 
     @property

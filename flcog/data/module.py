@@ -2,7 +2,7 @@
 
 import copy
 from collections.abc import Callable, Iterator, Sequence
-from typing import Literal
+from typing import Any, Literal
 
 import lightning as L
 import numpy as np
@@ -47,6 +47,8 @@ class FederatedDataModule(TopicList, L.LightningDataModule):
     class_names: tuple[str, ...] | None = None
     notes: tuple[str, ...] = ()
     """Choices made on the user's behalf, for the run's summary."""
+    seen_in_setup: Any = None
+    """The trainer that a wrapped data module, or a module with its own loaders, finds as ``self.trainer`` while a run opens."""
 
     def __init__(
         self,

@@ -25,12 +25,14 @@ def open_run(request: Request, plan: Plan) -> Session:
         plan: how the verb opens a run.
     """
     settings, processes = request.settings, processes_of(request.fabric)
-    saved = _read(request, plan.find(request, processes))
+    found = plan.find(request, processes)
+    saved = None if found is None else CheckpointFile(found, checkpoint.read(found))
 
     lightning = next(observer for observer in request.observers if isinstance(observer, LightningCallbacks))
-    callbacks = lightning.gather(request.model)
     find_directory = functools.cache(lambda: plan.directory(request, saved, processes))
-    trainer = SetupTrainer(settings, request.datamodule, processes, callbacks, request.root, find_directory)
+    trainer = SetupTrainer(settings, request.datamodule, processes, lightning.callbacks, request.root, find_directory)
+    _read_data(request, trainer)
+    trainer.callbacks = list(lightning.gather(request.model))
     client = make_client_model(settings, request.methods, request.model, request.datamodule, processes, trainer)
     described = experiment.describe(settings, request.methods, client, request.datamodule, request.config)
 
@@ -61,13 +63,16 @@ def open_run(request: Request, plan: Plan) -> Session:
     return run
 
 
-def _read(request: Request, found: Path | None) -> CheckpointFile | None:
-    """The checkpoint, if there is one, and then the data."""
-    saved = None if found is None else CheckpointFile(found, checkpoint.read(found))
-    with request.fabric.rank_zero_first(local=True):
-        for module in (request.datamodule, *data_modules(request.methods)):
-            module.prepare_data()
-        if lightning_base(request.model, "LightningModule"):
-            cast(Any, request.model).prepare_data()
-    request.datamodule.setup("fit")
-    return saved
+def _read_data(request: Request, trainer: SetupTrainer) -> None:
+    """Prepare and set up the data. The user's own hooks of this time see their trainer."""
+    request.datamodule.seen_in_setup = trainer
+    try:
+        with request.fabric.rank_zero_first(local=True):
+            for module in (request.datamodule, *data_modules(request.methods)):
+                module.prepare_data()
+            if lightning_base(request.model, "LightningModule"):
+                with trainer.visible_to(request.model):
+                    cast(Any, request.model).prepare_data()
+        request.datamodule.setup("fit")
+    finally:
+        request.datamodule.seen_in_setup = None

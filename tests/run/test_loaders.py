@@ -130,6 +130,41 @@ def test_a_module_with_loaders_of_its_own(tmp_path: Path, recwarn: pytest.Warnin
     assert set(make_trainer(None, **options).test(Tested())) == {"test/loss"}
 
 
+class SetsUp(L.LightningDataModule):
+    """Asks its trainer in its hooks."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__()
+        self.name, self.found = name, list[Any]()
+
+    def prepare_data(self) -> None:
+        self.found.append(getattr(self.trainer, self.name))
+
+    def setup(self, stage: str) -> None:
+        self.found.append((stage, getattr(self.trainer, self.name)))
+
+    def train_dataloader(self) -> Any:
+        self.found.append(getattr(self.trainer, self.name))
+        return TRAIN
+
+
+class SetsUpItself(OfItself):
+    def setup(self, stage: str) -> None:
+        super().setup(stage)
+        self.found = (stage, self.trainer.max_epochs, self.trainer.world_size)
+
+
+def test_setup_finds_its_trainer() -> None:
+    data = SetsUp("max_epochs")
+    make_trainer(None, **OPTIONS | {"rounds": 7}).prepare(module(), data)
+    assert data.found == [7, ("fit", 7), 7, ("test", 7)] and data.trainer is None
+    trainer = make_trainer(None, **OPTIONS | {"rounds": 7})
+    trainer.fit(model := SetsUpItself())
+    assert model.found == ("test", 7, 1)
+    with one_line(ValueError, "a data module asked its trainer for numbers of batches .* in setup, .*: read estimated_stepping"):
+        make_trainer(None, **OPTIONS).prepare(module(), SetsUp("estimated_stepping_batches"))
+
+
 class Predicts(OfItself):
     """A module and a data module with everything for predictions."""
 
