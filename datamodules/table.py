@@ -190,6 +190,8 @@ def _target(frame: Any, names: list[str], part: str) -> tuple[np.ndarray, str]:
 
 def _column(frame: Any, name: str, part: str) -> np.ndarray:
     """Return a column; refuse missing and infinite values."""
+    if name not in frame.columns:
+        raise ValueError(f"Table: {part} has no column {name!r}; it has {', '.join(map(str, frame.columns))}")
     values = frame[name]
     if missing := int(values.isna().sum()):
         row = int(values.isna().to_numpy().argmax())
@@ -248,7 +250,14 @@ def _numbers(frame: Any, name: str, kinds: np.ndarray | None, part: str) -> np.n
     """Return a feature as one column of numbers, or as one column for each category."""
     values = _column(frame, name, part)
     if kinds is not None:
-        return (values.astype(str)[:, None] == kinds).astype(np.float64)
+        known = values.astype(str)[:, None] == kinds
+        # Whole numbers may be categories of which some are new. A float is written in another way than a text.
+        if (values.dtype.kind == "f" and not known.any(1).all()) or (values.dtype.kind in "biu" and not known.any()):
+            raise ValueError(
+                f"Table: column {name!r} holds text or categories in train, such as {str(kinds[0])!r}, and in {part} numbers such as "
+                f"{values[int((~known.any(1)).argmax())]}: give both the same type"
+            )
+        return known.astype(np.float64)
     if values.dtype.kind not in "biuf":
         raise ValueError(f"Table: column {name!r} holds numbers in train and text in {part}")
     return values.astype(np.float64)[:, None]

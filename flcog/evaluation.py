@@ -15,7 +15,7 @@ from flcog.client_module import ClientModule
 from flcog.core.lightning_packages import overrides
 from flcog.core.precision import float64_device, to_float64_device
 from flcog.core.processes import Processes
-from flcog.core.trees import Tree, first_leaf, num_rows
+from flcog.core.trees import Tree, first_leaf, form, num_rows
 from flcog.core.types import Params, changed, given
 from flcog.data import Partition, Samples
 from flcog.evaluation_hooks import EvaluationHooks
@@ -296,4 +296,10 @@ class Evaluator:
         def apply(params: Params, inputs: Tree) -> Tensor:
             return self.model.frozen(params, buffers, forward, inputs)
 
-        return (apply(params, inputs) if own is None else own(apply, params, inputs)).float()
+        outputs = apply(params, inputs) if own is None else own(apply, params, inputs)
+        if not isinstance(outputs, Tensor):
+            raise ValueError(
+                f"{type(self.model.module).__name__}.forward returns {form(outputs)}, and outputs are one tensor: write a predict_step, "
+                "whose results trainer.predict returns as they are"
+            )
+        return outputs.float()

@@ -104,6 +104,18 @@ def test_a_part_is_held_out_for_testing() -> None:
         ),
         (lambda: Table(frame()[["label"]], target="label"), "there are no features"),
         (lambda: Table(frame(), target="label", test=frame(x0=["a"] * 60)), "'x0' holds numbers in train and text in test"),
+        (
+            lambda: Table(frame(), target="label", test=frame().drop(columns="x1")),
+            "test has no column 'x1'; it has x0",
+        ),
+        (
+            lambda: Table(frame(x0=["1", "2"] * 30), target="label", test=frame(x0=[1.0, 2.0] * 30)),
+            "column 'x0' holds text or categories in train, such as '1', and in test numbers such as 1.0: give both the same type",
+        ),
+        (
+            lambda: Table(frame(x0=["a", "b"] * 30), target="label", test=frame(x0=[1, 2] * 30)),
+            "column 'x0' holds text or categories in train, such as 'a', and in test numbers such as 1: give both",
+        ),
         (lambda: Table(frame(), target="label", test=frame(), test_fraction=0.1), "give only one"),
         (lambda: Table(frame(), target="label", test_fraction=1.0), r"test_fraction must lie in \[0, 1\)"),
         (lambda: Table("none.csv", target="label"), "Table found no none.csv"),
@@ -171,3 +183,6 @@ def test_a_file_with_two_columns_of_one_name_is_refused(tmp_path: Path) -> None:
 def test_numbers_declared_as_categories_stay_categories() -> None:
     rows = pandas.DataFrame({"size": pandas.Categorical(["1", "2", "XL", "1"]), "y": [0, 1, 0, 1]})
     assert Table(rows, target="y", num_clients=1, standardise=False).federation.train.inputs.shape == (4, 3)
+    test = pandas.DataFrame({"size": [2, 7], "y": [0, 1]})
+    inputs = Table(rows, target="y", test=test, num_clients=1, standardise=False).federation.test.inputs  # type: ignore[union-attr]
+    assert inputs.tolist() == [[0, 1, 0], [0, 0, 0]]

@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import flcog
 from flcog.run.predictions import by_name
-from run.test_wrapped_data import TENSORS, TESTS, Plain, module
+from run.test_wrapped_data import TENSORS, TESTS, Means, Plain, module
 
 OPTIONS: dict[str, Any] = {"rounds": 1, "local_steps": 1, "precision": "32-true", "eval_every": 1}
 TRAIN, VAL = DataLoader(TENSORS, batch_size=16, shuffle=True), DataLoader(TESTS, batch_size=20)
@@ -221,6 +221,16 @@ def test_predictions_by_a_modules_own_step(tmp_path: Path) -> None:
         ValueError, "flcog predict writes tensors with a sample in each row; predict_step returns a list: return a tensor"
     ):
         by_name([[3]])
+
+
+class ReturnsTwo(Means):
+    def forward(self, inputs: Any) -> Any:
+        return self.layer(inputs), 1
+
+
+def test_predictions_of_several_outputs_need_a_step_of_their_own() -> None:
+    with one_line(ValueError, "ReturnsTwo.forward returns a tuple of 2 parts, and outputs are one tensor: write a predict_step"):
+        make_trainer(None, **OPTIONS).predict(ReturnsTwo(), VAL)
 
 
 def test_predictions_take_the_rest_from_the_last_fit(tmp_path: Path) -> None:
