@@ -14,6 +14,7 @@ from flcog.client_module import ClientModule, trains_itself
 from flcog.core.randomness import have_moved, put_back, streams
 from flcog.core.trees import Tree, call, first_leaf, map_leaves
 from flcog.core.types import Params
+from flcog.module_copies import ModuleCopies
 from flcog.step_log import StepLog
 
 Copied = TypeVar("Copied")
@@ -68,6 +69,9 @@ class ModelFunction:
         self.log = StepLog(module)
         """The values that the module's own ``training_step`` logs."""
         self.eval_module = self.copy_of(module).eval().requires_grad_(False)
+        self.copies = ModuleCopies(module, {*self.constants, *self.buffers} - self.initial.keys(), self.initial.keys())
+        """The copies of the module, which follow the changes that hooks make to it."""
+        self.copies.add(None, self.eval_module)
         self._train_dispatch, self._eval_dispatch = _Dispatch(self.module), _Dispatch(self.eval_module)
         self._keys = {name: f"module.{name}" for name in (*self.params, *self.buffers)}
 

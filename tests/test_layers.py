@@ -22,6 +22,7 @@ LAYERS = (
     (
         "flcog.client_module",
         "flcog.model_function",
+        "flcog.module_copies",
         "flcog.apply",
         "flcog.trainer_view",
         "flcog.own_steps",

@@ -37,7 +37,8 @@ class Learner:
         # Copied together, so that the copied optimiser holds the copied module's parameters.
         module, optimizer = self.model.copy_of((self.model.module, self.optimizer))
         model = ModelFunction(module, self.model.autocast)
-        model.initial = self.model.initial
+        model.initial, model.copies = self.model.initial, self.model.copies
+        model.copies.add(model.module, model.eval_module)
         model.log = StepLog(module, self.model.log)
         return Learner(model, optimizer, self.layers, False, self.logs)
 

@@ -227,7 +227,9 @@ class LightningCallbacks(Callback):
             return
         trainer.load_global_model()
         module = trainer.lightning_module
-        with trainer.visible_to(module), self._logging(trainer):
+        names = [name for name, *_ in hooks]
+        hooked = any(name in self._hooks for name in names) or any(users_hooks(callback, names) for callback in self._active)
+        with trainer.kept(hooked), trainer.visible_to(module), self._logging(trainer):
             for hook, *arguments in hooks:
                 before, after = around_module(self._active, hook)
                 self._call_callbacks(before, hook, trainer, *arguments)
@@ -235,7 +237,6 @@ class LightningCallbacks(Callback):
                     call_hook(module, hook, *arguments, where=f", round {trainer.current_epoch + 1}")
                     self._check_weights(f"{type(module).__name__}.{hook}")
                 self._call_callbacks(after, hook, trainer, *arguments)
-        trainer.keep_buffers()
 
     def _call_callbacks(self, callbacks: Sequence[L.Callback], hook: str, trainer: LightningTrainer, *arguments: Any) -> None:
         for callback in callbacks:
@@ -247,11 +248,16 @@ class LightningCallbacks(Callback):
                 self._check_weights(f"{type(callback).__name__}.{hook}")
 
     def _check_weights(self, hook: str) -> None:
-        """Refuse a hook that has changed the global weights."""
+        """Refuse a hook that has changed the global weights or persistent buffers."""
         assert self._trainer is not None
         changed = self._trainer.changed_parameter()
         if changed:
             raise ValueError(refusal_of_change(hook, changed))
+        if changed := self._trainer.changed_buffer():
+            raise ValueError(
+                f"{hook} changes the persistent buffer {changed} of the global model, which only the server changes: register it with "
+                "persistent=False, or change it while a client trains"
+            )
 
     def _take_row(self, metrics: dict[str, float]) -> None:
         """Let callbacks see and extend the round's row, to which the figures that they logged at its start are added."""

@@ -1,7 +1,8 @@
 """The trainer as Lightning's callbacks see it: the attributes of ``lightning.Trainer`` that have a meaning in federated training."""
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from operator import attrgetter
 from pathlib import Path
 from types import SimpleNamespace
@@ -11,6 +12,8 @@ import lightning as L
 import torch
 from lightning.pytorch.loggers import Logger
 from torch import Tensor
+from torch.nn.modules.batchnorm import _NormBase
+from torch.nn.utils.parametrizations import _SpectralNorm
 
 from flcog.client.optimizers import each_optimizer
 from flcog.core.lightning_packages import lightning_base, overrides
@@ -225,14 +228,30 @@ class LightningTrainer(TrainerView):
         """Load the global weights into the module, which otherwise contains a client's weights."""
         self._run.engine.hand_over(self._run.server)
 
-    def keep_buffers(self) -> None:
-        """Let clients begin with the temporary buffers as a hook has left them."""
+    @contextmanager
+    def kept(self, hooked: bool) -> Iterator[None]:
+        """Let clients and evaluations begin with the attributes and temporary buffers as hooks have left them.
+
+        Args:
+            hooked: whether the hooks include a user's.
+        """
+        with self._run.model.copies.follow() if hooked else nullcontext():
+            yield
         self._run.model.keep_buffers()
 
     def changed_parameter(self) -> str | None:
         """The name of a parameter of the module that differs from the global model's, if there is any."""
         now = dict(self.lightning_module.named_parameters())
         return next((name for name, value in self._run.params.items() if not torch.equal(now[name], value)), None)
+
+    def changed_buffer(self) -> str | None:
+        """The same of a persistent buffer, unless its layer changes it in each forward pass, such as a hook's on some samples."""
+        now, layers = dict(self.lightning_module.named_buffers()), dict(self.lightning_module.named_modules())
+        for name, value in self._run.buffers.items():
+            changes_it = isinstance(layers.get(name.rpartition(".")[0]), _NormBase | _SpectralNorm)
+            if not changes_it and (name not in now or not torch.equal(now[name], value.to(now[name]))):
+                return name
+        return None
 
     def save_checkpoint(self, filepath: str | Path, weights_only: bool | None = None, storage_options: Any = None) -> None:
         """Write the global model. A run resumes from its own ``last.ckpt``, which also holds the clients' states."""

@@ -259,7 +259,8 @@ class Session:
         server.round, server.seconds, self.branch = saved["round"], saved.get("seconds", 0.0), saved["branch"]
         if "on_load_checkpoint" in written_hooks(self.model.module):
             self.engine.hand_over(server)
-            self.model.module.on_load_checkpoint(dict(saved))
+            with self.model.copies.follow():
+                self.model.module.on_load_checkpoint(dict(saved))
             self.model.keep_buffers()
         if not resume:
             if (method := only_personal(self.engine, server)) is not None and not saved["resumable"]:

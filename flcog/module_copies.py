@@ -1,0 +1,172 @@
+"""Lets the copies of a module follow the attributes that a hook changes."""
+
+import copy
+from collections import deque
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+from weakref import WeakSet
+
+import numpy as np
+from torch import Tensor, nn
+from torchmetrics import Metric, MetricCollection
+
+IGNORED = frozenset(("_parameters", "_buffers", "_modules", "_trainer", "_fabric", "log", "log_dict"))
+"""Entries of a layer that belong to each copy alone."""
+
+MANY = 1000
+"""The most parts of a list or an object that are compared. A change within a larger one is not seen; a new one is."""
+
+LARGE = 2**20
+"""The most bytes of a NumPy array whose contents are compared."""
+
+Entry = tuple[str, str]
+"""The path of a layer, and the name of its attribute, its layer or its buffer."""
+
+Parts = list[tuple[Any, Any]]
+"""The parts of a value, each with the number of its changes."""
+
+
+class ModuleCopies:
+    """The copies of a module: one for evaluations, and two for each thread.
+
+    Args:
+        module: the module.
+        state: the names of buffers that have other values in each copy.
+        temporary: the names of buffers whose values only evaluations take from here; clients get them in each round.
+    """
+
+    def __init__(self, module: nn.Module, state: Collection[str], temporary: Collection[str]) -> None:
+        self._module, self._state, self._temporary = module, state, temporary
+        self._training, self._frozen = WeakSet[nn.Module](), WeakSet[nn.Module]()
+        self.version = 0
+        """Counts the hooks that changed an attribute, for compiled programs, which contain the attributes' values."""
+        self.changed = ""
+        """The first attribute that the last of these hooks changed."""
+
+    def add(self, training: nn.Module | None, frozen: nn.Module) -> None:
+        """Add copies.
+
+        Args:
+            training: trains a thread's clients.
+            frozen: is in evaluation mode.
+        """
+        self._frozen.add(frozen)
+        if training is not None:
+            self._training.add(training)
+            self._follow(training, {(path, "training"): [] for path, _ in _layers(training)}, True)
+
+    @contextmanager
+    def follow(self) -> Iterator[None]:
+        """Give the copies all attributes that change within the context."""
+        before = self._entries()
+        yield
+        after = self._entries()
+        changed = {entry: parts for entry, parts in after.items() if entry not in before or not _same(parts, before[entry])}
+        changed |= {entry: [] for entry in before if entry not in after}
+        if changed:
+            if attributes := [name for entry in changed if (name := _name(*entry)) not in self._temporary]:
+                self.version, self.changed = self.version + 1, attributes[0]
+            for target in self._training:
+                self._follow(target, changed, True)
+            for target in self._frozen:
+                self._follow(target, changed, False)
+
+    def _entries(self) -> dict[Entry, Parts]:
+        return {
+            (path, key): _parts(value)
+            for path, layer in _layers(self._module)
+            for kind in _stores(layer)
+            for key, value in kind.items()
+            if key not in IGNORED and _name(path, key) not in self._state
+        }
+
+    def _follow(self, target: nn.Module, changed: Mapping[Entry, Parts], trains: bool) -> None:
+        """Copy the changed entries to a copy of the module."""
+        memo, layers = _counterparts(self._module, target, changed), dict(self._module.named_modules())
+        for (path, key), parts in changed.items():
+            temporary = _name(path, key) in self._temporary
+            if (temporary if trains else key == "training") or path not in layers:
+                continue
+            # Tensors are shared, without the graph of an earlier training.
+            tensors = [part for part, _ in parts if isinstance(part, Tensor) and id(part) not in memo]
+            memo |= {id(tensor): tensor.detach() if tensor.requires_grad else tensor for tensor in tensors}
+            for source, store in zip(_stores(layers[path]), _stores(target.get_submodule(path)), strict=True):
+                if key not in source:
+                    store.pop(key, None)
+                    continue
+                store[key] = source[key].detach().clone() if temporary else _copied(source[key], memo)
+                if isinstance(store[key], nn.Module) and not trains:
+                    store[key].eval().requires_grad_(False)
+
+
+def _name(path: str, key: str) -> str:
+    return f"{path}.{key}".removeprefix(".")
+
+
+def _layers(module: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+    """The layers with their paths, except metrics, whose states differ between copies."""
+    passed = "\0"
+    for path, layer in module.named_modules():
+        if isinstance(layer, Metric | MetricCollection):
+            passed = f"{path}."
+        elif not path.startswith(passed):
+            yield path, layer
+
+
+def _stores(layer: nn.Module) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
+    return vars(layer), layer._modules, layer._buffers
+
+
+def _parts(value: Any) -> Parts:
+    """A value's parts, which are compared by identity, or by equality if they are plain."""
+    found: Parts = []
+    waiting, seen = deque([value]), set[int]()
+    while waiting and len(found) < MANY:
+        part = waiting.popleft()
+        if isinstance(part, Tensor):
+            found.append((part, None if part.is_inference() else part._version))
+        elif isinstance(part, np.ndarray) and part.nbytes <= LARGE and part.dtype != object:
+            found.append(((part.shape, part.dtype.str, part.tobytes()), None))
+        elif isinstance(part, Mapping | list | tuple | set | deque):
+            found.append((type(part), len(part)))
+            if id(part) not in seen:
+                waiting.extend(list(part.items()) if isinstance(part, Mapping) else part)
+            seen.add(id(part))
+        else:
+            found.append((part, None))
+            if id(part) not in seen and not isinstance(part, nn.Module | type) and not callable(part):
+                waiting.extend([getattr(part, "__dict__", ())])
+            seen.add(id(part))
+    return found
+
+
+PLAIN = (int, float, complex, str, bytes, tuple)
+
+
+def _same(now: Parts, before: Parts) -> bool:
+    return len(now) == len(before) and all(
+        count == counted and (part is other or (type(part) is type(other) and isinstance(part, PLAIN) and part == other))
+        for (part, count), (other, counted) in zip(now, before, strict=True)
+    )
+
+
+def _counterparts(module: nn.Module, target: nn.Module, changed: Collection[Entry]) -> dict[int, Any]:
+    """The layers, parameters and buffers of a copy by the identity of the module's own, except changed ones and what they contain."""
+    found: dict[int, Any] = {}
+    layers = dict(module.named_modules())
+    new = {_name(path, key) for path, key in changed if path in layers and key not in vars(layers[path])}
+    for kind in ("named_modules", "named_parameters", "named_buffers"):
+        theirs = dict(getattr(target, kind)())
+        for name, each in getattr(module, kind)():
+            if name in theirs and not any(name == other or name.startswith(f"{other}.") for other in new):
+                found[id(each)] = theirs[name]
+    return found
+
+
+def _copied(value: Any, memo: dict[int, Any]) -> Any:
+    """A deep copy that refers to a copy's layers. An object that cannot be copied, such as an open file, is shared."""
+    try:
+        return copy.deepcopy(value, memo)
+    except Exception:
+        return value
