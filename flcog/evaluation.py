@@ -15,13 +15,13 @@ from flcog.client_module import ClientModule
 from flcog.core.lightning_packages import overrides
 from flcog.core.precision import float64_device, to_float64_device
 from flcog.core.processes import Processes
-from flcog.core.trees import Tree, first_leaf, form, num_rows
+from flcog.core.trees import Tree, first_leaf, num_rows
 from flcog.core.types import Params, changed, given
 from flcog.data import Partition, Samples
 from flcog.evaluation_hooks import EvaluationHooks
-from flcog.evaluation_log import POOLED, EvaluationLog
+from flcog.evaluation_log import EvaluationLog, joins_of
 from flcog.metrics import pooled_figures
-from flcog.model_function import ModelFunction, forward
+from flcog.model_function import ModelFunction, forward, one_tensor
 from flcog.own_steps import among_rounds, reset_metrics
 from flcog.reading import Reader
 
@@ -114,9 +114,7 @@ class Evaluator:
                 self._by_own_step(params, buffers, samples, rows, step)
         logs = step or self.hooks.has_callbacks
         logged = log.over_processes(self.model.eval_module, len(rows), self.processes) if logs else {}
-        whole = ("mean", count)
-        self.joins = dict.fromkeys(sorted(pooled - logged.keys()), (POOLED, 1.0))
-        self.joins |= {name: (each[0], each.weight / count) for name, each in logged.items() if (each[0], each.weight) != whole}
+        self.joins = joins_of(logged, pooled, count)
         return figures | {name: each.value for name, each in logged.items()}
 
     def _callbacks_with(self, params: Params, buffers: Params) -> Callable[..., None]:
@@ -296,10 +294,4 @@ class Evaluator:
         def apply(params: Params, inputs: Tree) -> Tensor:
             return self.model.frozen(params, buffers, forward, inputs)
 
-        outputs = apply(params, inputs) if own is None else own(apply, params, inputs)
-        if not isinstance(outputs, Tensor):
-            raise ValueError(
-                f"{type(self.model.module).__name__}.forward returns {form(outputs)}, and outputs are one tensor: write a predict_step, "
-                "whose results trainer.predict returns as they are"
-            )
-        return outputs.float()
+        return one_tensor(self.model.module, apply(params, inputs) if own is None else own(apply, params, inputs)).float()

@@ -135,6 +135,18 @@ class EvaluationLog:
         return {name: found[name] for name in sorted(found)}
 
 
+def joins_of(logged: Mapping[str, Logged], pooled: set[str], count: int) -> dict[str, tuple[str, float]]:
+    """How hosts put together those figures of a set that are no means over all of its rows: the reduction, and the weight per row.
+
+    Args:
+        logged: the logged values.
+        pooled: other figures that need all samples.
+        count: the number of rows.
+    """
+    joins = dict.fromkeys(sorted(pooled - logged.keys()), (POOLED, 1.0))
+    return joins | {name: (each.reduction, each.weight / count) for name, each in logged.items() if each[::2] != ("mean", count)}
+
+
 def _reduction(name: str, reduce_fx: Any) -> str:
     """The name of the reduction that a module asks for."""
     reduction = REDUCTIONS.get(reduce_fx.lower() if isinstance(reduce_fx, str) else reduce_fx)

@@ -12,7 +12,7 @@ from torch.utils import _pytree as pytree
 
 from flcog.client_module import ClientModule, trains_itself
 from flcog.core.randomness import have_moved, put_back, streams
-from flcog.core.trees import Tree, call, first_leaf, map_leaves
+from flcog.core.trees import Tree, call, first_leaf, form, map_leaves
 from flcog.core.types import Params
 from flcog.module_copies import ModuleCopies
 from flcog.step_log import StepLog
@@ -203,3 +203,13 @@ def _is_writable(buffer: Tensor) -> bool:
 def forward(module: Any, inputs: Tree) -> Tensor:
     """Call a module on its inputs, for :meth:`ModelFunction.frozen` and :meth:`ModelFunction.training`."""
     return call(module, inputs)
+
+
+def one_tensor(module: nn.Module, outputs: Any) -> Tensor:
+    """Refuse the outputs of a module that are several tensors."""
+    if isinstance(outputs, Tensor):
+        return outputs
+    raise ValueError(
+        f"{type(module).__name__}.forward returns {form(outputs)}, and outputs are one tensor: write a predict_step, "
+        "whose results trainer.predict returns as they are"
+    )

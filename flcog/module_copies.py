@@ -38,7 +38,7 @@ class ModuleCopies:
 
     def __init__(self, module: nn.Module, state: Collection[str], temporary: Collection[str]) -> None:
         self._module, self._state, self._temporary = module, state, temporary
-        self._training, self._frozen = WeakSet[nn.Module](), WeakSet[nn.Module]()
+        self.training, self._frozen = WeakSet[nn.Module](), WeakSet[nn.Module]()
         self.version = 0
         """Counts the hooks that changed an attribute, for compiled programs, which contain the attributes' values."""
         self.changed = ""
@@ -53,7 +53,7 @@ class ModuleCopies:
         """
         self._frozen.add(frozen)
         if training is not None:
-            self._training.add(training)
+            self.training.add(training)
             self._follow(training, {(path, "training"): [] for path, _ in _layers(training)}, True)
 
     @contextmanager
@@ -67,7 +67,7 @@ class ModuleCopies:
         if changed:
             if attributes := [name for entry in changed if (name := _name(*entry)) not in self._temporary]:
                 self.version, self.changed = self.version + 1, attributes[0]
-            for target in self._training:
+            for target in self.training:
                 self._follow(target, changed, True)
             for target in self._frozen:
                 self._follow(target, changed, False)

@@ -1,8 +1,9 @@
 """The values that a module's own ``training_step`` logs, and their means over a client's local steps."""
 
 import warnings
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -99,6 +100,38 @@ class StepLog:
                 "local steps and clients of a round",
                 stacklevel=2,
             )
+
+
+@contextmanager
+def between_rounds(module: nn.Module, copies: Iterable[nn.Module]) -> Iterator[None]:
+    """Refuse to compute metrics that clients have updated: each client begins with new ones, so that they cover the last client alone.
+
+    Args:
+        module: the module, whose hooks may update metrics themselves.
+        copies: the modules of threads.
+    """
+    updated = {name for each in (module, *copies) for name, metric in _metrics(each) if metric._update_count}
+    computes = [(name, metric, metric.compute) for name, metric in _metrics(module) if name in updated]
+    for name, metric, compute in computes:
+        metric.compute = partial(_computed, name, metric, metric._update_count, compute)  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        for _, metric, compute in computes:
+            metric.compute = compute  # type: ignore[method-assign]
+
+
+def _metrics(module: nn.Module) -> Iterator[tuple[str, Metric]]:
+    return ((name, layer) for name, layer in module.named_modules() if isinstance(layer, Metric))
+
+
+def _computed(name: str, metric: Metric, count: int, compute: Callable[[], Any]) -> Any:
+    if metric._update_count == count:
+        raise ValueError(
+            f"self.{name}.compute() between rounds would cover the last client alone: log the metric in training_step, as "
+            f'self.log("{name}", self.{name}), and its column is the mean over the clients'
+        )
+    return compute()
 
 
 def add_step(totals: Params, loss: Tensor, logged: Mapping[str, Tensor], alive: Tensor | None = None) -> None:

@@ -4,8 +4,11 @@ from collections.abc import Sequence
 from typing import Any
 
 import lightning as L
+from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
 from flcog.core.lightning_packages import is_lightnings, lightning_base, overrides
+from flcog.core.users_hooks import name_hook
+from flcog.run.lightning_trainer import LightningTrainer
 
 REFUSED = {
     "StochasticWeightAveraging": "write a flcog.Method that keeps a mean of the global models and returns it from evaluate_at",
@@ -70,3 +73,21 @@ def around_module(callbacks: Sequence[L.Callback], hook: str) -> tuple[Sequence[
 
 def _monitors(callback: L.Callback) -> bool:
     return any(lightning_base(callback, kind) for kind in ("EarlyStopping", "Checkpoint"))
+
+
+def is_up(callback: Any) -> bool:
+    """Whether a callback is Lightning's timer, such as that of ``max_time``, and its time has passed."""
+    left = callback.time_remaining() if lightning_base(callback, "Timer") else None
+    return left is not None and left <= 0
+
+
+def call_in_round(callback: L.Callback, hook: str, trainer: LightningTrainer, *arguments: Any) -> None:
+    """Call a hook of one callback, and name it in an error."""
+    try:
+        getattr(callback, hook)(trainer, *arguments)
+    except Exception as error:
+        # Lightning's own callbacks raise these where a column is missing, for example.
+        if is_lightnings(type(callback)) and isinstance(error, MisconfigurationException | RuntimeError):
+            raise ValueError(f"{type(callback).__name__}: {' '.join(str(error).split())}") from error
+        name_hook(error, callback, hook, f", round {trainer.current_epoch + 1}")
+        raise

@@ -2,23 +2,23 @@
 
 import copy
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from typing import Any, cast
 
 import lightning as L
 from lightning.pytorch.trainer.states import RunningStage, TrainerFn, TrainerStatus
-from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from torch import Tensor, nn
+from torchmetrics import Metric
 
 from flcog.client.lightning_hooks import EPOCH_HOOKS, written_hooks
 from flcog.client.local_hooks import LocalHooks
 from flcog.client.messages import Split
-from flcog.core.lightning_packages import is_lightnings, lightning_base, users_hooks
-from flcog.core.users_hooks import call_hook, logging_as, name_hook
+from flcog.core.lightning_packages import lightning_base, users_hooks
+from flcog.core.users_hooks import call_hook, logging_as
 from flcog.evaluation_hooks import refusal_of_change
 from flcog.method import Callback
 from flcog.own_steps import logging_to
-from flcog.run.callback_list import around_module, in_calling_order, not_replaced
+from flcog.run.callback_list import around_module, call_in_round, in_calling_order, is_up, not_replaced
 from flcog.run.lightning_checkpoint import checked_state, entries_of_hook
 from flcog.run.lightning_trainer import LightningTrainer
 from flcog.run.session import Session
@@ -203,7 +203,7 @@ class LightningCallbacks(Callback):
             "callbacks": {callback.state_key: state for callback, state in zip(self._active, states, strict=False) if state},
             "schedules": self._schedules.state_dict() if self._schedules else {},
             "datamodule": states[-1] if self.trainer is not None else {},
-            "time_is_up": any(map(_is_up, self._active)),
+            "time_is_up": any(map(is_up, self._active)),
         }
         return {name: state for name, state in found.items() if state or name == "callbacks"}
 
@@ -243,7 +243,7 @@ class LightningCallbacks(Callback):
             if "batch" in hook and callback in self._in_clients:
                 continue
             with logging_as(trainer.lightning_module, callback):
-                _call_hook(callback, hook, trainer, trainer.lightning_module, *arguments)
+                call_in_round(callback, hook, trainer, trainer.lightning_module, *arguments)
             if users_hooks(callback, [hook]):
                 self._check_weights(f"{type(callback).__name__}.{hook}")
 
@@ -266,29 +266,19 @@ class LightningCallbacks(Callback):
             metrics.setdefault(name, value)
         self.trainer.begin_row(metrics)
 
-    def _logging(self, trainer: LightningTrainer) -> AbstractContextManager[None]:
-        """Values that are logged become columns of the row in hand."""
+    @contextmanager
+    def _logging(self, trainer: LightningTrainer) -> Iterator[None]:
+        """Values that are logged become columns of the row in hand. Logged metrics are computed at once, and reset after the hooks."""
+        logged: list[Metric] = []
 
         def log(name: str, value: Any, prog_bar: bool = False, **options: Any) -> None:
             trainer.shown |= {name} if prog_bar else set()
+            if isinstance(value, Metric):
+                logged.append(value)
+                value = value.compute()
             trainer.metrics[name] = float(value.detach() if isinstance(value, Tensor) else value)
 
-        return logging_to(trainer.lightning_module, log)
-
-
-def _is_up(callback: Any) -> bool:
-    """Whether a callback is Lightning's timer, such as that of ``max_time``, and its time has passed."""
-    left = callback.time_remaining() if lightning_base(callback, "Timer") else None
-    return left is not None and left <= 0
-
-
-def _call_hook(callback: L.Callback, hook: str, trainer: LightningTrainer, *arguments: Any) -> None:
-    """Call a hook of one callback, and name it in an error."""
-    try:
-        getattr(callback, hook)(trainer, *arguments)
-    except Exception as error:
-        # Lightning's own callbacks raise these where a column is missing, for example.
-        if is_lightnings(type(callback)) and isinstance(error, MisconfigurationException | RuntimeError):
-            raise ValueError(f"{type(callback).__name__}: {' '.join(str(error).split())}") from error
-        name_hook(error, callback, hook, f", round {trainer.current_epoch + 1}")
-        raise
+        with logging_to(trainer.lightning_module, log):
+            yield
+        for metric in logged:
+            metric.reset()

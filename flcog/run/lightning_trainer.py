@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager
 from operator import attrgetter
 from pathlib import Path
 from types import SimpleNamespace
@@ -19,6 +19,7 @@ from flcog.client.optimizers import each_optimizer
 from flcog.core.lightning_packages import lightning_base, overrides
 from flcog.core.processes import Processes
 from flcog.run.session import Session
+from flcog.step_log import between_rounds
 from flcog.trainer_view import TrainerView
 
 
@@ -230,12 +231,16 @@ class LightningTrainer(TrainerView):
 
     @contextmanager
     def kept(self, hooked: bool) -> Iterator[None]:
-        """Let clients and evaluations begin with the attributes and temporary buffers as hooks have left them.
+        """Let clients and evaluations begin with the attributes and temporary buffers as hooks have left them, and refuse clients' metrics.
 
         Args:
             hooked: whether the hooks include a user's.
         """
-        with self._run.model.copies.follow() if hooked else nullcontext():
+        model = self._run.model
+        with ExitStack() as contexts:
+            if hooked:
+                contexts.enter_context(model.copies.follow())
+                contexts.enter_context(between_rounds(model.module, model.copies.training))
             yield
         self._run.model.keep_buffers()
 

@@ -10,6 +10,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 import torchmetrics
+from datamodules.common import one_line
 from harness import NUM_CLASSES, SIZES, TinyData, fit, make_trainer, train
 from lightning.pytorch.callbacks import EarlyStopping
 from torch import Tensor
@@ -115,6 +116,50 @@ def test_metrics_start_anew_with_each_client(how: str) -> None:
     fresh, own = Plain().double(), trainer.federation
     largest = [float(fresh(own.train.inputs[own.partition.client(k)].double()).max()) for k in range(8)]
     assert figures["train/largest"] == pytest.approx(float(np.average(largest, weights=SIZES)))
+
+
+class ComputesLater(Measures):
+    """Logs a metric after each round: the object, or its value."""
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        self.accuracy.update(self(batch[0]), batch[1])
+        return Plain.training_step(self, batch, batch_idx)
+
+    def on_train_epoch_end(self) -> None:
+        self.log("train_acc", self.accuracy)
+
+
+class ComputesItself(ComputesLater):
+    def on_train_epoch_end(self) -> None:
+        self.log("train_acc", self.accuracy.compute())
+
+
+@pytest.mark.parametrize("how", ["loop", "threads"])
+def test_hooks_between_rounds_compute_no_metrics_of_clients(how: str, tmp_path: Path) -> None:
+    for module in (ComputesLater(), ComputesItself()):
+        with one_line(
+            ValueError, r"self.accuracy.compute\(\) between rounds would cover the last client alone: log the metric in"
+        ):
+            fit(tmp_path, module=module, **HOWS[how])
+
+
+class Counts(Plain):
+    """Updates metrics in a hook between rounds alone. A logged object is reset as in Lightning, others keep their state."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.once, self.always = torchmetrics.SumMetric(), torchmetrics.SumMetric()
+
+    def on_train_epoch_end(self) -> None:
+        self.once.update(self.current_epoch + 1.0)
+        self.log("once", self.once)
+        self.always.update(self.current_epoch + 1.0)
+        self.log("always", self.always.compute())
+
+
+def test_hooks_between_rounds_log_their_own_metrics(tmp_path: Path) -> None:
+    trainer = fit(tmp_path, module=Counts(), rounds=2, **HOWS["threads"])
+    assert [(row["once"], row["always"]) for row in trainer.rows] == [(1, 1), (2, 3)]
 
 
 @pytest.mark.parametrize("executor", ["loop", "vmap"])
