@@ -89,9 +89,10 @@ class LightningData(ItemSets):
         if "train" not in found:
             raise ValueError(f"{type(self.module).__name__} has no train_dataloader: write one, or give its training set alone")
         read = {part: read_loader(found[part], part) for part in PARTS if part in found}
-        train, evaluated = read["train"], [read[part] for part in ("val", "test") if part in read]
+        train = read["train"]
         self.batch_size = train.batch_size or self.batch_size
-        self.eval_batch_size = max(loader.batch_size or 1 for loader in evaluated or [train])
+        sizes = [read[part].batch_size or 0 for part in ("val", "test") if part in read]
+        self.eval_batch_size = max(sizes, default=0) or self.batch_size
         self.drop_last, self.num_workers = train.drop_last, found["train"].num_workers or WORKERS
         self.collate_fn = train.collate_fn
         self.notes = (self._note(read),)

@@ -156,6 +156,7 @@ def test_batch_samplers_are_seen() -> None:
     wrapped = federated(DataLoader(TENSORS, batch_sampler=BatchSampler(weights, 16, drop_last=True)))
     wrapped.setup("fit")
     assert wrapped.batch_size == 16 and wrapped.drop_last and "; its WeightedRandomSampler is not used: " in wrapped.notes[0]
+    assert wrapped.eval_batch_size == 16
     again = federated(DataLoader(TENSORS, sampler=RandomSampler(TENSORS, num_samples=9)))
     again.setup("fit")
     assert "; its RandomSampler is not used: " in again.notes[0]
