@@ -20,6 +20,12 @@ MANY = 1000
 LARGE = 2**20
 """The most bytes of a NumPy array whose contents are compared."""
 
+QUICK = frozenset((type(None), bool, int, float, str))
+"""Types of most entries of torch's layers."""
+
+PLAIN = (int, float, complex, str, bytes, tuple)
+"""Types whose values are compared by equality."""
+
 Entry = tuple[str, str]
 """The path of a layer, and the name of its attribute, its layer or its buffer."""
 
@@ -78,7 +84,7 @@ class ModuleCopies:
             for path, layer in _layers(self._module)
             for kind in _stores(layer)
             for key, value in kind.items()
-            if key not in IGNORED and _name(path, key) not in self._state
+            if key not in IGNORED and not (kind is layer._buffers and _name(path, key) in self._state)
         }
 
     def _follow(self, target: nn.Module, changed: Mapping[Entry, Parts], trains: bool) -> None:
@@ -120,6 +126,10 @@ def _stores(layer: nn.Module) -> tuple[dict[str, Any], dict[str, Any], dict[str,
 
 def _parts(value: Any) -> Parts:
     """A value's parts, which are compared by identity, or by equality if they are plain."""
+    if type(value) in QUICK:
+        return [(value, None)]
+    if isinstance(value, dict | set) and not value:
+        return [(type(value), 0)]
     found: Parts = []
     waiting, seen = deque([value]), set[int]()
     while waiting and len(found) < MANY:
@@ -139,9 +149,6 @@ def _parts(value: Any) -> Parts:
                 waiting.extend([getattr(part, "__dict__", ())])
             seen.add(id(part))
     return found
-
-
-PLAIN = (int, float, complex, str, bytes, tuple)
 
 
 def _same(now: Parts, before: Parts) -> bool:
