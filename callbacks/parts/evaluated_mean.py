@@ -1,4 +1,8 @@
-"""The mean of the clients' models, which FedDyn and FedDC evaluate instead of the server's model."""
+"""The mean of the clients' models, which FedDyn and FedDC evaluate instead of the server's model.
+
+>>> "FedExP" in MOVES_ON
+True
+"""
 
 from collections.abc import Mapping
 
