@@ -34,6 +34,7 @@ from flcog.callbacks import (
     FedDisco,
     FedDyn,
     FedProx,
+    FedSAM,
     FineTune,
     Local,
     RoundsToTarget,
@@ -117,7 +118,7 @@ CASES: dict[str, tuple[Sequence[Method], Sequence[Method], dict[str, Any]]] = {
     "state that begins later": ([], [SCAFFOLD(start_round=2), FedDyn(start_round=2)], {}),
     "personal models": ([Ditto()], [Ditto(), FedAvgM(start_round=2)], {"data": {"client_test": 0.3}}),
     "a method of one's own": ([CountsRounds(start_round=3)], [CountsRounds(start_round=2)], {}),
-    "every client for itself": ([Local()], [Local(), FedProx(start_round=2)], {}),
+    "every client for itself": ([Local()], [Local(), FedSAM(start_round=2)], {}),
 }
 
 
