@@ -75,7 +75,7 @@ class EvaluationLog:
         Args:
             module: the module.
             rows: the number of rows of the batch.
-            whole: whether the values are those of the whole set, which replace the ones of its batches, as in Lightning.
+            whole: whether the values describe the whole set. They then replace the values of its batches, as in Lightning.
         """
         logged: dict[str, Logged] = {}
 

@@ -53,7 +53,6 @@ class TrainingScores(Callback):
 
 def _figures(run: Run, score: str | None) -> dict[str, float]:
     """The figures of the training samples, by a module's ``test_step``, or by its ``validation_step`` if only this one logs the score."""
-    found: dict[str, float] = {}
     rows = np.sort(run.federation.partition.indices)
     for split in SPLITS:
         found = run.evaluator.on_set(run.evaluated_params(), run.buffers, run.federation.train, rows, split=split)

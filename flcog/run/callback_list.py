@@ -54,7 +54,7 @@ def not_replaced(callbacks: Sequence[L.Callback], added: Sequence[L.Callback]) -
 
 
 def in_calling_order(callbacks: Sequence[L.Callback]) -> list[L.Callback]:
-    """The callbacks with those that write checkpoints last, as in Lightning, so that they save what the others have logged."""
+    """The callbacks in Lightning's order: those that write checkpoints come last, so that they save all values that others have logged."""
     for callback in callbacks:
         check_callback(callback)
     _check_states(callbacks)
