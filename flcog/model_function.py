@@ -89,7 +89,7 @@ class ModelFunction:
         """Give temporary buffers their initial values, which the last client may have changed."""
         for name, value in self.initial.items():
             buffer = self.buffers[name]
-            setattr(*self._places[name], buffer)  # forward may have assigned another tensor
+            setattr(*self._place(name), buffer)  # forward may have assigned another tensor
             if self._has_changed(name, buffer):
                 buffer.copy_(value)
                 self._counted[name] = (buffer._version, value._version)
@@ -107,7 +107,7 @@ class ModelFunction:
     def keep_buffers(self) -> None:
         """Let clients begin with the present values of temporary buffers. A hook between clients may have changed them."""
         for name, value in list(self.initial.items()):
-            now = getattr(*self._places[name])
+            now = getattr(*self._place(name))
             if now.shape != value.shape:
                 del self.initial[name]  # the hook has made another buffer of it
             elif now is not self.buffers[name] or self._has_changed(name, now):
