@@ -53,7 +53,8 @@ class Settings:
         least_of = {"rounds": 1, "local_steps": 1, "chunk_size": 1, "eval_every": 0, "accumulate_grad_batches": 1}
         for name, least in least_of.items():
             value = getattr(self, name)
-            if value is not None and (not isinstance(value, Integral) or isinstance(value, bool)):
+            optional = value is None and name in ("local_steps", "chunk_size")
+            if not optional and (not isinstance(value, Integral) or isinstance(value, bool)):
                 raise ValueError(f"{name} must be a whole number; got {value!r}")
             checks.at_least(None, least, **{name: getattr(self, name)})
         checks.positive_and_finite(None, local_epochs=self.local_epochs)

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent
-LEAVINGS = ("runs", "wandb", "checkpoints", "lightning_logs", "data", "metrics.csv")
+LEAVINGS = ("runs", "None", "wandb", "checkpoints", "lightning_logs", "data", "metrics.csv")
 """The files and folders that a run writes to the working directory if no other folder is given."""
 
 

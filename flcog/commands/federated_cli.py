@@ -19,6 +19,7 @@ from flcog.commands.complaint import complain, guess
 from flcog.commands.config_file import check_config
 from flcog.commands.errors import base_class_refusal, explain
 from flcog.commands.import_from import find_modules_here
+from flcog.commands.lightning_config import without_lightning_defaults
 from flcog.commands.refusals import mistakes_in_one_line
 from flcog.commands.saved_config import SavedConfig
 from flcog.commands.shipped_configs import with_paths
@@ -54,7 +55,7 @@ class Parser(LightningArgumentParser):
         return super().parse_path(path, *rest, **options)
 
     def parse_string(self, content: str, *rest: Any, **options: Any) -> Any:  # type: ignore[override]
-        content, self.changes = take_changes(content)
+        content, self.changes = take_changes(without_lightning_defaults(content))
         return super().parse_string(content, *rest, **options)
 
     def parse_object(self, obj: Any, namespace: Any = None, *rest: Any, **options: Any) -> Any:

@@ -1,6 +1,7 @@
 """The arguments of ``lightning.Trainer`` that the federated trainer does not have, with the option to use instead or the reason."""
 
 import functools
+import inspect
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar, cast
 
@@ -35,11 +36,36 @@ def refusal_of(name: str) -> str | None:
     return f"trainer.{name} belongs to lightning.Trainer: {COUNTERPARTS[name]}" if name in COUNTERPARTS else None
 
 
+def given_options(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Remove the options that ask for nothing: those with Lightning's default that exist only there, and those that are None there.
+
+    >>> given_options({"rounds": 3, "max_epochs": None, "max_steps": -1, "min_epochs": 2, "precision": None})
+    {'rounds': 3, 'min_epochs': 2}
+    """
+    defaults = _lightning_defaults()
+    return {
+        name: value
+        for name, value in options.items()
+        if name not in defaults or value != defaults[name] or not (name in COUNTERPARTS or value is None)
+    }
+
+
+@functools.cache
+def _lightning_defaults() -> dict[str, Any]:
+    from lightning import Trainer
+
+    return {name: parameter.default for name, parameter in inspect.signature(Trainer.__init__).parameters.items()}
+
+
 def explains_lightning_options(constructor: Constructor) -> Constructor:
-    """Decorate the trainer's constructor: an argument of Lightning's Trainer is refused in one line that names its counterpart."""
+    """Decorate the trainer's constructor: an argument of Lightning's Trainer is refused in one line that names its counterpart.
+
+    Options with Lightning's default that ask for nothing are left out.
+    """
 
     @functools.wraps(constructor)
     def checked(self: Any, *args: Any, **kwargs: Any) -> None:
+        kwargs = given_options(kwargs)
         for name in kwargs:
             if (message := refusal_of(name)) is not None:
                 raise ValueError(message)

@@ -3,6 +3,8 @@
 import inspect
 import re
 import runpy
+import subprocess
+import sys
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -10,6 +12,7 @@ from typing import Any
 import lightning as L
 import pytest
 import torch
+import yaml
 from datamodules.common import one_line
 from harness import ROOT, TinyData, classifier, fit, make_trainer, train
 from lightning.pytorch.profilers import SimpleProfiler
@@ -50,7 +53,7 @@ def test_the_tables_of_the_page_are_those_of_the_installed_version() -> None:
 @pytest.mark.parametrize("name", COUNTERPARTS)
 def test_others_are_refused_in_one_line(name: str) -> None:
     with one_line(ValueError, re.escape(f"trainer.{name} belongs to lightning.Trainer: {COUNTERPARTS[name]}")):
-        flcog.FederatedTrainer(**{name: 1})
+        flcog.FederatedTrainer(**{name: 7})
 
 
 def test_the_command_line_refuses_them_too(tmp_path: Path, capsys: pytest.CaptureFixture[str], command_line: None) -> None:
@@ -227,3 +230,39 @@ def test_deterministic_algorithms() -> None:
 def test_bad_values(options: dict[str, Any], message: str) -> None:
     with one_line(ValueError, message):
         make_trainer(None, **options)
+
+
+def test_lightnings_defaults_ask_for_nothing() -> None:
+    defaults = {name: each.default for name, each in inspect.signature(L.Trainer.__init__).parameters.items() if name != "self"}
+    assert defaults["devices"] == "auto" and defaults["max_steps"] == -1 and defaults["precision"] is None
+    trainer = flcog.FederatedTrainer(**defaults | {"devices": 1, "logger": False}, rounds=3, local_epochs=1)
+    plain = flcog.FederatedTrainer(rounds=3, local_epochs=1)
+    assert trainer.settings == plain.settings and trainer.default_root_dir == plain.default_root_dir
+    with one_line(ValueError, "rounds must be a whole number; got None"):
+        flcog.FederatedTrainer(rounds=None, local_epochs=1)  # type: ignore[arg-type]
+
+
+BORING = "lightning.pytorch.demos.boring_classes"
+
+
+@pytest.mark.slow
+def test_a_config_of_lightnings_command_line_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command_line: None) -> None:
+    monkeypatch.chdir(tmp_path)
+    words = ["fit", "--model", f"{BORING}.BoringModel", "--data", f"{BORING}.BoringDataModule"]
+    words += ["--trainer.devices", "1", "--trainer.logger", "false"]
+    config = tmp_path / "lightning.yaml"
+    command = [sys.executable, "-c", "from lightning.pytorch.cli import LightningCLI; LightningCLI()", *words, "--print_config"]
+    config.write_text(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+    written = yaml.safe_load(config.read_text())
+    assert written["trainer"]["max_epochs"] is None and written["optimizer"] is None
+    main(["fit", "-c", str(config), "--trainer.rounds", "2", "--trainer.local_epochs", "1"])
+    [run] = (tmp_path / "runs").iterdir()
+    assert len((run / "metrics.csv").read_text().splitlines()) == 3
+
+
+def test_options_that_are_set_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str], command_line: None) -> None:
+    config = tmp_path / "my.yaml"
+    config.write_text("trainer: {max_epochs: null, max_steps: 5}\nlr_scheduler: null\n")
+    with pytest.raises(SystemExit):
+        main(["fit", "-c", "quickstart", "-c", str(config)])
+    assert "trainer.max_steps belongs to lightning.Trainer: use rounds and local_steps" in capsys.readouterr().err

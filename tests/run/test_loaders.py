@@ -154,11 +154,11 @@ class SetsUpItself(OfItself):
         self.found = (stage, self.trainer.max_epochs, self.trainer.world_size)
 
 
-def test_setup_finds_its_trainer() -> None:
+def test_setup_finds_its_trainer(tmp_path: Path) -> None:
     data = SetsUp("max_epochs")
     make_trainer(None, **OPTIONS | {"rounds": 7}).prepare(module(), data)
     assert data.found == [7, ("fit", 7), 7, ("test", 7)] and data.trainer is None
-    trainer = make_trainer(None, **OPTIONS | {"rounds": 7})
+    trainer = make_trainer(tmp_path, **OPTIONS | {"rounds": 7})
     trainer.fit(model := SetsUpItself())
     assert model.found == ("test", 7, 1)
     with one_line(ValueError, "a data module asked its trainer for numbers of batches .* in setup, .*: read estimated_stepping"):

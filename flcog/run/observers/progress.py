@@ -46,6 +46,8 @@ class ProgressBar(Callback):
         # Not before the first round, because other observers still print the run's description until then.
         if not self._looked and self._shows(run):
             self._live, self._looked = live_display(run.round, run.settings.rounds), True
+        if len(self._durations) < 2:  # trackers start after the first round, which is no part of the second
+            self._began = time.perf_counter()
 
     def on_evaluation_end(self, run: Run, round: int, metrics: dict[str, float]) -> None:
         self._score = score(metrics)

@@ -1,0 +1,28 @@
+"""Configs that LightningCLI has written: they hold every option of ``lightning.Trainer``, most of them with Lightning's default."""
+
+from typing import Any
+
+import yaml
+
+from flcog.core.lightning_options import given_options
+
+NO_OPTIONS = ("optimizer", "lr_scheduler", "weights_only")
+"""Options of LightningCLI's ``fit`` that the ``flcog`` command does not have."""
+
+
+def without_lightning_defaults(text: str) -> str:
+    """Remove from a config the options that only Lightning has and that have Lightning's default.
+
+    An option that both have, and that is null, gets the default of the federated trainer.
+
+    >>> print(without_lightning_defaults("{trainer: {rounds: 3, max_steps: -1, precision: null}, optimizer: null}").strip())
+    trainer:
+      rounds: 3
+    """
+    config = yaml.safe_load(text)
+    if not isinstance(config, dict):
+        return text
+    found: dict[Any, Any] = {name: value for name, value in config.items() if value is not None or name not in NO_OPTIONS}
+    if isinstance(trainer := config.get("trainer"), dict):
+        found["trainer"] = given_options(trainer)
+    return text if found == config else yaml.safe_dump(found, sort_keys=False)
