@@ -2,7 +2,7 @@
 
 import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Literal
 
 import lightning as L
@@ -24,6 +24,7 @@ from flcog.metrics import pooled_figures
 from flcog.model_function import ModelFunction, forward, one_tensor
 from flcog.own_steps import among_rounds, reset_metrics
 from flcog.reading import Reader
+from flcog.trainer_view import TrainerView
 
 
 class Evaluator:
@@ -51,7 +52,7 @@ class Evaluator:
     ) -> None:
         self._without_gradients = torch.inference_mode if inference_mode else torch.no_grad
         self.hooks = hooks or EvaluationHooks(model.module, L.LightningDataModule())
-        self._round, self._stage, self._log = 0, "testing", EvaluationLog()
+        self._stage, self._log = "testing", EvaluationLog()
         self.joins: dict[str, tuple[str, float]] = {}
         """Of :meth:`on_set`'s last figures that are no means over all rows: the reduction, and the weight per row of the set."""
         self._limits = dict(limits or {})
@@ -68,13 +69,16 @@ class Evaluator:
 
     def _changed(self, read: tuple[Tree, Tree]) -> tuple[Tree, Tree]:
         """The batch after the hooks that change it."""
-        module = self.model.eval_module
-        with among_rounds(module, self._round, self._stage) as trainer, self.hooks.batches.show(trainer):
-            return changed(self.hooks.batches(module, given(*read), self.processes.device), read[1])
+        with self.in_stage(self._stage) as trainer, self.hooks.batches.show(trainer):
+            return changed(self.hooks.batches(self.model.eval_module, given(*read), self.processes.device), read[1])
 
-    def each_batch(self, samples: Samples, count: int, stage: str, round: int) -> Iterator[Tree]:
+    def in_stage(self, stage: str) -> AbstractContextManager[TrainerView]:
+        """Show the module a trainer in this stage, in the epoch of the run's trainer."""
+        self._stage, module = stage, self.model.eval_module
+        return among_rounds(module, getattr(module._trainer, "current_epoch", 0), stage)
+
+    def each_batch(self, samples: Samples, count: int) -> Iterator[Tree]:
         """The first ``count`` samples of a set in batches, as a module's step receives them."""
-        self._round, self._stage = round, stage
         return (given(*batch) for batch in self._batches(samples, np.arange(count)))
 
     def _mine(self, count: int) -> np.ndarray:
@@ -88,7 +92,6 @@ class Evaluator:
         samples: Samples,
         indices: np.ndarray | None = None,
         split: Literal["val", "test"] = "test",
-        round: int = 0,
     ) -> dict[str, float]:
         """Compute loss and metrics on a set.
 
@@ -97,13 +100,12 @@ class Evaluator:
             samples: the set.
             indices: some of its rows, if not all.
             split: the purpose of the set, which selects a module's own ``validation_step`` or ``test_step``.
-            round: the value of ``self.current_epoch`` in such a step.
         """
         count, self.joins = self.limited(len(samples) if indices is None else len(indices), split), {}
         if not count:
             return {}
         rows = self._mine(count) if indices is None else indices[self._mine(count)]
-        self._round, self._stage = round, "validating" if split == "val" else "testing"
+        self._stage = "validating" if split == "val" else "testing"
         self._log = log = EvaluationLog()
         with self.hooks.around_set(self.model, params, buffers, split, log, len(rows)), self._without_gradients():
             kind = "validation" if split == "val" else "test"
@@ -175,7 +177,7 @@ class Evaluator:
         reset_metrics(module)
         call = functools.partial(self.hooks.of_module, self.model, params, buffers)
         watch = self._callbacks_with(params, buffers)
-        with among_rounds(module, self._round, self._stage):
+        with self.in_stage(self._stage):
             with log.of(module, len(rows), whole=True):
                 for when in ("model_zero_grad", "model_eval", "start", "epoch_start"):
                     call(f"on_{kind}_{when}")

@@ -15,7 +15,6 @@ from flcog.core.lightning_packages import overrides
 from flcog.core.source import Source
 from flcog.core.trees import Tree
 from flcog.data import Federation, Samples
-from flcog.own_steps import among_rounds
 from flcog.run.session import Session
 from flcog.server.personal import only_personal
 
@@ -57,10 +56,10 @@ def _by_own_step(run: Session, samples: Samples) -> list[Any]:
             owners(run.model, params, run.buffers, hook, *arguments)
 
     found = []
-    with among_rounds(module, run.round, "predicting"):
+    with evaluator.in_stage("predicting"):
         for when in ("model_eval", "start", "epoch_start"):
             call(f"on_predict_{when}")
-        batches = evaluator.each_batch(samples, evaluator.number_predicted(samples), "predicting", run.round)
+        batches = evaluator.each_batch(samples, evaluator.number_predicted(samples))
         for index, batch in enumerate(batches):
             call("on_predict_batch_start", batch, index)
             result = evaluator.hooks.step(run.model, params, run.buffers, "predict_step", batch, index)

@@ -11,6 +11,7 @@ import torch
 from engine.test_lightning_hooks import Plain
 from harness import TinyData, make_trainer
 from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.demos.boring_classes import BoringModel
 from lightning.pytorch.loggers import CSVLogger
 from lightning.pytorch.trainer.states import RunningStage
 from torch.utils.data import DataLoader, TensorDataset
@@ -155,3 +156,44 @@ def test_an_evaluation_is_forgotten_when_the_next_one_ends(tmp_path: Path) -> No
         sessions.append(weakref.ref(trainer._lightning.trainer._run))
     gc.collect()
     assert [session() is None for session in sessions] == [True, False]
+
+
+class Counts(BoringModel):
+    """Notes its epoch in every hook of a validation and a test."""
+
+    seen: list[tuple[str, int]] = []
+
+    def validation_step(self, batch: Any, batch_idx: int) -> Any:
+        self.seen.append(("validation_step", self.current_epoch))
+        return super().validation_step(batch, batch_idx)
+
+    def on_validation_epoch_end(self) -> None:
+        self.seen.append(("validation ends", self.trainer.current_epoch))
+
+    def test_step(self, batch: Any, batch_idx: int) -> Any:
+        self.seen.append(("test_step", self.current_epoch))
+        return super().test_step(batch, batch_idx)
+
+    def predict_step(self, batch: Any, batch_idx: int) -> Any:
+        self.seen.append(("predict_step", self.current_epoch))
+        return super().predict_step(batch, batch_idx)
+
+
+def test_evaluations_have_lightnings_epochs(tmp_path: Path) -> None:
+    seen, options = dict[str, Any](), {"default_root_dir": str(tmp_path), "logger": False, "enable_checkpointing": False}
+    trainers: list[Any] = [
+        L.Trainer(max_epochs=2, num_sanity_val_steps=0, limit_train_batches=2, accelerator="cpu", **options),
+        flcog.FederatedTrainer(rounds=2, local_steps=2, accelerator="cpu", **options),
+    ]
+    for trainer in trainers:
+        module = Counts()
+        module.seen.clear()
+        trainer.fit(module, module.train_dataloader(), module.val_dataloader())
+        trainer.validate(module, module.val_dataloader())
+        trainer.test(module, module.test_dataloader())
+        trainer.predict(module, module.predict_dataloader())
+        seen[type(trainer).__name__] = list(dict.fromkeys(module.seen))
+    assert seen["Trainer"] == seen["FederatedTrainer"]
+    assert [("validation_step", epoch) for epoch in range(3)] == [
+        each for each in seen["Trainer"] if each[0] == "validation_step"
+    ]
