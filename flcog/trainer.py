@@ -1,7 +1,6 @@
 """The federated trainer: rounds instead of epochs, on Lightning Fabric."""
 
 import copy
-import warnings
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,7 @@ from flcog.advice import Finding, advise
 from flcog.client.messages import Split
 from flcog.core.output import never_failing
 from flcog.run.export import Format, export
+from flcog.run.figures import Figures, measure, print_figures
 from flcog.run.initial_weights import load_initial_weights
 from flcog.run.lifecycle import Lifecycle
 from flcog.run.plans import ByHandPlan, FitPlan, plan_of_fit
@@ -172,18 +172,24 @@ class FederatedTrainer(RunHolder):
     @takes_loaders
     @in_precision
     def validate(
-        self, model: nn.Module | None = None, datamodule: Data | None = None, ckpt_path: str | None = None
-    ) -> dict[str, float]:
-        """Evaluate on the validation sets, from a checkpoint or as the model is. Without a model it is the last run's best checkpoint."""
-        return self._measure(model, datamodule, ckpt_path, "val")
+        self, model: nn.Module | None = None, datamodule: Data | None = None, ckpt_path: str | None = None, verbose: bool = True
+    ) -> Figures:
+        """Evaluate on the validation sets, from a checkpoint or as the model is. Without a model it is the last run's best checkpoint.
+
+        Args:
+            model, datamodule: as :meth:`fit` had them; those of the last run by default.
+            ckpt_path: the checkpoint to evaluate.
+            verbose: whether to print the figures.
+        """
+        return self._measure(model, datamodule, ckpt_path, verbose, "val")
 
     @takes_loaders
     @in_precision
     def test(
-        self, model: nn.Module | None = None, datamodule: Data | None = None, ckpt_path: str | None = None
-    ) -> dict[str, float]:
-        """Evaluate on the test sets, from a checkpoint or as the model is. Without a model it is the last run's best checkpoint."""
-        return self._measure(model, datamodule, ckpt_path, "test")
+        self, model: nn.Module | None = None, datamodule: Data | None = None, ckpt_path: str | None = None, verbose: bool = True
+    ) -> Figures:
+        """Evaluate on the test sets; :meth:`validate` describes the arguments."""
+        return self._measure(model, datamodule, ckpt_path, verbose, "test")
 
     @takes_loaders
     @in_precision
@@ -257,8 +263,7 @@ class FederatedTrainer(RunHolder):
     @in_precision
     def train_round(self) -> dict[str, float]:
         """One round of training alone: no evaluation, observers, trackers or checkpoint. Returns its figures."""
-        run = self.run
-        return rounds.advance(run.engine, run.server)
+        return rounds.advance(self.run.engine, self.run.server)
 
     @in_precision
     def collect(self, round: int | None = None) -> tuple[Aggregate, Ledger]:
@@ -276,23 +281,19 @@ class FederatedTrainer(RunHolder):
     @in_precision
     def evaluate(self) -> dict[str, float]:
         """The figures of an evaluation of the run as it stands."""
-        run = self.run
-        return evaluate(run.engine, run.server)
+        return evaluate(self.run.engine, self.run.server)
 
     @in_precision
     def sample(self, round: int) -> list[int]:
         """The clients of a round, counted from 0. A selection with a state takes the state as it is now."""
         return list(rounds.select(self.run.engine, self.run.server.copy(round)).clients)
 
-    def _measure(self, model: nn.Module | None, datamodule: Data | None, ckpt_path: str | None, split: Split) -> dict[str, float]:
+    def _measure(
+        self, model: nn.Module | None, datamodule: Data | None, ckpt_path: str | None, verbose: bool, split: Split
+    ) -> Figures:
         run = self._evaluation(model, datamodule, ckpt_path)
-        with self._lightning.measuring(run, split) as metrics:
-            figures = evaluate(run.engine, run.server, [split])
-            metrics |= {name: value for name, value in figures.items() if name.startswith(f"{split}/")}
+        figures = measure(run, self._lightning, split)
         self.datamodule.teardown({"val": "validate"}.get(split, split))
-        if run.engine.central[split] is None and getattr(run.engine.roll_call, split) is None:
-            raise ValueError(f"{run.engine.data_name} has no {split} set: set data.client_{split}, or use the other verb")
-        if not metrics:
-            step = f"{type(run.model.module).__name__}.{'validation' if split == 'val' else 'test'}_step"
-            warnings.warn(f"the evaluation has no figures: {step} can log them by self.log, or return its loss", stacklevel=5)
-        return metrics
+        if verbose and self.fabric.is_global_zero:
+            print_figures(figures)
+        return figures

@@ -2,8 +2,9 @@
 
 from typing import Any
 
-from flcog.commands.federated_cli import FederatedCLI, print_figures
+from flcog.commands.federated_cli import FederatedCLI
 from flcog.core.commands import TrainerCommand
+from flcog.run.figures import print_figures
 from flcog.trainer import FederatedTrainer
 
 

@@ -227,9 +227,7 @@ class FederatedCLI(LightningCLI):
     def _run_subcommand(self, subcommand: str) -> None:
         self._call_if_defined(f"before_{subcommand}")
         verb = getattr(self, subcommand, getattr(self.trainer, subcommand))
-        result = verb(**self._prepare_subcommand_kwargs(subcommand))
-        if subcommand in ("validate", "test") and self.trainer.fabric.is_global_zero:
-            print_figures(result)
+        verb(**self._prepare_subcommand_kwargs(subcommand))
         self._call_if_defined(f"after_{subcommand}")
 
     def _call_if_defined(self, name: str) -> None:
@@ -242,9 +240,3 @@ def _errors_said_once() -> Iterator[None]:
     """Show a user's mistake in one line, of one process."""
     with mistakes_in_one_line(), lost_processes.fails_for_all():
         yield
-
-
-def print_figures(figures: dict[str, float] | None) -> None:
-    """Print the figures of an evaluation, one to a line."""
-    for name, value in (figures or {}).items():
-        print(f"{name:<32} {value:.6g}")

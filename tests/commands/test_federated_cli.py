@@ -225,7 +225,7 @@ def test_the_config_of_a_script_needs_the_script(tmp_path: Path, capsys: pytest.
     sections = [
         {"model": {"lr": 0.5}},
         {"model": {"class_path": f"{__name__}.Lit"}, "data": {"count": 8}},
-        {"model": {"class_path": f"{__name__}.Lit"}, "data": {"class_path": f"{__name__}.Rows"}, "optimizer": None},
+        {"model": {"class_path": f"{__name__}.Lit"}, "data": {"class_path": f"{__name__}.Rows"}, "optimizer": {"lr": 1}},
     ]
     for section in sections:
         (tmp_path / "config.yaml").write_text(yaml.safe_dump(section))

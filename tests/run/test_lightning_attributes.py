@@ -9,7 +9,7 @@ import lightning as L
 import pytest
 import torch
 from engine.test_lightning_hooks import Plain
-from harness import TinyData, make_trainer
+from harness import TinyData, classifier, make_trainer
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.demos.boring_classes import BoringModel
 from lightning.pytorch.loggers import CSVLogger
@@ -197,3 +197,17 @@ def test_evaluations_have_lightnings_epochs(tmp_path: Path) -> None:
     assert [("validation_step", epoch) for epoch in range(3)] == [
         each for each in seen["Trainer"] if each[0] == "validation_step"
     ]
+
+
+def test_figures_are_printed_and_answer_as_lightnings(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    trainer = make_trainer(tmp_path, rounds=1, enable_progress_bar=False, enable_model_summary=False)
+    trainer.fit(classifier(), TinyData())
+    assert not capsys.readouterr().out
+    figures = trainer.test()
+    lines = dict(line.split() for line in capsys.readouterr().out.splitlines())
+    assert {name: float(text) for name, text in lines.items()} == pytest.approx(figures, rel=1e-5)
+    for name, value in figures.items():
+        assert figures[0][name.replace("/", "_")] == figures[name.partition("/")[2]] == value  # type: ignore[index]
+    assert trainer.test(verbose=False) == figures and not capsys.readouterr().out
+    with pytest.raises(KeyError, match=r"the figures are test/loss, .*; got 'acuracy'"):
+        figures["acuracy"]

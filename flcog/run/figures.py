@@ -1,0 +1,45 @@
+"""The figures of an evaluation outside ``fit``, as ``trainer.test`` and ``trainer.validate`` return them."""
+
+import warnings
+from typing import Any
+
+from flcog.client.messages import Split
+from flcog.run.lightning_callbacks import LightningCallbacks
+from flcog.run.session import Session
+from flcog.server.evaluate import evaluate
+
+
+class Figures(dict[str, float]):
+    """A dict of columns, which also answers as the list of ``lightning.Trainer.test`` does.
+
+    >>> figures = Figures({"test/acc": 0.75})
+    >>> figures["test/acc"] == figures[0]["test_acc"] == figures[0]["acc"]
+    True
+    """
+
+    def __missing__(self, key: Any) -> Any:
+        if key == 0:
+            return self
+        for name, value in self.items():
+            if key in (name.replace("/", "_"), name.partition("/")[2]):
+                return value
+        raise KeyError(f"the figures are {', '.join(self) or 'none'}; got {key!r}")
+
+
+def measure(run: Session, callbacks: LightningCallbacks, split: Split) -> Figures:
+    """Evaluate a run's model as it is on its validation or test sets, with the hooks around such an evaluation."""
+    with callbacks.measuring(run, split) as metrics:
+        figures = evaluate(run.engine, run.server, [split])
+        metrics |= {name: value for name, value in figures.items() if name.startswith(f"{split}/")}
+    if run.engine.central[split] is None and getattr(run.engine.roll_call, split) is None:
+        raise ValueError(f"{run.engine.data_name} has no {split} set: set data.client_{split}, or use the other verb")
+    if not metrics:
+        step = f"{type(run.model.module).__name__}.{'validation' if split == 'val' else 'test'}_step"
+        warnings.warn(f"the evaluation has no figures: {step} can log them by self.log, or return its loss", stacklevel=6)
+    return Figures(metrics)
+
+
+def print_figures(figures: dict[str, float] | None) -> None:
+    """Print figures, one to a line."""
+    for name, value in (figures or {}).items():
+        print(f"{name:<32} {value:.6g}")
