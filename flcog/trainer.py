@@ -263,6 +263,7 @@ class FederatedTrainer(RunHolder):
     @in_precision
     def train_round(self) -> dict[str, float]:
         """One round of training alone: no evaluation, observers, trackers or checkpoint. Returns its figures."""
+        self._as_lightning("run").current_epoch = self.run.round
         return rounds.advance(self.run.engine, self.run.server)
 
     @in_precision

@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from flcog.apply import Apply, apply_of
+from flcog.core.gradients import gradients_of
 from flcog.core.trees import map_once, numbers_to_tensors
 from flcog.core.types import Batch, Params, Slot
 from flcog.method import Attack, ClientData, Context, GlobalModel, Gradient, GradientFunction, Method, Optimisation, Stage, Upload
@@ -296,5 +297,4 @@ def differentiate_eager(function: Callable[[Params], tuple[Tensor, Results]], pa
     with torch.enable_grad():
         leaves = {name: value.detach().requires_grad_() for name, value in params.items()}
         loss, rest = function(leaves)
-        values = torch.autograd.grad(loss, list(leaves.values()), allow_unused=True, materialize_grads=True)
-    return dict(zip(leaves, values, strict=True)), rest
+        return dict(zip(leaves, gradients_of(loss, leaves), strict=True)), rest

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from flcog.apply import PlainApply
 from flcog.client.program import ClientTensors, Program
+from flcog.core.gradients import gradients_of
 from flcog.core.types import Batch, Params
 from flcog.execute.local_trainer import LocalTrainer
 from flcog.method import Context, Gradient
@@ -167,7 +168,7 @@ class FaithfulStep:
             self._module.backward(total)
             return
         # Not Tensor.backward, which may change the order of a gradient in memory, and with it the last digits of its norm.
-        gradients = torch.autograd.grad(total, list(params.values()), allow_unused=True)
+        gradients = gradients_of(total, params, materialize=False)
         for parameter, gradient in zip(params.values(), gradients, strict=True):
             if gradient is not None:
                 parameter.grad = gradient if parameter.grad is None else parameter.grad + gradient

@@ -10,6 +10,7 @@ from torch.utils import _pytree as pytree
 from flcog.client.executor import Assignment, Result, StopRequest, longest_first
 from flcog.client.program import ClientTensors, Program, copied_from, differentiate_eager, differentiate_pure, with_states
 from flcog.client.work import ClientWork, announce, batches
+from flcog.core.gradients import gradients_of
 from flcog.core.precision import number_dtype
 from flcog.core.randomness import seed_streams
 from flcog.core.trees import map_once
@@ -166,7 +167,7 @@ class OneClient:
         def direct(params: Params, batch: Batch) -> Gradient:
             with torch.enable_grad():
                 total, task_loss, logged = program.total_loss(program.apply(buffers, live=True), params, batch, contexts)
-                values = torch.autograd.grad(total, list(params.values()), allow_unused=True, materialize_grads=True)
+                values = gradients_of(total, params)
             self.model.take_assigned()
             return Gradient(dict(zip(params, values, strict=True)), buffers, task_loss.detach(), logged=logged)
 

@@ -13,6 +13,7 @@ from torchmetrics import Metric
 from flcog.client.lightning_hooks import EPOCH_HOOKS, written_hooks
 from flcog.client.local_hooks import LocalHooks
 from flcog.client.messages import Split
+from flcog.core.gradients import refuse_freezing
 from flcog.core.lightning_packages import lightning_base, users_hooks
 from flcog.core.users_hooks import call_hook, logging_as
 from flcog.evaluation_hooks import refusal_of_change
@@ -253,6 +254,7 @@ class LightningCallbacks(Callback):
         changed = self._trainer.changed_parameter()
         if changed:
             raise ValueError(refusal_of_change(hook, changed))
+        refuse_freezing(hook, self._trainer.lightning_module, self._trainer.trained)
         if changed := self._trainer.changed_buffer():
             raise ValueError(
                 f"{hook} changes the persistent buffer {changed} of the global model, which only the server changes: register it with "

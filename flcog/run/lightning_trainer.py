@@ -181,6 +181,7 @@ class LightningTrainer(TrainerView):
     # Parts ------------------------------------------------------------------------------------------------------------------------
 
     lightning_module = model = _of_run("model.module")
+    trained = _of_run("params")
 
     @property
     def optimizers(self) -> list[torch.optim.Optimizer]:

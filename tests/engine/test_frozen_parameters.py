@@ -6,6 +6,7 @@ from typing import Any
 import lightning as L
 import pytest
 import torch
+from datamodules.common import one_line
 from harness import (
     NUM_CLASSES,
     NUM_FEATURES,
@@ -21,6 +22,7 @@ from harness import (
 from torch import Tensor, nn
 
 import flcog
+from engine.test_lightning_hooks import Plain
 from flcog.callbacks import SCAFFOLD
 from flcog.execute.threads import Threads
 from flcog.models import MLP, LoRA
@@ -131,3 +133,81 @@ def test_without_the_file_only_the_same_weights_will_do(tmp_path: Path) -> None:
     frozen.unlink()
     with pytest.raises(ValueError, match=rf"last.ckpt was trained with other frozen weights than the model's: .*{frozen.name}$"):
         fit(tmp_path, module=adapted(seed=5), rounds=3, eval_every=1, ckpt_path=str(run))
+
+
+def _freeze(module: Any) -> None:
+    module.net.hidden[0].requires_grad_(False)
+
+
+class InSetup(Plain):
+    def setup(self, stage: str) -> None:
+        _freeze(self)
+
+
+class InConfigureModel(Plain):
+    def configure_model(self) -> None:
+        _freeze(self)
+
+
+@pytest.mark.parametrize("kind", [InSetup, InConfigureModel])
+def test_hooks_before_the_run_freeze(kind: type[Plain]) -> None:
+    module = kind()
+    before = {name: value.detach().double() for name, value in module.named_parameters()}
+    assert set(train(module=module).params) == {name for name in before if not name.startswith("net.hidden.0.")}
+    after = {name: value.detach() for name, value in module.named_parameters() if not value.requires_grad}
+    assert len(after) == 2
+    assert_close(after, {name: before[name] for name in after}, 0)
+
+
+class OnFitStart(Plain):
+    def on_fit_start(self) -> None:
+        _freeze(self)
+
+
+class InASecondRound(Plain):
+    def on_train_epoch_start(self) -> None:
+        if self.current_epoch == 1:
+            _freeze(self)
+
+
+class InAStep(Plain):
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        _freeze(self)
+        return super().training_step(batch, batch_idx)
+
+
+class InABatch(Plain):
+    def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
+        _freeze(self)
+
+
+class Frees(InSetup):
+    def on_train_start(self) -> None:
+        self.net.hidden[0].requires_grad_(True)
+
+
+@pytest.mark.parametrize(
+    ("kind", "place"),
+    [
+        (OnFitStart, "OnFitStart.on_fit_start"),
+        (InASecondRound, "InASecondRound.on_train_epoch_start"),
+        (InAStep, "a client's step"),
+        (InABatch, "a client's step"),
+        (Frees, "Frees.on_train_start"),
+    ],
+)
+def test_hooks_of_the_run_cannot(kind: type[Plain], place: str, tmp_path: Path) -> None:
+    with one_line(
+        ValueError, rf"{place} changes requires_grad of net.hidden.0.weight, .*: change it in the module's constructor, setup"
+    ):
+        fit(tmp_path, module=kind())
+
+
+class FreezesAsACallback(L.Callback):
+    def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
+        _freeze(pl_module)
+
+
+def test_nor_can_callbacks(tmp_path: Path) -> None:
+    with one_line(ValueError, "FreezesAsACallback.on_fit_start changes requires_grad of net.hidden.0.weight, "):
+        fit(tmp_path, FreezesAsACallback(), module=Plain())  # type: ignore[arg-type]

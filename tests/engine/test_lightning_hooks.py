@@ -363,6 +363,7 @@ def test_validation_and_test_steps_measure_their_own_sets() -> None:
     trainer = make_trainer(None, rounds=2)
     trainer.prepare(Evaluates(), Both(eval_batch_size=20))
     trainer.train_round()
+    trainer.train_round()
     for _ in range(2):  # a second evaluation starts from zero
         figures = trainer.evaluate()
     inputs, targets = trainer.federation.val.inputs.double(), trainer.federation.val.targets

@@ -1,0 +1,46 @@
+"""The gradient of a loss, with one line for a parameter that the user's code has frozen meanwhile."""
+
+from collections.abc import Collection
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from flcog.core.types import Params
+
+
+def gradients_of(loss: Tensor, params: Params, materialize: bool = True) -> tuple[Any, ...]:
+    """The gradients of the parameters, in their order.
+
+    Args:
+        loss: a scalar.
+        params: the parameters, which require gradients.
+        materialize: whether a parameter that the loss does not use has a gradient of 0 instead of None.
+    """
+    try:
+        return torch.autograd.grad(loss, list(params.values()), allow_unused=True, materialize_grads=materialize)
+    except RuntimeError:
+        frozen = next((name for name, value in params.items() if not value.requires_grad), None)
+        if frozen is None:
+            raise
+        raise ValueError(_refusal("a client's step", frozen)) from None
+
+
+def refuse_freezing(hook: str, module: nn.Module, trained: Collection[str]) -> None:
+    """Refuse a hook that has frozen a parameter which the clients train, or freed another one.
+
+    Args:
+        hook: its name.
+        module: its module.
+        trained: the names of the parameters that the clients train.
+    """
+    for name, parameter in module.named_parameters():
+        if parameter.requires_grad != (name in trained):
+            raise ValueError(_refusal(hook, name))
+
+
+def _refusal(place: str, parameter: str) -> str:
+    return (
+        f"{place} changes requires_grad of {parameter}, and the server averages the same parameters in all rounds: change it in the "
+        "module's constructor, setup or configure_model, or train several runs with init_from"
+    )
