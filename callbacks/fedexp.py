@@ -33,7 +33,8 @@ class FedExP(Method):
     ``code`` is the authors' program, and this project's tables use it: its epsilon grows with the cohort. The iterates
     oscillate. Paper and code therefore evaluate the mean of the last two, and continue training from the last. (The code's first
     evaluation is of the first iterate alone; here it is the mean with the initial model.) Each client sends one more number. The
-    round's step size is logged as ``fedexp/eta``.
+    round's step size is logged as ``fedexp/eta``. Clients measure ||D_k|| where FedExP stands in the list of methods, and before codecs
+    and clipping: list it last, and expect a larger eta where these shorten the updates.
 
     Jhunjhunwala et al., FedExP: Speeding Up Federated Averaging via Extrapolation, ICLR 2023, https://arxiv.org/abs/2301.09604.
 
