@@ -177,19 +177,21 @@ class FederatedTrainer(RunHolder):
         """Evaluate on the validation sets, from a checkpoint or as the model is. Without a model it is the last run's best checkpoint.
 
         Args:
-            model, datamodule: as :meth:`fit` had them; those of the last run by default.
-            ckpt_path: the checkpoint to evaluate.
             verbose: whether to print the figures.
         """
-        return self._measure(model, datamodule, ckpt_path, verbose, "val")
+        return self._measure("val", verbose, model, datamodule, ckpt_path)
 
     @takes_loaders
     @in_precision
     def test(
         self, model: nn.Module | None = None, datamodule: Data | None = None, ckpt_path: str | None = None, verbose: bool = True
     ) -> Figures:
-        """Evaluate on the test sets; :meth:`validate` describes the arguments."""
-        return self._measure(model, datamodule, ckpt_path, verbose, "test")
+        """Evaluate on the test sets, from a checkpoint or as the model is. Without a model it is the last run's best checkpoint.
+
+        Args:
+            verbose: whether to print the figures.
+        """
+        return self._measure("test", verbose, model, datamodule, ckpt_path)
 
     @takes_loaders
     @in_precision
@@ -289,10 +291,8 @@ class FederatedTrainer(RunHolder):
         """The clients of a round, counted from 0. A selection with a state takes the state as it is now."""
         return list(rounds.select(self.run.engine, self.run.server.copy(round)).clients)
 
-    def _measure(
-        self, model: nn.Module | None, datamodule: Data | None, ckpt_path: str | None, verbose: bool, split: Split
-    ) -> Figures:
-        run = self._evaluation(model, datamodule, ckpt_path)
+    def _measure(self, split: Split, verbose: bool, *given: Any) -> Figures:
+        run = self._evaluation(*given)
         figures = measure(run, self._lightning, split)
         self.datamodule.teardown({"val": "validate"}.get(split, split))
         if verbose and self.fabric.is_global_zero:
