@@ -10,6 +10,7 @@ import torch
 
 from flcog.advice.exchanges import outdated_exchanges
 from flcog.advice.finding import Finding
+from flcog.advice.global_randomness import global_randomness
 from flcog.advice.options import options_without_effect
 from flcog.advice.order import lost_contributions
 from flcog.advice.server_steps import lost_server_steps
@@ -38,6 +39,7 @@ def _findings(engine: Engine, server: ServerState) -> Iterator[Finding]:
         trial = Trial(engine, server)
         yield from lost_contributions(engine, trial)
         yield from unread_values(engine, trial)
+        yield from global_randomness(engine, trial)
     yield from lost_server_steps(engine, server)
 
 

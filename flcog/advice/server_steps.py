@@ -8,6 +8,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from flcog.advice.finding import Finding
+from flcog.advice.global_randomness import noticing_draws
 from flcog.core.types import Params, Slot
 from flcog.method import Cohort, Messages, Method
 from flcog.server import round as rounds
@@ -46,7 +47,8 @@ class WatchedSteps(ServerSteps):
         if not method.overrides("server_step"):
             return super().take(method, delta, messages, cohort)
         watched = WatchedChange(delta)
-        result = super().take(method, watched, messages, cohort)
+        with noticing_draws(method, "server_step", self.findings):
+            result = super().take(method, watched, messages, cohort)
         earlier = [other for other in self.methods[: self.methods.index(method)] if other.overrides("server_step")]
         unread = [] if result[0] is watched else [name for name in delta if name not in watched.read]
         if earlier and unread:

@@ -89,6 +89,20 @@ class Trial:
     def _input(self, hook: str, seed: int) -> Any:
         return Plan(3 * seed) if hook == "plan" else self.numbers(seed)
 
+    def client_hooks(self, method: Method, ctx: Context) -> dict[str, Callable[[], Any]]:
+        """Calls of the client hooks that the method overrides."""
+        params, numbers = self.server.params, self.numbers(1)
+        calls: dict[str, Callable[[], Any]] = {
+            "start": lambda: method.start(self.apply(), params, ctx),
+            "loss": lambda: method.loss(self.apply(), params, self.batch(), params[next(iter(params))].sum(), ctx),
+            "wrap_gradient": lambda: method.wrap_gradient(self.gradient_function([]), ctx)(params, self.batch()),
+            "correct_gradient": lambda: method.correct_gradient(numbers, params, ctx),
+            "after_step": lambda: method.after_step(self.apply(), params, params, self.batch(), ctx),
+            "finish_client": lambda: self.upload(method, ctx, numbers),
+            "personal": lambda: method.personal(params, ctx),
+        }
+        return {hook: call for hook, call in calls.items() if method.overrides(hook)}
+
     def upload(self, method: Method, context: Context, delta: Params) -> Upload:
         """What a client sends whose model has changed by ``delta``."""
         end = {name: value + delta[name] for name, value in self.server.params.items()}

@@ -1,6 +1,6 @@
 """Values that a method makes and never reads: random numbers, broadcasts, client states and messages."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
@@ -73,17 +73,6 @@ def _fields_read(method: Method, trial: Trial) -> set[str]:
                 read.add(name)
             return super().__getattribute__(name)
 
-    ctx, params, numbers = trial.context(method, WatchedContext), trial.server.params, trial.numbers(1)
-    calls: Mapping[str, Callable[[], Any]] = {
-        "start": lambda: method.start(trial.apply(), params, ctx),
-        "loss": lambda: method.loss(trial.apply(), params, trial.batch(), params[next(iter(params))].sum(), ctx),
-        "wrap_gradient": lambda: method.wrap_gradient(trial.gradient_function([]), ctx)(params, trial.batch()),
-        "correct_gradient": lambda: method.correct_gradient(numbers, params, ctx),
-        "after_step": lambda: method.after_step(trial.apply(), params, params, trial.batch(), ctx),
-        "finish_client": lambda: trial.upload(method, ctx, numbers),
-        "personal": lambda: method.personal(params, ctx),
-    }
-    for hook, call in calls.items():
-        if method.overrides(hook):
-            call()
+    for call in trial.client_hooks(method, trial.context(method, WatchedContext)).values():
+        call()
     return read

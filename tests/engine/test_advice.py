@@ -1,6 +1,7 @@
 """``flcog check`` reports lost contributions, unused values and options without effect. ``fit`` gives no advice, it only refuses."""
 
 import copy
+import random
 import re
 import warnings
 from dataclasses import dataclass, field, replace
@@ -8,6 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
+import numpy as np
 import pytest
 import torch
 from contracts.registry import CASES
@@ -440,3 +442,39 @@ def test_the_command_prints_a_line_per_finding(tmp_path: Path, capsys: pytest.Ca
 def test_a_method_alone_is_not_accused(name: str, tmp_path: Path) -> None:
     case = CASES[name]
     assert make_trainer(tmp_path, case.method, **case.options).check(case.module(case.optimizer), case.data()) == []
+
+
+@dataclass(frozen=True)
+class Unseeded(flcog.Method):
+    """Draws from a global generator in one hook."""
+
+    hook: str = "correct_gradient"
+
+    def start(self, apply: Any, params: Any, ctx: Any) -> Any:
+        return params, {"noise": torch.tensor(np.random.rand())} if self.hook == "start" else {}  # noqa: NPY002
+
+    def loss(self, apply: Any, params: Any, batch: Any, task_loss: Any, ctx: Any) -> Any:
+        return 0.0 * task_loss * random.random() if self.hook == "loss" else 0.0 * task_loss
+
+    def correct_gradient(self, gradient: Any, params: Any, ctx: Any) -> Any:
+        noise = torch.randn if self.hook == "correct_gradient" else torch.zeros
+        return {name: value + noise(value.shape) for name, value in gradient.items()}
+
+    def server_step(self, server: Any, params: Any, delta: Any, messages: Any, cohort: Any) -> Any:
+        noise = torch.randn if self.hook == "server_step" else torch.zeros
+        return {name: value + noise(value.shape) for name, value in delta.items()}, server
+
+
+@pytest.mark.parametrize(
+    ("hook", "generator", "remedy"),
+    [
+        ("start", "NumPy", "draw in the hook draw with its rng, and read ctx.draws"),
+        ("loss", "Python", "draw in the hook draw with its rng, and read ctx.draws"),
+        ("correct_gradient", "torch", "draw in the hook draw with its rng, and read ctx.draws"),
+        ("server_step", "torch", 'draw from cohort.rng("noise")'),
+        ("none", "", ""),
+    ],
+)
+def test_global_generators_are_found(hook: str, generator: str, remedy: str) -> None:
+    found = f"Unseeded.{hook} draws from the global generator of {generator}, so that results differ between executors and runs: {remedy}"
+    assert advice(Unseeded(hook=hook)) == ([found] if generator else [])

@@ -1,0 +1,55 @@
+"""Hooks that draw from the global random generators of torch, NumPy or Python, whose numbers depend on more than the run's seed."""
+
+import random
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import numpy as np
+import torch
+
+from flcog.advice.finding import Finding
+from flcog.advice.trial import Trial
+from flcog.method import Method
+from flcog.server.engine import Engine
+
+SEEDED = {"server_step": 'draw from cohort.rng("noise")'}
+"""The remedies of hooks at the server; clients have the hook draw."""
+
+
+def global_randomness(engine: Engine, trial: Trial) -> Iterator[Finding]:
+    """One finding per client hook that draws. A hook that raises an error on random numbers is judged by what it drew before."""
+    for method in engine.methods:
+        findings: list[Finding] = []
+        try:
+            calls = trial.client_hooks(method, trial.context(method))
+        except Exception:  # users' hooks may raise anything
+            continue
+        for hook, call in calls.items():
+            with noticing_draws(method, hook, findings):
+                try:
+                    call()
+                except Exception:
+                    continue
+        yield from findings
+
+
+@contextmanager
+def noticing_draws(method: Method, hook: str, findings: list[Finding]) -> Iterator[None]:
+    """Add a finding if a global generator has moved within the context."""
+    before = _states()
+    yield
+    if moved := [name for name, state in _states().items() if state != before[name]]:
+        consequence = (
+            f"draws from the global generator of {' and '.join(moved)}, so that results differ between executors and runs"
+        )
+        remedy = SEEDED.get(hook, "draw in the hook draw with its rng, and read ctx.draws")
+        findings.append(Finding(method.name, hook, consequence, remedy))
+
+
+def _states() -> dict[str, object]:
+    kind, keys, position, *normal = np.random.get_state()  # noqa: NPY002 -- the legacy generator is the global one
+    return {
+        "torch": torch.get_rng_state().numpy().tobytes(),
+        "NumPy": (kind, np.asarray(keys).tobytes(), position, *normal),
+        "Python": random.getstate(),
+    }
