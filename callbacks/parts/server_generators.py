@@ -47,17 +47,18 @@ def input_generator(shape: tuple[int, ...], latent: int, width: int, rng: torch.
     >>> input_generator((1, 28, 28), latent=16, width=4, rng=torch.Generator())(torch.randn(2, 16)).shape
     torch.Size([2, 1, 28, 28])
     """
-    if len(shape) == 1:
-        rows = [nn.Linear(latent, width), nn.BatchNorm1d(width), nn.LeakyReLU(0.2), nn.Linear(width, shape[0])]
-        network = nn.Sequential(*rows, nn.BatchNorm1d(shape[0], affine=False))
-    else:
-        sides = [-(-side // 4) for side in shape[1:]]
-        blocks: list[nn.Module] = [nn.Linear(latent, 2 * width * sides[0] * sides[1]), nn.Unflatten(1, (2 * width, *sides))]
-        blocks += [nn.BatchNorm2d(2 * width), nn.Upsample(scale_factor=2)]
-        blocks += [nn.Conv2d(2 * width, 2 * width, 3, padding=1, bias=False), nn.BatchNorm2d(2 * width), nn.LeakyReLU(0.2)]
-        blocks += [nn.Upsample(size=tuple(shape[1:]))]
-        blocks += [nn.Conv2d(2 * width, width, 3, padding=1, bias=False), nn.BatchNorm2d(width), nn.LeakyReLU(0.2)]
-        network = nn.Sequential(*blocks, nn.Conv2d(width, shape[0], 3, padding=1), nn.BatchNorm2d(shape[0], affine=False))
+    with torch.random.fork_rng(devices=[]):  # the layers' first weights, which are drawn again below
+        if len(shape) == 1:
+            rows = [nn.Linear(latent, width), nn.BatchNorm1d(width), nn.LeakyReLU(0.2), nn.Linear(width, shape[0])]
+            network = nn.Sequential(*rows, nn.BatchNorm1d(shape[0], affine=False))
+        else:
+            sides = [-(-side // 4) for side in shape[1:]]
+            blocks: list[nn.Module] = [nn.Linear(latent, 2 * width * sides[0] * sides[1]), nn.Unflatten(1, (2 * width, *sides))]
+            blocks += [nn.BatchNorm2d(2 * width), nn.Upsample(scale_factor=2)]
+            blocks += [nn.Conv2d(2 * width, 2 * width, 3, padding=1, bias=False), nn.BatchNorm2d(2 * width), nn.LeakyReLU(0.2)]
+            blocks += [nn.Upsample(size=tuple(shape[1:]))]
+            blocks += [nn.Conv2d(2 * width, width, 3, padding=1, bias=False), nn.BatchNorm2d(width), nn.LeakyReLU(0.2)]
+            network = nn.Sequential(*blocks, nn.Conv2d(width, shape[0], 3, padding=1), nn.BatchNorm2d(shape[0], affine=False))
     network.to(rng.device)
     with torch.no_grad():
         for name, value in network.named_parameters():
