@@ -164,7 +164,7 @@ SHOWN = [
     for path in [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
     for line in re.findall(r"(?:^    (?:.* )?|`)(flcog [a-z][^`\n]*)", re.sub(r"\\\n *", "", path.read_text()), re.MULTILINE)
 ]
-NOT_SHIPPED = re.compile(r"[A-Z_.]+|runs/.*|crowd\.yaml")
+NOT_SHIPPED = re.compile(r"[A-Z_.]+|(runs|lightning_logs)/.*|crowd\.yaml")
 """Placeholders for a config of the reader."""
 
 
