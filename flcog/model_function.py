@@ -44,7 +44,8 @@ class ModelFunction:
     """
 
     def __init__(self, module: L.LightningModule, autocast: Callable[[], AbstractContextManager[Any]] = nullcontext) -> None:
-        self.module = module.train()
+        self.module = module
+        self._still = _set_modes(module)
         self.trains_itself = trains_itself(module)
         """Whether the user's module defines its own ``training_step``, so that only this step can compute the loss."""
         self.takes_steps_itself: tuple[int, int] | None = None
@@ -53,7 +54,7 @@ class ModelFunction:
         """Whether its steps receive a data set's batches as they are, and not always pairs of inputs and targets."""
         self.autocast = autocast
         self.params: Params = {name: p for name, p in module.named_parameters() if p.requires_grad}
-        self.constants: Params = _constants(module)
+        self.constants: Params = _constants(module, self._still)
         """Tensors that no client changes. They are never averaged and never sent, and all copies of the module share them."""
         self.buffers: Params = {name: buffer for name, buffer in module.named_buffers() if name not in self.constants}
         persistent = set(module.state_dict(keep_vars=True))
@@ -134,6 +135,11 @@ class ModelFunction:
         return self.mixes_rows or self.trains_itself or any(norm.track_running_stats and norm.training for norm in norms)
 
     @property
+    def in_eval_mode(self) -> list[str]:
+        """The layers that train in evaluation mode, though they can be in training mode; the name of the module itself is empty."""
+        return [name for name, layer in self.module.named_modules() if not layer.training and name not in self._still]
+
+    @property
     def convolves(self) -> bool:
         """Whether it has convolutions, which read channels-last images faster. Other layers read contiguous images faster."""
         return any(isinstance(m, nn.modules.conv._ConvNd) for m in self.module.modules())
@@ -187,9 +193,23 @@ def _assigned(now: Tensor, buffer: Tensor) -> Tensor:
     return now.detach().to(buffer.dtype) if now.shape == buffer.shape else buffer
 
 
-def _constants(module: nn.Module) -> Params:
-    """Frozen parameters (``requires_grad`` is False), and buffers of layers that are in evaluation mode during training."""
+def _set_modes(module: nn.Module) -> set[str]:
+    """Put a client module into training mode. Layers of other modules keep their modes, as in Lightning.
+
+    Returns the names of the layers that stay in evaluation mode even if they are told to train.
+    """
+    modes = {name: layer.training for name, layer in module.named_modules()}
+    module.train()
     still = {name for name, layer in module.named_modules() if not layer.training}
+    if isinstance(module, ClientModule):
+        return still
+    for name, layer in module.named_modules():
+        layer.training = modes[name]
+    return {name for name in still if not modes[name]}
+
+
+def _constants(module: nn.Module, still: set[str]) -> Params:
+    """Frozen parameters (``requires_grad`` is False), and buffers of the layers that always stay in evaluation mode."""
     buffers = {name: buffer for name, buffer in module.named_buffers() if name.rpartition(".")[0] in still}
     return {name: p for name, p in module.named_parameters() if not p.requires_grad} | buffers
 

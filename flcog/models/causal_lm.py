@@ -43,7 +43,7 @@ class CausalLM(nn.Module):
                     f"CausalLM: weights={weights} reads weights from a folder or the hub; got a configuration: use run"
                 )
         self.source, self.weights = str(source) if not isinstance(source, dict) else "", weights
-        body: Any = with_own_dropout(_make(source, weights))
+        body: Any = with_own_dropout(_make(source, weights)).train()  # from_pretrained returns it in evaluation mode
         for layer in body.modules():
             if type(layer).__module__.startswith("bitsandbytes."):
                 layer.training = True

@@ -47,7 +47,7 @@ class HuggingFace(FeatureModel):
         parent, _, attribute = name.rpartition(".")
         setattr(body.get_submodule(parent), attribute, nn.Identity())
         _use_our_attention(body)
-        self.body: Any = with_own_dropout(body)
+        self.body: Any = with_own_dropout(body).train()  # from_pretrained returns it in evaluation mode
 
     def features(self, x: Tree, /) -> Tensor:
         inputs = dict(x) if isinstance(x, dict) else {self.body.main_input_name: x}

@@ -30,7 +30,7 @@ class InstructionTuning(L.LightningModule):
         self, model: nn.Module, optimizer: OptimizerCallable | None = None, lr_scheduler: LRSchedulerCallable | None = None
     ) -> None:
         super().__init__()
-        self.model = model
+        self.model = model.train()
         self.optimizer: OptimizerCallable = optimizer or partial(torch.optim.AdamW, lr=5e-5, weight_decay=0.0)
         self.lr_scheduler = lr_scheduler
         self.mean_loss, self.perplexity, self.exact_match = MeanMetric(), Perplexity(), MeanMetric()

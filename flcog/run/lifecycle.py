@@ -78,6 +78,7 @@ class Lifecycle:
             self._observe("on_sanity_check_start")
             with run.evaluator.limited_to(num_sanity_val_steps):
                 self._observe("on_sanity_check_end", evaluate())
+        _warn_of_eval_mode(run)
         self._observe("on_train_start")
         self._stop.rounds_begin(shared=run.processes.count > 1 or not run.has_all_data)
         while run.round < run.settings.rounds and not run.should_stop and privacy.affordable(run.engine, run.server):
@@ -145,3 +146,15 @@ class Lifecycle:
                     call_hook(observer, hook, self._run, *args, where=where)
                     if hook in ADDS_COLUMNS:  # at once, so that no later observer decides by a column that is withheld
                         privacy.withhold(self._run.engine, args[1])
+
+
+def _warn_of_eval_mode(run: Session) -> None:
+    """Warn about layers that train in evaluation mode, as Lightning does: a call of ``model.eval()`` may be a mistake."""
+    model = run.model
+    if run.processes.is_first and model.takes_whole_batches and (names := model.in_eval_mode):
+        name = " of ".join(filter(None, (names[0], type(model.module).__name__)))
+        warnings.warn(
+            f"{name} is in evaluation mode, and trains in it, as in Lightning: its Dropout is off and its BatchNorm's statistics stay. If "
+            "this is not wanted, call model.train() before fit",
+            stacklevel=2,
+        )

@@ -26,6 +26,7 @@ from engine.test_lightning_hooks import Plain
 from flcog.callbacks import SCAFFOLD
 from flcog.execute.threads import Threads
 from flcog.models import MLP, LoRA
+from flcog.models.lora import Still
 
 EXECUTORS: list[dict[str, Any]] = [{"executor": "loop"}, {"chunk_size": 2}, {"executor": "vmap"}]
 
@@ -64,6 +65,79 @@ def test_statistics_of_a_frozen_batchnorm_neither_move_nor_travel() -> None:
     assert not trainer.buffers and not trainer.run.model.mixes_rows
     assert "model.body.1.layer.running_mean" in trainer.run.model.constants
     assert float(network.body[1].layer.num_batches_tracked) == 0
+
+
+class Resting(L.LightningModule):
+    """A user's own module that puts its first layers into evaluation mode."""
+
+    def __init__(self, place: str) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.place, norm = place, nn.BatchNorm1d(NUM_FEATURES, affine=False)
+        # Layers of Still are constants in evaluation mode, whatever the mode of the module.
+        self.first = nn.Sequential(Still(norm)) if place == "Still" else nn.Sequential(norm, nn.Dropout(0.5))
+        self.net = MLP(NUM_FEATURES, (8,), NUM_CLASSES)
+        self._rest("constructor")
+
+    def _rest(self, place: str) -> None:
+        if self.place == place:
+            self.first.eval()
+
+    def setup(self, stage: str) -> None:
+        self._rest("setup")
+
+    def configure_model(self) -> None:
+        self._rest("configure_model")
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        return nn.functional.cross_entropy(self.net(self.first(batch[0])), batch[1])
+
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        assert not self.training and not self.first.training
+        self.log("val_loss", self.training_step(batch, batch_idx))
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return torch.optim.SGD(self.parameters(), lr=0.1)
+
+
+class FaithfullyResting(Resting):
+    def on_train_batch_end(self, *args: Any) -> None:
+        assert self.training and not self.first.training
+
+
+@pytest.mark.parametrize("place", ["constructor", "setup", "configure_model"])
+@pytest.mark.parametrize(("kind", "options"), [*((Resting, each) for each in EXECUTORS), (FaithfullyResting, {})], ids=str)
+def test_layers_train_in_the_mode_that_the_module_gave_them(kind: type[Resting], options: dict[str, Any], place: str) -> None:
+    ours, alone = train(module=kind(place), **options), train(module=Resting("Still"))
+    assert_close(ours.params, alone.params, 1e-12)
+    assert (
+        float(ours.buffers["first.0.running_mean"].abs().max()) == 0 and float(ours.buffers["first.0.num_batches_tracked"]) == 0
+    )
+
+
+@pytest.mark.filterwarnings("ignore:first of Resting is in evaluation mode")
+def test_evaluations_and_fits_leave_modes_as_they_were(tmp_path: Path) -> None:
+    module = Resting("constructor")
+    before = [layer.training for layer in module.modules()]
+    make_trainer(tmp_path).test(module, TinyData())
+    assert [layer.training for layer in module.modules()] == before
+    for rounds in (1, 2):
+        fit(tmp_path, module=module, rounds=rounds, eval_every=1)
+        assert [layer.training for layer in module.modules()] == before
+    assert sum(before) == len(before) - 3
+
+
+def test_a_module_in_evaluation_mode_trains_in_it_with_a_warning(tmp_path: Path) -> None:
+    with pytest.warns(UserWarning, match="^Resting is in evaluation mode, and trains in it, as in Lightning"):
+        trainer = fit(tmp_path, module=Resting("nowhere").eval(), rounds=1)
+    assert float(trainer.buffers["first.0.num_batches_tracked"]) == 0
+
+
+def test_client_modules_and_networks_train_in_training_mode() -> None:
+    for module in (flcog.Classifier(BatchNormFeatures(), SGD).eval(), BatchNormFeatures().eval()):
+        trainer = train(module=module)
+        assert all(layer.training for layer in trainer.run.model.module.modules())
+        assert float(trainer.buffers["model.body.1.num_batches_tracked"]) > 0
 
 
 class Half(L.LightningModule):
