@@ -22,7 +22,7 @@ from flcog.evaluation_hooks import EvaluationHooks
 from flcog.evaluation_log import EvaluationLog, joins_of
 from flcog.metrics import pooled_figures
 from flcog.model_function import ModelFunction, forward, one_tensor
-from flcog.own_steps import among_rounds, reset_metrics
+from flcog.own_steps import among_rounds, metrics_apart
 from flcog.reading import Reader
 from flcog.trainer_view import TrainerView
 
@@ -92,6 +92,7 @@ class Evaluator:
         samples: Samples,
         indices: np.ndarray | None = None,
         split: Literal["val", "test"] = "test",
+        keeps_metrics: bool = False,
     ) -> dict[str, float]:
         """Compute loss and metrics on a set.
 
@@ -100,22 +101,22 @@ class Evaluator:
             samples: the set.
             indices: some of its rows, if not all.
             split: the purpose of the set, which selects a module's own ``validation_step`` or ``test_step``.
+            keeps_metrics: whether the metrics that the step of this kind does not log as objects, such as a ``MaxMetric``, go on next time.
         """
         count, self.joins = self.limited(len(samples) if indices is None else len(indices), split), {}
         if not count:
             return {}
         rows = self._mine(count) if indices is None else indices[self._mine(count)]
         self._stage = "validating" if split == "val" else "testing"
-        self._log = log = EvaluationLog()
-        with self.hooks.around_set(self.model, params, buffers, split, log, len(rows)), self._without_gradients():
-            kind = "validation" if split == "val" else "test"
-            step = self._own_step(kind)
-            figures = self._by_metrics(params, buffers, samples, rows, count, "" if step else f"on_{kind}_batch")
-            pooled = pooled_figures(self._metrics, figures) if self._metrics else set()
-            if step:
-                self._by_own_step(params, buffers, samples, rows, step)
-        logs = step or self.hooks.has_callbacks
-        logged = log.over_processes(self.model.eval_module, len(rows), self.processes) if logs else {}
+        self._log, module, kind = (log := EvaluationLog()), self.model.eval_module, "validation" if split == "val" else "test"
+        step = self._own_step(kind)
+        with metrics_apart(module) if step and not (keeps_metrics and step == kind) else nullcontext():
+            with self.hooks.around_set(self.model, params, buffers, split, log, len(rows)), self._without_gradients():
+                figures = self._by_metrics(params, buffers, samples, rows, count, "" if step else f"on_{kind}_batch")
+                pooled = pooled_figures(self._metrics, figures) if self._metrics else set()
+                if step:
+                    self._by_own_step(params, buffers, samples, rows, step)
+            logged = log.over_processes(module, len(rows), self.processes) if step or self.hooks.has_callbacks else {}
         self.joins = joins_of(logged, pooled, count)
         return figures | {name: each.value for name, each in logged.items()}
 
@@ -174,7 +175,6 @@ class Evaluator:
     def _by_own_step(self, params: Params, buffers: Params, samples: Samples, rows: np.ndarray, kind: str) -> None:
         """Call the user's ``validation_step`` or ``test_step``, and collect the values that it logs."""
         module, log = self.model.eval_module, self._log
-        reset_metrics(module)
         call = functools.partial(self.hooks.of_module, self.model, params, buffers)
         watch = self._callbacks_with(params, buffers)
         with self.in_stage(self._stage):

@@ -109,7 +109,7 @@ class EvaluationLog:
         self.values[column] = value if before is None else before.joined(value)
 
     def over_processes(self, module: L.LightningModule, rows: int, processes: Processes) -> dict[str, Logged]:
-        """The values over the rows of all processes.
+        """The values over the rows of all processes. As in Lightning, logged metrics are reset, and no others.
 
         A process without rows has no values, and must take part in the communication of each metric.
 
@@ -124,11 +124,14 @@ class EvaluationLog:
         found: dict[Any, Logged] = {}
         for values, _, _ in everywhere:
             found |= {column: found[column].joined(value) if column in found else value for column, value in values.items()}
-        counts = [count for _, _, count in everywhere]
+        counts, metrics = [count for _, _, count in everywhere], list[Any]()
         for name, path in sorted({name: path for _, places, _ in everywhere for name, path in places.items()}.items()):
             metric: Any = self.metrics[name] if path is None else module.get_submodule(path)
             value = float(metric.compute())
             found[name] = Logged(POOLED, sum(value * count for count in counts) / sum(counts), sum(counts))
+            metrics.append(metric)
+        for metric in metrics:
+            metric.reset()
         returned = found.pop(None, None)
         if returned is not None:
             found.setdefault("loss", returned)

@@ -15,6 +15,7 @@ from flcog.core.randomness import have_moved, put_back, streams
 from flcog.core.trees import Tree, call, first_leaf, form, map_leaves
 from flcog.core.types import Params
 from flcog.module_copies import ModuleCopies
+from flcog.own_steps import reset_metrics
 from flcog.step_log import StepLog
 
 Copied = TypeVar("Copied")
@@ -70,6 +71,7 @@ class ModelFunction:
         self.log = StepLog(module)
         """The values that the module's own ``training_step`` logs."""
         self.eval_module = self.copy_of(module).eval().requires_grad_(False)
+        reset_metrics(self.eval_module)  # they may hold a client of an earlier training
         self.copies = ModuleCopies(module, {*self.constants, *self.buffers} - self.initial.keys(), self.initial.keys())
         """The copies of the module, which follow the changes that hooks make to it."""
         self.copies.add(None, self.eval_module)

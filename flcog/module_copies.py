@@ -4,7 +4,7 @@ import copy
 from collections import deque
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, cast
 from weakref import WeakSet
 
 import numpy as np
@@ -25,6 +25,9 @@ QUICK = frozenset((type(None), bool, int, float, str))
 
 PLAIN = (int, float, complex, str, bytes, tuple)
 """Types whose values are compared by equality."""
+
+UNTOUCHED = "untouched"
+"""Marks a metric until a hook resets it."""
 
 Entry = tuple[str, str]
 """The path of a layer, and the name of its attribute, its layer or its buffer."""
@@ -64,9 +67,10 @@ class ModuleCopies:
 
     @contextmanager
     def follow(self) -> Iterator[None]:
-        """Give the copies all attributes that change within the context."""
+        """Give the copies all attributes that change within the context, and reset metrics of evaluations with the module's own."""
         before = self._entries()
-        yield
+        with self._following_resets():
+            yield
         after = self._entries()
         changed = {entry: parts for entry, parts in after.items() if entry not in before or not _same(parts, before[entry])}
         changed |= {entry: [] for entry in before if entry not in after}
@@ -77,6 +81,23 @@ class ModuleCopies:
                 self._follow(target, changed, True)
             for target in self._frozen:
                 self._follow(target, changed, False)
+
+    @contextmanager
+    def _following_resets(self) -> Iterator[None]:
+        """Reset a metric of the copies for evaluations, which has values of its own, where a hook resets the module's."""
+        metrics = [(path, layer) for path, layer in self._module.named_modules() if isinstance(layer, Metric)]
+        before = [metric._forward_cache for _, metric in metrics]
+        for _, metric in metrics:
+            metric._forward_cache = UNTOUCHED
+        try:
+            yield
+        finally:
+            for (path, metric), value in zip(metrics, before, strict=True):
+                if metric._forward_cache is None:
+                    for target in self._frozen:
+                        cast(Metric, target.get_submodule(path)).reset()
+                elif metric._forward_cache is UNTOUCHED:
+                    metric._forward_cache = value
 
     def _entries(self) -> dict[Entry, Parts]:
         return {

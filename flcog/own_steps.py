@@ -160,3 +160,19 @@ def reset_metrics(module: nn.Module) -> None:
     for layer in module.modules():
         if isinstance(layer, Metric):
             layer.reset()
+
+
+@contextmanager
+def metrics_apart(module: nn.Module) -> Iterator[None]:
+    """Let the torchmetrics metrics of a module begin anew, and give them their values back at the end."""
+    metrics = [layer for layer in module.modules() if isinstance(layer, Metric)]
+    # A reset clears lists in place.
+    before = [
+        {name: [*value] if isinstance(value, list) else value for name, value in vars(metric).items()} for metric in metrics
+    ]
+    reset_metrics(module)
+    try:
+        yield
+    finally:
+        for metric, values in zip(metrics, before, strict=True):
+            vars(metric).update(values)
