@@ -115,7 +115,7 @@ class Evaluator:
                 figures = self._by_metrics(params, buffers, samples, rows, count, "" if step else f"on_{kind}_batch")
                 pooled = pooled_figures(self._metrics, figures) if self._metrics else set()
                 if step:
-                    self._by_own_step(params, buffers, samples, rows, step)
+                    self._by_own_step(params, buffers, samples, rows, step, kind)
             logged = log.over_processes(module, len(rows), self.processes) if step or self.hooks.has_callbacks else {}
         self.joins = joins_of(logged, pooled, count)
         return figures | {name: each.value for name, each in logged.items()}
@@ -172,8 +172,8 @@ class Evaluator:
         kinds = ("validation", "test") if kind == "validation" else ("test", "validation")
         return next((kind for kind in kinds if overrides(self.model.eval_module, "LightningModule", f"{kind}_step")), None)
 
-    def _by_own_step(self, params: Params, buffers: Params, samples: Samples, rows: np.ndarray, kind: str) -> None:
-        """Call the user's ``validation_step`` or ``test_step``, and collect the values that it logs."""
+    def _by_own_step(self, params: Params, buffers: Params, samples: Samples, rows: np.ndarray, kind: str, of: str) -> None:
+        """Call the user's ``validation_step`` or ``test_step``, and collect the values that it logs. ``of`` is the kind of the set."""
         module, log = self.model.eval_module, self._log
         call = functools.partial(self.hooks.of_module, self.model, params, buffers)
         watch = self._callbacks_with(params, buffers)
@@ -184,11 +184,11 @@ class Evaluator:
             for index, batch in enumerate(self._batches(samples, rows)):
                 size = min(self.batch_size, len(rows) - index * self.batch_size)
                 with log.of(module, size):
-                    watch(f"on_{kind}_batch_start", given(*batch), index)
+                    watch(f"on_{of}_batch_start", given(*batch), index)
                     call(f"on_{kind}_batch_start", given(*batch), index)
                     result = self.hooks.step(self.model, params, buffers, f"{kind}_step", given(*batch), index)
                     log.take_result(result, size)
-                    watch(f"on_{kind}_batch_end", result, given(*batch), index)
+                    watch(f"on_{of}_batch_end", result, given(*batch), index)
                     call(f"on_{kind}_batch_end", result, given(*batch), index)
             with log.of(module, len(rows), whole=True):
                 for when in ("epoch_end", "end", "model_train"):

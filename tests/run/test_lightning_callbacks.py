@@ -350,6 +350,30 @@ def test_callbacks_log_in_every_hook(make: Any, tmp_path: Path) -> None:
     assert {name: again[name] for name in figures} == figures and "log" not in vars(logs)
 
 
+def test_batches_of_the_test_set_are_no_batches_of_a_validation(tmp_path: Path) -> None:
+    """A module without ``test_step`` evaluates the test set by its ``validation_step``."""
+
+    class Validated(Plain):
+        test_step = L.LightningModule.test_step  # type: ignore[assignment]
+
+        def validation_step(self, batch: Any, batch_idx: int) -> None:
+            self.log("val_loss", self.training_step(batch, batch_idx))
+
+    def hook(name: str) -> Any:
+        return lambda self, trainer, *arguments: seen.append((name, trainer.validating, trainer.testing))
+
+    kinds, seen = ("validation", "test"), list[Any]()
+    names = [f"on_{kind}_batch_{when}" for kind in kinds for when in ("start", "end")]
+    fit(
+        tmp_path,
+        type("Every", (L.Callback,), {name: hook(name) for name in names})(),
+        module=Validated(),
+        data=Both(eval_batch_size=20),
+        **OPTIONS | {"rounds": 1},
+    )
+    assert seen == [(name, "validation" in name, "test" in name) for kind in (0, 2) for name in names[kind : kind + 2] * 2]
+
+
 OF_A_VALIDATION = ("on_validation_start", "on_validation_epoch_start", "on_validation_epoch_end", "on_validation_end")
 
 
