@@ -132,7 +132,11 @@ class EvaluationHooks:
         try:
             return model.frozen(params, buffers, call_step, name, *arguments)
         except Exception as error:
-            name_hook(error, model.module, name, self._where)
+            where = self._where
+            if name == "validation_step" and model.eval_module.trainer.testing:
+                remedy = ", or leave the test set out of fit by limit_test_batches=0" if where else ""
+                where += f", on the test set, because there is no test_step: write one{remedy}"
+            name_hook(error, model.module, name, where)
             raise
 
     def of_module(self, model: ModelFunction, params: Params, buffers: Params, hook: str, *arguments: Any) -> None:

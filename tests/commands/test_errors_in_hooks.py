@@ -100,6 +100,23 @@ def test_a_hook_with_other_parameters(tmp_path: Path, base: type, hook: str, whe
     ), line
 
 
+def test_a_validation_step_that_cannot_take_the_test_set(tmp_path: Path) -> None:
+    class WithoutLabels(Model):
+        test_step = L.LightningModule.test_step  # type: ignore[assignment]
+
+        def validation_step(self, batch: Any, batch_idx: int) -> Any:
+            if self.trainer.testing:
+                raise ValueError("not enough values to unpack (expected 2, got 1)")
+
+    line = refusal(fails(tmp_path, WithoutLabels()))
+    assert line and (
+        "in WithoutLabels.validation_step, round 1, on the test set, because there is no test_step: write one, or leave the test set "
+        "out of fit by limit_test_batches=0" in line
+    )
+    with pytest.raises(pytest.fail.Exception):
+        fails(tmp_path, WithoutLabels(), limit_test_batches=0)
+
+
 def test_an_item_that_cannot_be_read(tmp_path: Path) -> None:
     line = refusal(fails(tmp_path, broken(Rows, "__getitem__", 32, 64)))
     assert line and re.fullmatch(r"the train set: item \d+ cannot be read: KeyError: 'x' \(\S*hooks.py, line \d+\)", line), line
