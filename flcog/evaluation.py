@@ -108,8 +108,9 @@ class Evaluator:
             return {}
         rows = self._mine(count) if indices is None else indices[self._mine(count)]
         self._stage = "validating" if split == "val" else "testing"
-        self._log, module, kind = (log := EvaluationLog()), self.model.eval_module, "validation" if split == "val" else "test"
+        module, kind = self.model.eval_module, "validation" if split == "val" else "test"
         step = self._own_step(kind)
+        self._log = log = EvaluationLog(self.model.log.names.of(split)) if step == kind else EvaluationLog()
         with metrics_apart(module) if step and not (keeps_metrics and step == kind) else nullcontext():
             with self.hooks.around_set(self.model, params, buffers, split, log, len(rows)), self._without_gradients():
                 figures = self._by_metrics(params, buffers, samples, rows, count, "" if step else f"on_{kind}_batch")

@@ -14,7 +14,8 @@ from torch import Tensor
 from torchmetrics import Metric
 
 from flcog.core.processes import Processes
-from flcog.own_steps import column_in, logging_to
+from flcog.logged_names import SetNames
+from flcog.own_steps import logging_to
 
 JOINS: Mapping[str, Any] = {"mean": operator.add, "sum": operator.add, "max": np.maximum, "min": np.minimum}
 """How the values of two batches are put together, by the name of the reduction."""
@@ -62,10 +63,11 @@ class Logged(NamedTuple):
 class EvaluationLog:
     """Receives the values of ``self.log`` in the evaluation of a set. Logged torchmetrics metrics are computed at the end."""
 
+    names: SetNames = field(default_factory=SetNames)
+    """The names of the values, which may also be known from earlier evaluations."""
     values: dict[str | None, Logged] = field(default_factory=dict)
     """The values by column; those that the step returns as None, because they are the loss only if the module logs no loss."""
     metrics: dict[str, Metric] = field(default_factory=dict)
-    _names: dict[str, str] = field(default_factory=dict)
     _of_the_set: set[str | None] = field(default_factory=set)
 
     @contextmanager
@@ -80,7 +82,7 @@ class EvaluationLog:
         logged: dict[str, Logged] = {}
 
         def log(name: str, value: Any, reduce_fx: Any = "mean", batch_size: int | None = None, **options: Any) -> None:
-            column = column_in(self._names, name)
+            column = self.names.column(name, bool(options.get("on_step")) and options.get("on_epoch") is not False)
             if isinstance(value, Metric):
                 self.metrics[column] = value
                 return
@@ -120,12 +122,13 @@ class EvaluationLog:
         """
         paths = {id(layer): path for path, layer in module.named_modules()}
         places = {name: paths.get(id(metric)) for name, metric in self.metrics.items()}
-        everywhere = processes.gather((self.values if rows else {}, places, rows))
+        everywhere = processes.gather((self.values if rows else {}, places, rows, self.names))
+        self.names.join([names for *_, names in everywhere])
         found: dict[Any, Logged] = {}
-        for values, _, _ in everywhere:
+        for values, *_ in everywhere:
             found |= {column: found[column].joined(value) if column in found else value for column, value in values.items()}
-        counts, metrics = [count for _, _, count in everywhere], list[Any]()
-        for name, path in sorted({name: path for _, places, _ in everywhere for name, path in places.items()}.items()):
+        counts, metrics = [count for _, _, count, _ in everywhere], list[Any]()
+        for name, path in sorted({name: path for _, places, *_ in everywhere for name, path in places.items()}.items()):
             metric: Any = self.metrics[name] if path is None else module.get_submodule(path)
             value = float(metric.compute())
             found[name] = Logged(POOLED, sum(value * count for count in counts) / sum(counts), sum(counts))

@@ -141,20 +141,6 @@ def column_of(name: str) -> str:
     return OF_A_SET.sub("", name).removeprefix("test_").removeprefix("val_").removeprefix("train_")
 
 
-def column_in(columns: dict[str, str], name: str) -> str:
-    """The column of a logged value, which no other name may have.
-
-    Args:
-        columns: the name that was logged for each column, to which this one is added.
-        name: of the value.
-    """
-    column = column_of(name)
-    first = columns.setdefault(column, name)
-    if first != name:
-        raise ValueError(f"the logged values {first!r} and {name!r} would both be the column {column!r}: rename one of them")
-    return column
-
-
 def reset_metrics(module: nn.Module) -> None:
     """Reset the torchmetrics metrics of a module."""
     for layer in module.modules():

@@ -12,7 +12,8 @@ from torchmetrics import Metric
 
 from flcog.core.precision import number_dtype
 from flcog.core.types import Params
-from flcog.own_steps import column_in, column_of, reset_metrics
+from flcog.logged_names import LoggedNames
+from flcog.own_steps import reset_metrics
 
 LOGGED = "log/"
 """Names of the measurements that a module logs; the column's name without ``train/`` follows."""
@@ -36,7 +37,8 @@ class StepLog:
         self.metrics: dict[str, Metric] = {}
         """Metrics of torchmetrics, which accumulate over a client's steps."""
         self.in_progress_bar: set[str] = set() if other is None else other.in_progress_bar
-        self._names: dict[str, str] = {} if other is None else other._names
+        self.names: LoggedNames = LoggedNames() if other is None else other.names
+        """The names of the values that the module logs in training and in evaluations."""
         self._explained: set[str] = set() if other is None else other._explained
         self._has_metrics = any(isinstance(layer, Metric) for layer in module.modules())
 
@@ -51,7 +53,8 @@ class StepLog:
 
     def take(self, name: str, value: Any, prog_bar: bool = False, **options: Any) -> None:
         """Receive one value of ``self.log``."""
-        column = "loss" if column_of(name) == "loss" else column_in(self._names, name)  # the returned loss replaces a logged one
+        both = bool(options.get("on_epoch")) and options.get("on_step") is not False
+        column = self.names.of("train").column(name, both, shared="loss")  # the returned loss replaces a logged one
         if prog_bar:
             self.in_progress_bar.add(f"train/{column}")
         self._explain(name, column, options)

@@ -26,6 +26,7 @@ LAYERS = (
         "flcog.apply",
         "flcog.trainer_view",
         "flcog.own_steps",
+        "flcog.logged_names",
         "flcog.manual_steps",
         "flcog.step_log",
         "flcog.evaluation_log",

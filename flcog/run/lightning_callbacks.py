@@ -162,7 +162,8 @@ class LightningCallbacks(Callback):
             with run.engine.schedules.by_hand():
                 self._call(("on_train_batch_end", {}, None, 0), ("on_train_epoch_end",))
         settings = run.settings
-        run.engine.schedules.follow(metrics, evaluated=settings.evaluates(round) or settings.eval_every == 0)
+        evaluated = settings.evaluates(round) or settings.eval_every == 0
+        run.engine.schedules.follow(metrics, run.model.log.names.named(metrics), evaluated)
 
     @contextmanager
     def measuring(self, run: Session, split: Split) -> Iterator[dict[str, float]]:

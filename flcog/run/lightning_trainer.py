@@ -127,18 +127,19 @@ class LightningTrainer(TrainerView):
 
     @property
     def callback_metrics(self) -> dict[str, Tensor]:
-        """The newest value of each column, under its own name (``val/loss``), with an underscore (``val_loss``) and alone (``loss``).
+        """The newest value of each column, under its own name (``val/loss``), as it was logged, with an underscore and alone (``loss``).
 
-        A name alone stands for the validation set's column, if there is one, and else for the training's.
+        A name alone that nobody has logged stands for the validation set's column, if there is one, and else for the training's.
         """
-        found = {name: torch.tensor(float(value)) for name, value in (self._earlier | self.metrics).items()}
+        names, now = self._run.model.log.names, getattr(self.state.stage, "dataloader_prefix", None)
+        found = names.named(self._earlier, now) | names.named(self.metrics, now)
         alone = {
             name.partition("/")[2]: value
             for split in ("train/", "val/")
             for name, value in found.items()
             if name.startswith(split)
         }
-        return alone | found | {name.replace("/", "_"): value for name, value in found.items()}
+        return {name: torch.tensor(float(value)) for name, value in (alone | found).items()}
 
     logged_metrics = callback_metrics
 

@@ -69,6 +69,7 @@ def receive(engine: Engine, server: ServerState, round: Round, asked: Asked, dir
     if isinstance(aggregate, SealedAggregate) and not pay_for_arrived(engine, server, len(round.plans)):
         aggregate.discard()
     aggregate.reduce(processes, somebody_idle, logs=engine.model.trains_itself)
+    engine.model.log.names.share(processes)
     return round, aggregate
 
 

@@ -52,16 +52,16 @@ class RoundSchedules:
             self._advance()
         return self._rates[min(round, len(self._rates) - 1)]
 
-    def follow(self, metrics: Mapping[str, float], evaluated: bool) -> None:
+    def follow(self, metrics: Mapping[str, float], known: Mapping[str, float], evaluated: bool) -> None:
         """Note the figures of a finished round.
 
         Args:
             metrics: the round's row.
+            known: the same figures under all of their names.
             evaluated: whether an absent figure is a mistake. A round without an evaluation advances no scheduler that follows one.
         """
         if not self._follows:
             return
-        known = dict(metrics) | {name.replace("/", "_"): value for name, value in metrics.items()}
         for config in self.configs:
             if config.reduce_on_plateau and config.monitor not in known and evaluated:
                 problem = (

@@ -16,6 +16,7 @@ from flcog.client.remote import RemoteClients, answer_of
 from flcog.core.processes import Processes
 from flcog.evaluation_log import EvaluationLog, Logged
 from flcog.hosting import host_clients
+from flcog.logged_names import SetNames
 from flcog.wire.packing import pack, unpack
 
 
@@ -132,9 +133,9 @@ def test_processes_join_their_values_by_the_rows_that_logged_them() -> None:
         module.log("val_sum", 4.0, reduce_fx="sum")
     log.take_result(torch.tensor(9.0), 20)
     other = {name: Logged(name, 6.0, 10) for name in ("mean", "max", "sum")} | {"loss": Logged("mean", 5.0, 10)}
-    found = log.over_processes(module, 20, WithAnother(other=(other, {}, 15)))
+    found = log.over_processes(module, 20, WithAnother(other=(other, {}, 15, SetNames())))
     assert {name: logged.value for name, logged in found.items()} == {"loss": 0.5, "max": 6, "mean": 26 / 30, "sum": 10}
-    alone = log.over_processes(module, 20, WithAnother(other=({}, {}, 0)))
+    alone = log.over_processes(module, 20, WithAnother(other=({}, {}, 0, SetNames())))
     assert {name: logged.value for name, logged in alone.items()} == {"loss": 9, "max": 4, "mean": 1, "sum": 4}
 
 
