@@ -90,9 +90,8 @@ class LightningData(ItemSets):
             raise ValueError(f"{type(self.module).__name__} has no train_dataloader: write one, or give its training set alone")
         read = {part: read_loader(found[part], part) for part in PARTS if part in found}
         train = read["train"]
-        self.batch_size = train.batch_size or self.batch_size
-        sizes = [read[part].batch_size or 0 for part in ("val", "test") if part in read]
-        self.eval_batch_size = max(sizes, default=0) or self.batch_size
+        self.batch_size = train.batch_size
+        self.eval_batch_size = max((read[part].batch_size for part in ("val", "test") if part in read), default=self.batch_size)
         self.drop_last, self.num_workers = train.drop_last, found["train"].num_workers or WORKERS
         self.collate_fn = train.collate_fn
         self.notes = (self._note(read),)

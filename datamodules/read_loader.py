@@ -24,7 +24,7 @@ class ReadLoader(NamedTuple):
     Args:
         dataset: of the samples that its sampler chooses.
         rows: their indices in the loader's own data set; None for all.
-        batch_size: None if the loader's batch sampler has none.
+        batch_size: that of its batch sampler, or the length of the sampler's first batch if it has no such attribute.
         drop_last: whether the last, smaller batch is dropped.
         collate_fn: the user's; None for torch's own.
         unused: the name of a sampler that is not used, or of which only the indices are; empty for none.
@@ -32,7 +32,7 @@ class ReadLoader(NamedTuple):
 
     dataset: Any
     rows: np.ndarray | None
-    batch_size: int | None
+    batch_size: int
     drop_last: bool
     collate_fn: Callable[[list[Any]], Any] | None
     unused: str
@@ -66,10 +66,24 @@ def read_loader(loader: DataLoader, part: str) -> ReadLoader:
     return ReadLoader(
         dataset=loader.dataset if rows is None else Subset(loader.dataset, rows.tolist()),
         rows=rows,
-        batch_size=getattr(batches, "batch_size", None),
+        batch_size=getattr(batches, "batch_size", None) or _length_of_first(batches, part),
         drop_last=bool(getattr(batches, "drop_last", False)),
         collate_fn=None if loader.collate_fn is default_collate else loader.collate_fn,
         unused=unused if type(batches) is BatchSampler else type(batches).__name__,
+    )
+
+
+def _length_of_first(batches: Any, part: str) -> int:
+    """The number of samples in the first batch of a sampler without the attribute ``batch_size``."""
+    try:
+        if length := len(next(iter(batches))):
+            return length
+        fault = "it is empty"
+    except Exception as error:  # of the user's sampler
+        fault = repr(error)
+    raise ValueError(
+        f"the {part} loader's batch_sampler, a {type(batches).__name__}, has no batch_size, and its first batch cannot be counted "
+        f"({fault}): give it the attribute batch_size"
     )
 
 

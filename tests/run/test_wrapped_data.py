@@ -15,6 +15,7 @@ from torch.utils.data import (
     DataLoader,
     IterableDataset,
     RandomSampler,
+    Sampler,
     SubsetRandomSampler,
     TensorDataset,
     WeightedRandomSampler,
@@ -160,6 +161,29 @@ def test_batch_samplers_are_seen() -> None:
     again = federated(DataLoader(TENSORS, sampler=RandomSampler(TENSORS, num_samples=9)))
     again.setup("fit")
     assert "; its RandomSampler is not used: " in again.notes[0]
+
+
+class Fives(Sampler):
+    """A batch sampler without the attribute ``batch_size``."""
+
+    def __init__(self, batches: Any) -> None:
+        self.batches = batches
+
+    def __iter__(self) -> Any:
+        return iter(self.batches)
+
+
+def test_a_batch_sampler_without_batch_size_shows_it_in_its_first_batch() -> None:
+    wrapped = federated(DataLoader(TENSORS, batch_sampler=Fives([list(range(5)), [9, 8]])))
+    wrapped.setup("fit")
+    assert wrapped.batch_size == wrapped.eval_batch_size == 5 and "in batches of 5" in wrapped.notes[0]
+    assert "; its Fives is not used: " in wrapped.notes[0]
+    for batches, fault in ((None, r"\(TypeError\(.*not iterable"), ([], "StopIteration"), ([[]], "it is empty")):
+        unknown = federated(DataLoader(TENSORS, batch_sampler=Fives(batches)))
+        with one_line(
+            ValueError, f"train loader's batch_sampler, a Fives, has no batch_size, .*{fault}.*: give it the attribute"
+        ):
+            unknown.setup("fit")
 
 
 def test_a_lightning_data_module_divided_otherwise() -> None:
