@@ -49,7 +49,8 @@ def look_at(part: Items, items: list[Any]) -> Look:
     labelled = all(is_pair(item) and _can_be_target(item[1]) for item in items)
     lone = part.collate_fn is None and not any(map(is_pair, items)) and all(map(_is_input, items))
     if part.collate_fn is not None:
-        return Look(labelled, is_pair(part.collate_fn(items)), lone)
+        batch = part.collate_fn(items)
+        return Look(labelled, is_pair(batch) and _holds_tensors(batch[0]), lone)
     return Look(labelled, labelled and all(_is_input(item[0]) for item in items), lone)
 
 
@@ -57,6 +58,15 @@ def _is_input(value: Any) -> bool:
     """Whether a network could take it: it contains numbers, tensors and pictures, and no text."""
     try:
         collatable(value)
+    except ValueError:
+        return False
+    return True
+
+
+def _holds_tensors(inputs: Any) -> bool:
+    """Whether all parts of a batch's inputs are tensors or numbers."""
+    try:
+        _tensors(inputs)
     except ValueError:
         return False
     return True
@@ -152,7 +162,8 @@ def _tensors(inputs: Any) -> Tree:
     """Tensors in plain containers: a tokenizer's batch is a mapping of its own kind."""
     if isinstance(inputs, Mapping):
         return {name: _tensors(part) for name, part in inputs.items()}
-    if isinstance(inputs, tuple | list):
+    # A PackedSequence of sorted sequences is a named tuple of tensors and None.
+    if isinstance(inputs, tuple | list) and not (hasattr(inputs, "_fields") and any(part is None for part in inputs)):
         parts = [_tensors(part) for part in inputs]
         return type(inputs)(*parts) if hasattr(inputs, "_fields") else type(inputs)(parts)
     if isinstance(inputs, Tensor):

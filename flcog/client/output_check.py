@@ -1,11 +1,14 @@
 """Check before round 1 that a client module finds pairs in the data, and that its model has enough outputs for the labels."""
 
+from typing import Any
+
 import torch
 from torch import Tensor
+from torch.utils import _pytree as pytree
 
 from flcog.client_module import ClientModule
 from flcog.core.randomness import seeded
-from flcog.core.trees import Tree, first_leaf, form, leaves
+from flcog.core.trees import Tree, first_leaf, form
 from flcog.data import Federation
 from flcog.model_function import ModelFunction, forward
 
@@ -27,12 +30,17 @@ def check_pairs(module: ClientModule, federation: Federation) -> None:
                 f"{name} learns from pairs of an input and a target, and a batch of the {part} set is {form(items)}: return pairs, "
                 'name the targets (target="label"), or give a LightningModule whose training_step takes such batches'
             )
-        odd = next((leaf for leaf in leaves(items) if not isinstance(leaf, Tensor)), None)
-        if odd is not None:
+        parts = pytree.tree_leaves(items, is_leaf=_is_named_with_gaps)
+        if odd := [part for part in parts if not isinstance(part, Tensor)]:
             raise ValueError(
-                f"{name} takes tensors, and a batch of the {part} set contains a {type(odd).__name__}: make tensors in a transform (a "
+                f"{name} takes tensors, and a batch of the {part} set contains a {type(odd[0]).__name__}: make tensors in a transform (a "
                 "tokenizer, for text), or give a LightningModule whose training_step takes such batches"
             )
+
+
+def _is_named_with_gaps(part: Any) -> bool:
+    """Whether it is a named tuple with None for some of its fields, such as a PackedSequence of sorted sequences."""
+    return isinstance(part, tuple) and hasattr(part, "_fields") and any(field is None for field in part)
 
 
 @torch.no_grad()

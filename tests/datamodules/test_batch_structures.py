@@ -12,6 +12,7 @@ import torch
 from harness import assert_close, fit, make_trainer
 from lightning.pytorch.demos.boring_classes import BoringDataModule, BoringModel
 from torch import Tensor, nn
+from torch.nn.utils.rnn import pack_sequence
 from torch.utils.data import DataLoader, Dataset, TensorDataset, default_collate
 
 import flcog
@@ -89,6 +90,18 @@ KINDS: dict[str, tuple[Callable[[int], Any], Callable[[Any], Tensor], Any]] = {
 }
 
 
+def packed(items: list[Any]) -> Any:
+    return pack_sequence([row for row, _ in items]), torch.tensor([number for _, number in items])
+
+
+def with_gap(items: list[Any]) -> Any:
+    return (torch.stack([row for row, _ in items]), None), torch.tensor([number for _, number in items])
+
+
+KINDS["a pair of a PackedSequence"] = lambda i: (ROWS[i], i), lambda batch: batch[1], packed
+KINDS["a pair with None"] = lambda i: (ROWS[i], i), lambda batch: batch[1], with_gap
+
+
 class Records(L.LightningModule):
     """Records its batches."""
 
@@ -152,6 +165,16 @@ def test_each_step_gets_what_a_data_loader_returns(kind: str) -> None:
         chosen = [items[int(number)] for number in numbers(batch)]
         pair = isinstance(batch, tuple) and not isinstance(batch[0], tuple)
         assert_same(list(batch) if pair else batch, (collate_fn or default_collate)(chosen))
+
+
+@pytest.mark.parametrize(("collate_fn", "found"), [(packed, "PackedSequence"), (with_gap, "NoneType")])
+def test_a_network_takes_no_batch_with_gaps(collate_fn: Any, found: str) -> None:
+    data = TorchDataset(Items(KINDS["a pair with None"][0]), collate_fn=collate_fn, num_clients=3, num_workers=0)
+    with one_line(ValueError, f"Classifier takes tensors, and a batch of the training set contains a {found}: make tensors in"):
+        make_trainer(None, rounds=1, local_steps=1).prepare(flcog.Classifier(nn.Linear(6, 24)), data)
+    known = TorchDataset(data._sets["train"].items, collate_fn=collate_fn, task="classification", num_clients=3, num_workers=0)
+    with one_line(ValueError, f"its input holds a {found}, and a network takes tensors"):
+        known.setup()
 
 
 class Weighted(L.LightningModule):
