@@ -3,6 +3,7 @@
 import copy
 import statistics
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch.utils import _pytree as pytree
@@ -91,11 +92,12 @@ class FaithfulClient(OneClient):
         trainer, params = self._trainer, self.model.params
         trainer.begin(assignment.round, work)
         log, totals = self.model.log, {"loss": torch.zeros((), device=trainer.strategy.root_device, dtype=number_dtype())}
-        losses, rates, parts, begins = 0, list[float](), list[Batch](), True
+        losses, rates, parts, begins, counts = 0, list[float](), list[Batch](), True, list[Any]()
         with trainer.visible_to(trainer.lightning_module), self._hooks.of_batches.show(trainer):
             for number, read in enumerate(batches(work, assignment.reader)):
                 if assignment.stop is not None and assignment.stop.is_set():
                     raise StopRequest
+                counts = self._schedulers.counts
                 place = Place(number, len(rates), first=begins, last=work.ends is None or bool(work.ends[number]))
                 self._step = place.step
                 with log.of_a_step() as by_hooks:
@@ -119,6 +121,8 @@ class FaithfulClient(OneClient):
                 f"{type(self.model.module).__name__}.on_train_batch_start returned -1 before the end of the client's first step: return it "
                 "after a step at the earliest, or leave the client out of the round, by a method whose plan returns None"
             )
+        if not self.model.module.automatic_optimization:
+            self._schedulers.check_last_step(counts, type(self.model.module).__name__)
         program = assignment.program
         # The exact mean, which equals the rates if they are equal.
         program.optimisation = program.optimisation._replace(lr=statistics.mean(rates))

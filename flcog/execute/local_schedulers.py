@@ -31,6 +31,7 @@ class LocalSchedulers:
         self._groups = [group for optimizer in optimizers for group in optimizer.param_groups]
         self._initial = [_settings(group) for group in self._groups]
         self._states = [copy.deepcopy(config.scheduler.state_dict()) for config in self.configs]
+        self._warned = False
         self._own: list[Any] = []
         self._factors: list[float] = []
 
@@ -51,6 +52,27 @@ class LocalSchedulers:
         for group, rate, base in zip(self._groups, rates, self._bases, strict=True):
             if group["lr"] == base:  # else it begins at 0 in every round
                 group["lr"] = rate
+
+    @property
+    def counts(self) -> list[Any]:
+        """How often each scheduler has advanced."""
+        return [getattr(config.scheduler, "last_epoch", None) for config in self.configs]
+
+    def check_last_step(self, before: Sequence[Any], name: str) -> None:
+        """Warn once if a client has advanced a scheduler by hand in its last step alone, after which no step has the new rate.
+
+        Args:
+            before: the counts before the client's last step.
+            name: of the module.
+        """
+        first = [state.get("last_epoch") for state in self._states]
+        if not self._warned and any(old == own != now for own, old, now in zip(first, before, self.counts, strict=True)):
+            self._warned = True
+            warnings.warn(
+                f"{name} advances a learning-rate scheduler in a client's last step of a round, which changes no rate, because every "
+                "client begins with the rates of its round: call the scheduler's step() in on_train_epoch_end instead",
+                stacklevel=2,
+            )
 
     def advance(self, step: int, update: Callable[[Any, Any], None]) -> None:
         """Advance the schedulers after a local step.

@@ -120,6 +120,34 @@ def test_a_method_may_ask_for_the_loss_of_a_manual_module() -> None:
     assert trainer.rows[0]["measured"] == pytest.approx(float(expected))
 
 
+@pytest.mark.parametrize(("when", "warns"), [("last", True), ("first", False), ("every", False), ("never", False)])
+def test_a_scheduler_that_only_the_last_step_advances_changes_no_rate(when: str, warns: bool) -> None:
+    class Steps(Plain):
+        def __init__(self) -> None:
+            super().__init__()
+            self.automatic_optimization, self.rates = False, list[float]()
+
+        def training_step(self, batch: Any, batch_idx: int) -> None:
+            optimizer = self.optimizers()
+            self.rates.append(optimizer.param_groups[0]["lr"])  # type: ignore[union-attr]
+            self.manual_backward(super().training_step(batch, batch_idx)["loss"])
+            optimizer.step()  # type: ignore[union-attr,call-arg]
+            if {"last": self.trainer.is_last_batch, "first": batch_idx == 0, "every": True, "never": False}[when]:
+                self.lr_schedulers().step()  # type: ignore[union-attr,call-arg]
+
+        def configure_optimizers(self) -> Any:
+            optimizer = super().configure_optimizers()
+            return [optimizer], [torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)]
+
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        train(module=(module := Steps()), rounds=2, local_steps=3, clients_per_round=2)  # type: ignore[arg-type]
+    rates = {"first": [0.1, 0.05, 0.05], "every": [0.1, 0.05, 0.025]}.get(when, [0.1] * 3)
+    assert module.rates[-12:] == pytest.approx(rates * 4)  # two rounds of two clients
+    found = [str(warning.message) for warning in caught if "advances a learning-rate scheduler" in str(warning.message)]
+    assert len(found) == warns and all("Steps " in text and "on_train_epoch_end instead" in text for text in found)
+
+
 def test_a_manual_run_resumes(tmp_path: Path) -> None:
     whole = fit(tmp_path, module=Gan(), rounds=3)  # type: ignore[arg-type]
     half = fit(tmp_path, module=Gan(), rounds=2)  # type: ignore[arg-type]
