@@ -10,6 +10,7 @@ from typing import Any, NoReturn
 from torch import Tensor
 
 from flcog.core.types import Batch, Params, Slot
+from flcog.method.aggregator import UploadAggregator, UploadMatrix
 from flcog.method.context import Gradient, GradientFunction, Upload
 from flcog.method.method import Method
 
@@ -100,6 +101,15 @@ def check_upload(method: Method, value: Any, like: Params) -> Upload:
         if not isinstance(message := getattr(value, name), Mapping):
             _refuse(method, hook, f"{_form(message)} as Upload.{name}", "a dict of messages there")
     return value
+
+
+def check_combined(method: UploadAggregator, values: Any, uploads: UploadMatrix) -> tuple[Tensor, Slot]:
+    """Refuse anything but a tuple of a vector as long as the rows and a state."""
+    wanted, (length,) = "(vector, state), with a vector of {} numbers like each row of uploads.values", uploads.values.shape[1:]
+    vector, state = check_parts(method, "combine", values, wanted.format(length))
+    if not isinstance(vector, Tensor) or vector.shape != (length,):
+        _refuse(method, "combine", f"{_form(vector)} as the vector", wanted.format(length))
+    return vector, state
 
 
 def check_weights(method: Method, value: Any, count: int) -> Tensor:

@@ -1,5 +1,6 @@
 """Uploads that the server keeps until the last has arrived, for methods that compare them."""
 
+import copy
 import time
 import warnings
 from collections.abc import Mapping, Sequence
@@ -15,6 +16,7 @@ from flcog.core.processes import Processes
 from flcog.core.sums import weighted_sum
 from flcog.core.types import Slot
 from flcog.method import Attack, Cohort, MemoryNote, Method, UploadAggregator, UploadChange, UploadMatrix
+from flcog.method.returned import check_combined
 
 TIMED_NUMBERS = 100_000
 """The length of the uploads that measure a rule's time before round 1."""
@@ -104,7 +106,8 @@ class KeptUploads:
             uploads, new[method.name] = method.change(uploads, servers[method.name], cohort, rest)
         if self.rule is None:
             return uploads, uploads.mean(), new
-        vector, new[self.rule.name] = self.rule.combine(uploads, servers[self.rule.name])
+        returned = self.rule.combine(uploads, servers[self.rule.name])
+        vector, new[self.rule.name] = check_combined(self.rule, returned, uploads)
         return uploads, vector, new
 
     def _rows(self, cohort: Cohort) -> tuple[UploadMatrix, list[Tensor]]:
@@ -167,15 +170,29 @@ def check_uploads(
     width = max(1, min(num_numbers, TIMED_NUMBERS))
     home = float64_device(device)
     values = torch.arange(left * width, device=home).to(number_dtype()).sin().view(left, width)
-    begin = time.perf_counter()
     weights = torch.full((left,), 1 / left, dtype=torch.float64, device=home)
-    rule.combine(UploadMatrix(values, weights), servers[rule.name])[0].cpu()
-    seconds = (time.perf_counter() - begin) * num_numbers / width
+    trial = UploadMatrix(values, weights, range(left) if left == count else ())
+    seconds = _seconds(rule, trial, servers[rule.name])
     megabytes = 2 * count * num_numbers * values.element_size() / 1e6
+    combining = "" if seconds is None else f", and combines them in about {seconds * num_numbers / width:.2g} s"
     return MemoryNote(
-        f"{rule.name} keeps {count} uploads until the last has arrived, in {megabytes:.3g} MB, and combines them in about "
-        f"{seconds:.2g} s; messages of methods add to both"
+        f"{rule.name} keeps {count} uploads until the last has arrived, in {megabytes:.3g} MB{combining}; messages of methods add to "
+        f"{'it' if seconds is None else 'both'}"
     )
+
+
+def _seconds(rule: UploadAggregator, uploads: UploadMatrix, server: Slot) -> float | None:
+    """The time in which a rule combines made-up uploads, on a copy of its state.
+
+    None if the rule fails on them: real uploads have another width, which its state may fit.
+    """
+    try:
+        server, begin = copy.deepcopy(server), time.perf_counter()
+        returned = rule.combine(uploads, server)
+    except Exception:
+        return None
+    check_combined(rule, returned, uploads)[0].cpu()
+    return time.perf_counter() - begin
 
 
 def _lacking(changes: Sequence[UploadChange], rule: UploadAggregator | None, count: int) -> str | None:

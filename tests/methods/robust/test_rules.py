@@ -20,6 +20,7 @@ from flcog.callbacks import (
     CenteredClipping,
     CoordinateMedian,
     EqualWeights,
+    FedAvgM,
     FedDisco,
     GeometricMedian,
     Krum,
@@ -31,6 +32,7 @@ from flcog.callbacks import (
 )
 from flcog.core.types import Params, Slot
 from flcog.method import Context, Method, Upload, UploadAggregator, UploadMatrix
+from flcog.server import kept
 
 # random=True skips the contracts of equal clients, whose one or three clients are too few for f = 1.
 few = partial(Case, random=True)
@@ -237,3 +239,44 @@ def test_the_summary_names_memory_and_time() -> None:
     assert (
         f"keeps 5 uploads until the last has arrived, in {2 * 5 * numbers * 8 / 1e6:.3g} MB, and combines them in about " in text
     )
+
+
+@dataclass(frozen=True)
+class InPlaceMomentum(UploadAggregator):
+    """Momentum whose state is as long as the model, belongs to clients, and changes in place."""
+
+    def init_server(self, params: Params) -> Slot:
+        return {"m": torch.zeros(sum(value.numel() for value in params.values())), "seen": torch.zeros(8)}
+
+    def combine(self, uploads: UploadMatrix, server: Slot) -> tuple[Tensor, Slot]:
+        server["seen"][torch.tensor(uploads.clients)] += 1
+        return server["m"].mul_(0.9).add_(uploads.mean()), server
+
+
+@pytest.mark.parametrize("timed", [100_000, 10])
+def test_the_trial_before_round_1_leaves_a_rule_and_its_state_as_they_are(timed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A trial with fewer numbers than the model has fails in this rule, and no trial changes its state."""
+    monkeypatch.setattr(kept, "TIMED_NUMBERS", timed)
+    trainer, expected = train(InPlaceMomentum(), rounds=2), train(FedAvgM(beta=0.9), rounds=2)
+    assert_close(trainer.params, expected.params)
+    assert trainer.run.server.servers["InPlaceMomentum"]["seen"].sum() == 2 * 5
+    note = next(note for note in trainer.notes if "InPlaceMomentum keeps 5 uploads" in note)
+    assert ("combines them in about" in note) == (timed > 10)
+
+
+@pytest.mark.parametrize(
+    ("result", "says"),
+    [
+        (lambda mean, server: mean, "a tensor of shape [118]"),
+        (lambda mean, server: None, "None"),
+        (lambda mean, server: (mean[:2], server), "a tensor of shape [2] as the vector"),
+    ],
+)
+def test_a_wrong_result_of_combine_is_refused(result: Callable[..., Any], says: str) -> None:
+    rule: UploadAggregator = dataclass(frozen=True)(
+        type("Mine", (UploadAggregator,), {"combine": lambda self, uploads, server: result(uploads.mean(), server)})
+    )()
+    with pytest.raises(ValueError) as caught:
+        train(rule, rounds=1)
+    wanted = "(vector, state), with a vector of 118 numbers like each row of uploads.values"
+    assert str(caught.value) == f"Mine.combine returned {says}, and must return {wanted}"
