@@ -4,7 +4,7 @@ import copy
 from collections import deque
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, cast
+from typing import Any
 from weakref import WeakSet
 
 import numpy as np
@@ -85,7 +85,7 @@ class ModuleCopies:
     @contextmanager
     def _following_resets(self) -> Iterator[None]:
         """Reset a metric of the copies for evaluations, which has values of its own, where a hook resets the module's."""
-        metrics = [(path, layer) for path, layer in self._module.named_modules() if isinstance(layer, Metric)]
+        metrics: list[tuple[str, Any]] = [each for each in self._module.named_modules() if isinstance(each[1], Metric)]
         before = [metric._forward_cache for _, metric in metrics]
         for _, metric in metrics:
             metric._forward_cache = UNTOUCHED
@@ -95,7 +95,7 @@ class ModuleCopies:
             for (path, metric), value in zip(metrics, before, strict=True):
                 if metric._forward_cache is None:
                     for target in self._frozen:
-                        cast(Metric, target.get_submodule(path)).reset()
+                        _metric(target, path).reset()
                 elif metric._forward_cache is UNTOUCHED:
                     metric._forward_cache = value
 
@@ -125,6 +125,10 @@ class ModuleCopies:
                 store[key] = source[key].detach().clone() if temporary else _copied(source[key], memo)
                 if isinstance(store[key], nn.Module) and not trains:
                     store[key].eval().requires_grad_(False)
+
+
+def _metric(module: nn.Module, path: str) -> Any:
+    return module.get_submodule(path)
 
 
 def _name(path: str, key: str) -> str:
