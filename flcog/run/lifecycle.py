@@ -80,9 +80,13 @@ class Lifecycle:
                 self._observe("on_sanity_check_end", evaluate())
         _warn_of_eval_mode(run)
         self._observe("on_train_start")
+        run.frozen.look(training=True)
+        first = run.round + 1
         self._stop.rounds_begin(shared=run.processes.count > 1 or not run.has_all_data)
         while run.round < run.settings.rounds and not run.should_stop and privacy.affordable(run.engine, run.server):
             self._run_round(run, evaluate)
+            if run.round == first:
+                run.frozen.look()
             self._stop_if_signalled(run)
         self._stop.rounds_end()
         if run.round < run.settings.rounds and not privacy.affordable(run.engine, run.server):

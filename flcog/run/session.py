@@ -77,7 +77,7 @@ class Session:
         self._directory = directory
         self._setting: dict[str, Any] = {}
         """The contents of ``run.yaml``, empty if it is not written."""
-        self._frozen = FrozenWeights(engine.model.module, engine.model.constants)
+        self.frozen = FrozenWeights(engine.model.module, engine.model.constants, engine.num_clients > 1)
 
     # What observers see -----------------------------------------------------------------------------------------------------------
 
@@ -209,8 +209,7 @@ class Session:
         for observer in self.observers:
             payload |= observer.checkpoint_entries(payload)
         if self.processes.is_first:
-            self._frozen.write(path.parent)
-            checkpoint.write(path, payload)
+            self.frozen.write(path, payload)
             if pinned is not None:
                 self.clients.prune({*pinned, *self.state_files})
 
@@ -224,7 +223,7 @@ class Session:
             "seed": self.engine.seed,
             "experiment": self.experiment,
             "rounds": sorted(self.numbers_of_rounds),
-            "frozen": self._frozen.name,
+            "frozen": self.frozen.name,
             "methods": [method.name for method in self.methods],
             "exchanged": checkpoint.digests(self.engine.exchanges),
             "until": methods_until(self.methods, self.server.round),
@@ -251,7 +250,7 @@ class Session:
             checkpoint.check_same_exchange(path, saved["exchanged"], self.engine.exchanges)
         server.params = {name: saved["params"][name].to(value) for name, value in server.params.items()}
         server.buffers = {name: saved["buffers"][name].to(value) for name, value in server.buffers.items()}
-        self._frozen.restore(path, saved["frozen"])
+        self.frozen.restore(path, saved["frozen"])
         names = [method.name for method in self.methods]
         if saved["methods"] == names:
             check_alike(path, "the server's state", saved["servers"], server.servers)
