@@ -13,6 +13,7 @@ from torchmetrics import Metric
 from flcog.core.arguments import digest
 from flcog.core.randomness import have_moved, put_back, streams
 from flcog.core.trees import Tree
+from flcog.execute.frozen_writes import restored
 from flcog.model_function import ModelFunction
 from flcog.own_steps import among_rounds, call_step, logging_to
 
@@ -70,9 +71,15 @@ def traces(model: ModelFunction, batch: Tree, device: torch.device) -> Traces:
     buffers = {key: buffer.clone() for key, buffer in model.buffers.items()}
     stood, before = streams(device), _kept(model.module)
     try:
-        with among_rounds(model.module, 0), model.log.of_a_step() as logged, logging_to(model.module, model.log.take):
+        with (
+            among_rounds(model.module, 0),
+            model.log.of_a_step() as logged,
+            logging_to(model.module, model.log.take),
+            restored(model.module, model.constants) as found,
+        ):
             for index in range(2):
                 model.training(model.params, buffers, call_step, "training_step", batch, index)
+            frozen = found()
         drawn = have_moved(device, stood)
     except Exception:  # The error comes again, with its client and step, when a client trains.
         return Traces(fails=f"{name} fails on two copies of a training sample")
@@ -82,7 +89,10 @@ def traces(model: ModelFunction, batch: Tree, device: torch.device) -> Traces:
     model.log.begin_client()
     changed = [key for key in after if after[key] != before.get(key)]
     metrics = {key for key in changed if _is_of_metric(model.module, key)}
-    kept, measured = (", ".join(keys) for keys in ([key for key in changed if key not in metrics], sorted(metrics)))
+    # Of many frozen parameters, such as a teacher's, the first is named.
+    kept, measured = (
+        ", ".join(keys) for keys in ([*(key for key in changed if key not in metrics), *frozen[:1]], sorted(metrics))
+    )
     return Traces(
         keeps=f"{name} keeps something between steps (self.{kept})" if kept else "",
         metrics=f"{name} keeps metrics between steps (self.{measured})" if measured else "",
