@@ -22,7 +22,7 @@ from flcog.evaluation_hooks import EvaluationHooks
 from flcog.evaluation_log import EvaluationLog, joins_of
 from flcog.metrics import pooled_figures
 from flcog.model_function import ModelFunction, forward, one_tensor
-from flcog.own_steps import among_rounds, metrics_apart
+from flcog.own_steps import among_rounds
 from flcog.reading import Reader
 from flcog.trainer_view import TrainerView
 
@@ -92,7 +92,7 @@ class Evaluator:
         samples: Samples,
         indices: np.ndarray | None = None,
         split: Literal["val", "test"] = "test",
-        keeps_metrics: bool = False,
+        lasting: bool = False,
     ) -> dict[str, float]:
         """Compute loss and metrics on a set.
 
@@ -101,7 +101,7 @@ class Evaluator:
             samples: the set.
             indices: some of its rows, if not all.
             split: the purpose of the set, which selects a module's own ``validation_step`` or ``test_step``.
-            keeps_metrics: whether the metrics that the step of this kind does not log as objects, such as a ``MaxMetric``, go on next time.
+            lasting: whether the module keeps what its step leaves, such as a ``MaxMetric`` of all rounds.
         """
         count, self.joins = self.limited(len(samples) if indices is None else len(indices), split), {}
         if not count:
@@ -111,7 +111,7 @@ class Evaluator:
         module, kind = self.model.eval_module, "validation" if split == "val" else "test"
         step = self._own_step(kind)
         self._log = log = EvaluationLog(self.model.log.names.of(split)) if step == kind else EvaluationLog()
-        with metrics_apart(module) if step and not (keeps_metrics and step == kind) else nullcontext():
+        with self.hooks.state_of(self.model, lasting, step == kind) if step else nullcontext():
             with self.hooks.around_set(self.model, params, buffers, split, log, len(rows)), self._without_gradients():
                 figures = self._by_metrics(params, buffers, samples, rows, count, "" if step else f"on_{kind}_batch")
                 pooled = pooled_figures(self._metrics, figures) if self._metrics else set()

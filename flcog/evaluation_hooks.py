@@ -2,7 +2,7 @@
 
 import functools
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import lightning as L
@@ -15,7 +15,7 @@ from flcog.core.types import Params
 from flcog.core.users_hooks import call_callback, call_hook, name_hook
 from flcog.evaluation_log import EvaluationLog
 from flcog.model_function import ModelFunction
-from flcog.own_steps import call_step
+from flcog.own_steps import call_step, metrics_apart
 
 OF_A_MODULE = (
     *("on_validation_model_zero_grad", "on_validation_model_eval", "on_validation_epoch_start", "on_validation_batch_start"),
@@ -119,6 +119,20 @@ class EvaluationHooks:
         trainer = self.run or module._trainer
         with _in_stage(trainer.state, STAGES[hook.split("_")[1]]):
             call_callback(callback, hook, trainer, module, *arguments, where=self._where)
+
+    @contextmanager
+    def state_of(self, model: ModelFunction, lasting: bool, own: bool) -> Iterator[None]:
+        """Let the module keep its metrics and attributes after an evaluation, as in Lightning, or forget them.
+
+        Args:
+            model: the client's model.
+            lasting: whether the evaluation is one of the run's own.
+            own: whether the step evaluates its own kind of set, and not the test set by ``validation_step``, for example.
+        """
+        module, fitting = model.eval_module, self.run is None or self.run.fitting
+        handing_back = model.copies.hand_back(module, fitting, own) if lasting else nullcontext()
+        with nullcontext() if lasting and own else metrics_apart(module), handing_back:
+            yield
 
     def step(self, model: ModelFunction, params: Params, buffers: Params, name: str, *arguments: Any) -> Any:
         """The result of the module's own step, such as ``validation_step``.

@@ -4,11 +4,13 @@ import copy
 from collections import deque
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
-from weakref import WeakSet
+from typing import Any, cast
+from weakref import WeakKeyDictionary, WeakSet
 
 import numpy as np
+import torch
 from torch import Tensor, nn
+from torch.utils import _pytree as pytree
 from torchmetrics import Metric, MetricCollection
 
 IGNORED = frozenset(("_parameters", "_buffers", "_modules", "_trainer", "_fabric", "log", "log_dict"))
@@ -52,6 +54,8 @@ class ModuleCopies:
         """Counts the hooks that changed an attribute, for compiled programs, which contain the attributes' values."""
         self.changed = ""
         """The first attribute that the last of these hooks changed."""
+        self._agreed = WeakKeyDictionary({module: _attributes(module)})
+        """The attributes of the module, and of each copy that trains, when they last equalled those of the copy for evaluations."""
 
     def add(self, training: nn.Module | None, frozen: nn.Module) -> None:
         """Add copies.
@@ -63,7 +67,8 @@ class ModuleCopies:
         self._frozen.add(frozen)
         if training is not None:
             self.training.add(training)
-            self._follow(training, {(path, "training"): [] for path, _ in _layers(training)}, True)
+            self._agreed[training] = _attributes(training)
+            _follow(self._module, training, {(path, "training"): [] for path, _ in _layers(training)}, self._temporary, True)
 
     @contextmanager
     def follow(self) -> Iterator[None]:
@@ -71,21 +76,59 @@ class ModuleCopies:
         before = self._entries()
         with self._following_resets():
             yield
-        after = self._entries()
-        changed = {entry: parts for entry, parts in after.items() if entry not in before or not _same(parts, before[entry])}
-        changed |= {entry: [] for entry in before if entry not in after}
-        if changed:
+        if changed := _changed(before, self._entries()):
             if attributes := [name for entry in changed if (name := _name(*entry)) not in self._temporary]:
                 self.version, self.changed = self.version + 1, attributes[0]
             for target in self.training:
-                self._follow(target, changed, True)
+                _follow(self._module, target, changed, self._temporary, True)
             for target in self._frozen:
-                self._follow(target, changed, False)
+                _follow(self._module, target, changed, self._temporary, False)
+            self._agree(changed)
+
+    def _agree(self, changed: Collection[Entry]) -> None:
+        for target, agreed in self._agreed.items():
+            now = _attributes(target)
+            agreed.update({entry: now.get(entry, []) for entry in changed if not entry[0]})
+
+    def _still(self, target: nn.Module, changed: Mapping[Entry, Parts]) -> dict[Entry, Parts]:
+        """Those of the changed entries that training has not set in the module or a copy of it."""
+        now, agreed = _attributes(target), self._agreed[target]
+        return {entry: parts for entry, parts in changed.items() if _same(now.get(entry, []), agreed.get(entry, []))}
+
+    @contextmanager
+    def hand_back(self, evaluated: nn.Module, fitting: bool, own: bool) -> Iterator[None]:
+        """Give the module the attributes that its hooks and steps set on its copy for evaluations within the context.
+
+        In a fit these are attributes of the module itself that training has not set meanwhile, and copies that train get them, too. Outside
+        a fit metrics have the values that the evaluation gave them and did not log.
+
+        Args:
+            evaluated: the copy.
+            fitting: whether the evaluation is part of a fit.
+            own: whether the step evaluates its own kind of set. What ``validation_step`` sets on the test set of a fit is forgotten.
+        """
+        before = _attributes(evaluated, deep=not fitting)
+        yield
+        paths = {path for path, _ in before}
+        changed = {
+            entry: parts for entry, parts in _changed(before, _attributes(evaluated, not fitting)).items() if entry[0] in paths
+        }
+        if not fitting:
+            _follow(evaluated, self._module, changed, trains=True)
+            _give_metrics(evaluated, self._module)
+            return
+        if not own:
+            _follow(self._module, evaluated, self._still(self._module, changed))
+            return
+        for target, agreed in self._agreed.items():
+            _follow(evaluated, target, given := self._still(target, changed), trains=True)
+            now = _attributes(target)
+            agreed.update({entry: now.get(entry, []) for entry in given})
 
     @contextmanager
     def _following_resets(self) -> Iterator[None]:
         """Reset a metric of the copies for evaluations, which has values of its own, where a hook resets the module's."""
-        metrics: list[tuple[str, Any]] = [each for each in self._module.named_modules() if isinstance(each[1], Metric)]
+        metrics: list[tuple[str, Any]] = [pair for pair in self._module.named_modules() if isinstance(pair[1], Metric)]
         before = [metric._forward_cache for _, metric in metrics]
         for _, metric in metrics:
             metric._forward_cache = UNTOUCHED
@@ -95,7 +138,7 @@ class ModuleCopies:
             for (path, metric), value in zip(metrics, before, strict=True):
                 if metric._forward_cache is None:
                     for target in self._frozen:
-                        _metric(target, path).reset()
+                        cast(Metric, target.get_submodule(path)).reset()
                 elif metric._forward_cache is UNTOUCHED:
                     metric._forward_cache = value
 
@@ -108,27 +151,58 @@ class ModuleCopies:
             if key not in IGNORED and not (kind is layer._buffers and _name(path, key) in self._state)
         }
 
-    def _follow(self, target: nn.Module, changed: Mapping[Entry, Parts], trains: bool) -> None:
-        """Copy the changed entries to a copy of the module."""
-        memo, layers = _counterparts(self._module, target, changed), dict(self._module.named_modules())
-        for (path, key), parts in changed.items():
-            temporary = _name(path, key) in self._temporary
-            if (temporary if trains else key == "training") or path not in layers:
+
+def _attributes(module: nn.Module, deep: bool = False) -> dict[Entry, Parts]:
+    """The attributes of a module, and of its layers if ``deep``."""
+    return {
+        (path, key): _parts(value)
+        for path, layer in (_layers(module) if deep else [("", module)])
+        for key, value in vars(layer).items()
+        if key not in IGNORED and key != "training"
+    }
+
+
+def _changed(before: Mapping[Entry, Parts], after: Mapping[Entry, Parts]) -> dict[Entry, Parts]:
+    """The entries that are new, changed or missing."""
+    changed = {entry: parts for entry, parts in after.items() if entry not in before or not _same(parts, before[entry])}
+    return changed | {entry: [] for entry in before if entry not in after}
+
+
+def _follow(
+    module: nn.Module, target: nn.Module, changed: Mapping[Entry, Parts], temporary: Collection[str] = (), trains: bool = False
+) -> None:
+    """Copy the changed entries of a module to a copy of it.
+
+    Args:
+        module, target: the module and the copy.
+        changed: the entries.
+        temporary: the names of buffers whose values only copies for evaluations take.
+        trains: whether the copy trains.
+    """
+    memo, layers = _counterparts(module, target, changed), dict(module.named_modules())
+    for (path, key), parts in changed.items():
+        is_temporary = _name(path, key) in temporary
+        if (is_temporary if trains else key == "training") or path not in layers:
+            continue
+        # Tensors are shared, without the graph of an earlier training.
+        tensors = [part for part, _ in parts if isinstance(part, Tensor) and id(part) not in memo]
+        memo |= {id(tensor): tensor.detach() if tensor.requires_grad else tensor for tensor in tensors}
+        for source, store in zip(_stores(layers[path]), _stores(target.get_submodule(path)), strict=True):
+            if key not in source:
+                store.pop(key, None)
                 continue
-            # Tensors are shared, without the graph of an earlier training.
-            tensors = [part for part, _ in parts if isinstance(part, Tensor) and id(part) not in memo]
-            memo |= {id(tensor): tensor.detach() if tensor.requires_grad else tensor for tensor in tensors}
-            for source, store in zip(_stores(layers[path]), _stores(target.get_submodule(path)), strict=True):
-                if key not in source:
-                    store.pop(key, None)
-                    continue
-                store[key] = source[key].detach().clone() if temporary else _copied(source[key], memo)
-                if isinstance(store[key], nn.Module) and not trains:
-                    store[key].eval().requires_grad_(False)
+            store[key] = source[key].detach().clone() if is_temporary else _copied(source[key], memo)
+            if isinstance(store[key], nn.Module) and not trains:
+                store[key].eval().requires_grad_(False)
 
 
-def _metric(module: nn.Module, path: str) -> Any:
-    return module.get_submodule(path)
+def _give_metrics(module: nn.Module, target: nn.Module) -> None:
+    """Give the metrics of a copy the values that the module's have, unless these have been reset."""
+    for path, metric in module.named_modules():
+        if isinstance(metric, Metric) and metric._update_count:
+            names = (*metric._defaults, "_update_count", "_computed")
+            values = {name: pytree.tree_map_only(Tensor, torch.clone, vars(metric)[name]) for name in names}
+            vars(target.get_submodule(path)).update(values)
 
 
 def _name(path: str, key: str) -> str:

@@ -196,7 +196,7 @@ class ClientRuntime:
         assert parts is not None
         if figures:
             nobody = torch.full((federation.num_clients,), torch.nan, dtype=torch.float64)
-            measured = self.evaluator.on_set(params, buffers, federation.train, parts.indices, split, keeps_metrics=True)
+            measured = self.evaluator.on_set(params, buffers, federation.train, parts.indices, split, lasting=True)
             return Scores(nobody, measured, self.evaluator.joins)
         return Scores(self.evaluator.on_clients(params, buffers, parts))
 

@@ -40,7 +40,8 @@ def predict(run: Session, inputs: Tree | None = None) -> Predictions | list[Any]
     if samples is None:
         raise ValueError(f"{run.engine.data_name} has no test set to predict: give inputs")
     if overrides(module, "LightningModule", "predict_step"):
-        return _by_own_step(run, samples)
+        with run.model.copies.hand_back(run.model.eval_module, fitting=False, own=True):
+            return _by_own_step(run, samples)
     outputs = run.evaluator.outputs(run.evaluated_params(), run.buffers, samples)
     found = module.predictions(outputs) if isinstance(module, ClientModule) else {"output": outputs}
     return found | ({"target": samples.labels[: len(outputs)].cpu()} if inputs is None and samples.labelled else {})

@@ -39,7 +39,7 @@ def evaluate(engine: Engine, server: ServerState, splits: Sequence[Split] = SPLI
         samples = central[split]
         if samples is not None:
             if alone is None:
-                figures = engine.evaluator.on_set(params, server.buffers, samples, split=split, keeps_metrics=True)
+                figures = engine.evaluator.on_set(params, server.buffers, samples, split=split, lasting=True)
             else:
                 figures = mean_over_clients(engine, server, alone, params, samples)
             metrics |= {f"{split}/{name}": value for name, value in figures.items()}
