@@ -1,5 +1,6 @@
 """The values that a module's own ``training_step`` logs, and their means over a client's local steps."""
 
+import math
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -21,6 +22,9 @@ LOGGED = "log/"
 STEPS = "steps/"
 """Names of the numbers of local steps in which a value was logged."""
 
+ROUNDING = 1e-3
+"""Logged and returned losses that differ by no more are equal, in any precision."""
+
 
 class StepLog:
     """Receives the values of ``self.log`` in a module's training.
@@ -40,6 +44,7 @@ class StepLog:
         self.names: LoggedNames = LoggedNames() if other is None else other.names
         """The names of the values that the module logs in training and in evaluations."""
         self._explained: set[str] = set() if other is None else other._explained
+        self._compared: set[str] = set() if other is None else other._compared
         self._has_metrics = any(isinstance(layer, Metric) for layer in module.modules())
 
     @contextmanager
@@ -62,6 +67,25 @@ class StepLog:
             self.metrics[column] = value
         else:
             self.values[column] = self._number(name, value)
+
+    def compare(self, loss: Tensor, logged: Mapping[str, Tensor]) -> None:
+        """Say once that the module logs another value as the loss than it returns, because the column ``train/loss`` is the returned loss.
+
+        Args:
+            loss: of the first step that logs a value of this name.
+            logged: the values that this step has logged.
+        """
+        if "loss" not in logged or "loss" in self._compared:
+            return
+        self._compared.add("loss")
+        value, returned = float(logged["loss"]), float(loss.detach())
+        if math.isfinite(value) and not math.isclose(value, returned, rel_tol=ROUNDING, abs_tol=ROUNDING):
+            names = [name for name, column in self.names.of("train").columns.items() if column == "loss"]
+            warnings.warn(
+                f"{type(self._module).__name__} logs {' and '.join(names)} with another value than training_step returns ({value:.4g}, not "
+                f"{returned:.4g}): its column train/loss is the returned loss; log the value under another name, such as train_objective",
+                stacklevel=2,
+            )
 
     def begin_client(self) -> None:
         """Forget the metrics of the last client."""

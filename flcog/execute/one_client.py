@@ -114,6 +114,7 @@ class OneClient:
             if self.model.trains_itself:
                 program.local_step = step
             gradient = self._gradient(program, batch, tensors, step)
+            self.model.log.compare(gradient.loss, gradient.logged)
             add_step(totals, gradient.loss, gradient.logged)
             if assignment.watch is not None:
                 assignment.watch(step, float(gradient.loss))

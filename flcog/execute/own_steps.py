@@ -1,7 +1,7 @@
 """Runs a module's own ``training_step`` for many clients, and finds its side effects."""
 
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,7 +15,7 @@ from flcog.core.randomness import have_moved, put_back, streams
 from flcog.core.trees import Tree
 from flcog.execute.frozen_writes import restored
 from flcog.model_function import ModelFunction
-from flcog.own_steps import among_rounds, call_step, logging_to
+from flcog.own_steps import among_rounds, call_step, logging_to, loss_of
 
 
 @contextmanager
@@ -70,6 +70,7 @@ def traces(model: ModelFunction, batch: Tree, device: torch.device) -> Traces:
     name = f"{type(model.module).__name__}.training_step"
     buffers = {key: buffer.clone() for key, buffer in model.buffers.items()}
     stood, before = streams(device), _kept(model.module)
+    first: tuple[Any, dict[str, Tensor]] | None = None
     try:
         with (
             among_rounds(model.module, 0),
@@ -78,7 +79,8 @@ def traces(model: ModelFunction, batch: Tree, device: torch.device) -> Traces:
             restored(model.module, model.constants) as found,
         ):
             for index in range(2):
-                model.training(model.params, buffers, call_step, "training_step", batch, index)
+                result = model.training(model.params, buffers, call_step, "training_step", batch, index)
+                first = first or (result, dict(logged))
             frozen = found()
         drawn = have_moved(device, stood)
     except Exception:  # The error comes again, with its client and step, when a client trains.
@@ -87,6 +89,9 @@ def traces(model: ModelFunction, batch: Tree, device: torch.device) -> Traces:
         put_back(device, stood)
     after = _kept(model.module)
     model.log.begin_client()
+    if first is not None:
+        with suppress(ValueError):  # the error comes again, too
+            model.log.compare(loss_of(model.module, first[0]), first[1])
     changed = [key for key in after if after[key] != before.get(key)]
     metrics = {key for key in changed if _is_of_metric(model.module, key)}
     # Of many frozen parameters, such as a teacher's, the first is named.

@@ -1,6 +1,7 @@
 """Values that a training_step logs become columns train/<name>: means over the local steps and clients, weighted like the loss."""
 
 import functools
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -202,6 +203,48 @@ def test_options_that_mean_something_else_are_explained_once() -> None:
     with pytest.warns(UserWarning, match=message) as told:
         train(module=Steps(), chunk_size=2)
     assert len([each for each in told if "train_peak" in str(each.message)]) == 1
+
+
+class Penalised(Plain):
+    """Logs its loss, or a multiple of it, in its first steps."""
+
+    factor = 1.0
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        loss: Tensor = super().training_step(batch, batch_idx)
+        if batch_idx < 2:
+            self.log("train_loss", self.factor * loss)
+        return loss
+
+
+class ByHand(Penalised):
+    def __init__(self) -> None:
+        super().__init__()
+        self.automatic_optimization = False
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        loss, optimizer = super().training_step(batch, batch_idx), self.optimizers()
+        optimizer.zero_grad()  # type: ignore[union-attr]
+        self.manual_backward(loss)
+        optimizer.step()  # type: ignore[union-attr,call-arg]
+        return loss
+
+
+@pytest.mark.parametrize("kind", [Penalised, ByHand])
+@pytest.mark.parametrize("executor", ["loop", "auto"])
+def test_a_logged_loss_that_is_not_returned_is_told_once(kind: Any, executor: Any) -> None:
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        row = train(module=kind(), rounds=1, executor=executor).rows[-1]
+        assert not [each for each in told if "training_step returns" in str(each.message)]
+        penalised = kind()
+        penalised.factor = 2.0
+        assert train(module=penalised, rounds=2, executor=executor).rows[0]["train/loss"] == row["train/loss"]
+    (message,) = [str(each.message) for each in told if "training_step returns" in str(each.message)]
+    assert message.startswith(f"{kind.__name__} logs train_loss with another value than training_step returns (")
+    assert message.endswith(
+        "its column train/loss is the returned loss; log the value under another name, such as train_objective"
+    )
 
 
 def test_several_numbers_are_refused() -> None:
