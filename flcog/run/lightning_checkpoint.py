@@ -116,6 +116,28 @@ def split_hyperparameters(module: L.LightningModule) -> tuple[dict[str, Any], li
     return {name: _plain(value) for name, value in stored.items() if name not in lost}, lost
 
 
+def logged_hyperparameters(*owners: Any) -> dict[str, Any]:
+    """The numbers and texts that modules and data modules have stored with ``save_hyperparameters()``, for trackers, as in Lightning.
+
+    Args:
+        owners: the module and the data module, any of which may have stored none.
+    """
+    found: dict[str, Any] = {}
+    for owner in owners:
+        own = owner.hparams_initial if getattr(owner, "_log_hyperparams", False) else {}
+        for name, value in own.items():
+            if name.startswith("_") or not _is_plain(value):  # entries of Lightning's own command line, and networks
+                continue
+            if name in found and found[name] != _plain(value):
+                warnings.warn(
+                    f"the module and {type(owner).__name__} store different values of the hyper-parameter {name}: trackers get "
+                    "the latter's; rename one of them",
+                    stacklevel=2,
+                )
+            found[name] = _plain(value)
+    return found
+
+
 def _is_plain(value: Any, *further: type) -> bool:
     if isinstance(value, Mapping):
         return all(_is_plain(inner, *further) for inner in value.values()) and all(isinstance(key, str | int) for key in value)

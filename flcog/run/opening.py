@@ -11,6 +11,7 @@ from flcog.core.fabric import processes_of
 from flcog.core.lightning_packages import lightning_base
 from flcog.run import checkpoint, experiment
 from flcog.run.lightning_callbacks import LightningCallbacks
+from flcog.run.lightning_checkpoint import logged_hyperparameters
 from flcog.run.plans import CheckpointFile, Plan, Request
 from flcog.run.session import Session
 from flcog.run.trackers import Trackers
@@ -41,6 +42,7 @@ def open_run(request: Request, plan: Plan) -> Session:
         client.check_values()
     directory = find_directory()
     trackers = plan.trackers(saved, directory) if processes.is_first else Trackers()
+    trackers.log_setting(logged_hyperparameters(request.model, request.datamodule.hooked))  # flcog's own settings follow
     assembly = Assembly(settings, request.methods, client, request.datamodule, processes)
     if request.clients is not None:
         engine, server = assembly.with_clients_elsewhere(request.clients)

@@ -1,14 +1,19 @@
 """Trackers receive no client's label counts, no command line and no secret; settings that W&B refuses are reported."""
 
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
+import lightning as L
 import pytest
+import torch
 import wandb
 import yaml
+from engine.test_lightning_hooks import Plain
 from harness import TinyData, classifier
 from lightning.pytorch.loggers import CSVLogger, Logger, WandbLogger
+from torch.utils.data import DataLoader, TensorDataset
 
 import flcog
 from flcog.method import Callback
@@ -104,3 +109,41 @@ def test_what_wandb_refuses_is_said_in_one_line(name: str, value: str, tmp_path:
         fit(tmp_path, WandbLogger())
     assert not list(tmp_path.iterdir()), "no run was begun"
     fit(tmp_path, CSVLogger("logs"))
+
+
+class Stores(Plain):
+    def __init__(self, lr: float, run: str, token: str, network: Any, share: bool = True) -> None:
+        super().__init__()
+        self.save_hyperparameters(logger=share)
+
+
+class StoresData(L.LightningDataModule):
+    def __init__(self, width: int, lr: float) -> None:
+        super().__init__()
+        self.save_hyperparameters()
+
+    def train_dataloader(self) -> Any:
+        return DataLoader(TensorDataset(torch.randn(12, 6), torch.arange(12) % 3), batch_size=4)
+
+
+@pytest.mark.filterwarnings("ignore:checkpoints do not store", "ignore:Attribute 'network'")
+@pytest.mark.parametrize("share", [True, False])
+def test_they_get_the_hyperparameters_that_modules_store(share: bool, tmp_path: Path) -> None:
+    """flcog's own entry ``run`` stays, secrets are masked, and a network is left out."""
+    logger, module = CSVLogger(tmp_path / "csv"), Stores(0.0625, "mine", "secret", torch.nn.Linear(1, 1), share)
+    trainer = flcog.FederatedTrainer(
+        rounds=1, local_steps=1, clients_per_round=1, default_root_dir=str(tmp_path), logger=logger, accelerator="cpu"
+    )
+    data = StoresData(width=3, lr=0.5 if share else 0.25)
+    with (
+        pytest.warns(
+            UserWarning,
+            match="the module and StoresData store different values of the hyper-parameter lr: trackers get the latter",
+        )
+        if share
+        else nullcontext()
+    ):
+        trainer.fit(module, data)
+    found = yaml.safe_load(Path(logger.log_dir, "hparams.yaml").read_text())
+    assert (found["width"], found["lr"], found["run"]["model"]) == (3, 0.5 if share else 0.25, "Stores")
+    assert ("token" in found) == share and "secret" not in str(found) and "network" not in found
