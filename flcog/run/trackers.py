@@ -81,9 +81,10 @@ class Trackers:
         self._tell(lambda tracker: tracker.log_setting(self._setting))
 
     def log_metrics(self, row: dict[str, float]) -> None:
-        """Send a round's row and pictures to every tracker."""
+        """Send a round's row and pictures to every tracker, with Lightning's number of the epoch: rounds counted from 0."""
         self.open()
-        self._tell(lambda tracker: tracker.log_row(row))
+        shown = {"epoch": row["round"] - 1} | row
+        self._tell(lambda tracker: tracker.log_row(shown))
         self._log_figures()
 
     def log_figure(self, name: str, figure: Any, step: int, share: bool = True) -> None:

@@ -1,5 +1,6 @@
 """Trackers: where they write, which values they receive, and that they ask the user nothing."""
 
+import csv
 import json
 import os
 import struct
@@ -131,7 +132,8 @@ def test_a_newcomer_is_asked_nothing_and_finds_only_the_run(tmp_path: Path) -> N
 def test_wandb_is_told_the_rows_by_round_and_what_the_run_is() -> None:
     trainer = fit(True, None, FedProx(mu=0.25))
     (file,) = wandb_files(trainer)
-    assert [without_times(row) for row in history(file)] == [without_times(row) for row in trainer.history]
+    rows = [{"epoch": row["round"] - 1} | without_times(row) for row in trainer.history]
+    assert [without_times(row) for row in history(file)] == rows
     assert x_axis(file) == "round"
     updates = [update for record in records(file, "config") for update in record.update]
     assert "FedProx(" in json.loads(next(update.value_json for update in updates if update.key == "run"))["methods"][0]
@@ -230,8 +232,10 @@ def test_named_loggers_write_into_the_runs_directory() -> None:
 
 
 def test_an_absolute_path_is_the_users_wish(tmp_path: Path) -> None:
-    trainer = fit(CSVLogger(tmp_path / "elsewhere", name="csv"), rounds=1)
-    assert (tmp_path / "elsewhere/csv/version_0/metrics.csv").is_file()
+    trainer = fit(CSVLogger(tmp_path / "elsewhere", name="csv"))
+    header, *rows = csv.reader((tmp_path / "elsewhere/csv/version_0/metrics.csv").read_text().splitlines())
+    assert [(row[header.index("epoch")], row[header.index("step")]) for row in rows] == [("0", "1"), ("1", "2")]
+    assert "epoch" not in trainer.history[0]
     assert trainer.run_dir is not None and not (trainer.run_dir / "csv").exists()
 
 
