@@ -11,14 +11,16 @@ from flcog.core.masking import masked
 from flcog.core.types import Params
 from flcog.models.lora import adapters
 
-LIGHTNINGS = ("pytorch-lightning_version", "state_dict", "hparams_name", "hyper_parameters")
+LIGHTNINGS = ("pytorch-lightning_version", "state_dict", "hparams_name", "hyper_parameters", "epoch", "global_step")
 """Entries that Lightning writes, too, and that a module's ``on_save_checkpoint`` may change."""
 
 PRIMITIVES = (type(None), bool, int, float, complex, str, bytes)
 
 
-def lightning_entries(module: L.LightningModule, weights: Params, config: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Return the weights and the constructor arguments of the module.
+def lightning_entries(
+    module: L.LightningModule, weights: Params, config: Mapping[str, Any] | None, round: int = 0
+) -> dict[str, Any]:
+    """Return the weights and the constructor arguments of the module, and the place in the run: a round is an epoch and a step.
 
     The arguments come from the module's ``save_hyperparameters()``, or else from the run's configuration.
 
@@ -26,11 +28,14 @@ def lightning_entries(module: L.LightningModule, weights: Params, config: Mappin
         module: the client module.
         weights: the global model's parameters and shared buffers.
         config: the full configuration, if the command line knows it.
+        round: the number of rounds done.
     """
     # load_from_checkpoint needs frozen weights, too, except for modules that say otherwise and for networks around which adapters train.
     partial = not module.strict_loading or next(adapters(module), None) is not None
     entries: dict[str, Any] = {
         "pytorch-lightning_version": L.__version__,
+        "epoch": max(0, round - 1),
+        "global_step": round,
         "state_dict": weights if partial else module.state_dict() | weights,
     }
     if module.hparams:

@@ -51,6 +51,15 @@ def _of_run(attribute: str) -> Any:
     return property(attrgetter(f"_run.{attribute}"))
 
 
+def _of_kind(name: str) -> tuple[Any, Any]:
+    """Properties with the first callback of this kind of Lightning's, or None, and with all of them."""
+
+    def every(trainer: Any) -> list[L.Callback]:
+        return [callback for callback in trainer.callbacks if lightning_base(callback, name)]
+
+    return property(lambda trainer: next(iter(every(trainer)), None)), property(every)
+
+
 class LightningTrainer(TrainerView):
     """A federated run with the attributes of ``lightning.Trainer``.
 
@@ -197,17 +206,9 @@ class LightningTrainer(TrainerView):
         """The schedulers that advance once per round."""
         return self._run.engine.schedules.configs if self.optimizers else ()
 
-    @property
-    def checkpoint_callbacks(self) -> list[L.Callback]:
-        return [callback for callback in self.callbacks if lightning_base(callback, "Checkpoint")]
-
-    @property
-    def checkpoint_callback(self) -> L.Callback | None:
-        return next(iter(self.checkpoint_callbacks), None)
-
-    @property
-    def progress_bar_callback(self) -> L.Callback | None:
-        return next((callback for callback in self.callbacks if lightning_base(callback, "ProgressBar")), None)
+    checkpoint_callback, checkpoint_callbacks = _of_kind("Checkpoint")
+    early_stopping_callback, early_stopping_callbacks = _of_kind("EarlyStopping")
+    progress_bar_callback, _ = _of_kind("ProgressBar")
 
     @property
     def train_dataloader(self) -> Any:

@@ -234,7 +234,7 @@ class Session:
             "tracker_run": self.trackers.run_id,
             "run_id": self.clients.run_id,
             "resumable": resumable,
-            **lightning_entries(self.model.module, weights, self.config),
+            **lightning_entries(self.model.module, weights, self.config, self.round),
         }
 
     def restore(self, path: Path, saved: dict[str, Any], resume: bool) -> None:

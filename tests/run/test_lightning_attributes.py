@@ -76,6 +76,14 @@ def test_the_trainer_has_lightnings_attributes(tmp_path: Path) -> None:
     assert trainer.checkpoint_callback is checkpoints and Path(checkpoints.best_model_path).is_file()
     assert trainer.datamodule is data and isinstance(trainer.train_dataloader, DataLoader) and trainer.val_dataloaders is None
     assert not trainer.interrupted and not trainer.training and trainer.fast_dev_run is False and trainer.logger is None
+    assert trainer.early_stopping_callback is None and trainer.early_stopping_callbacks == [] and trainer.max_steps == -1
+    assert trainer.num_val_batches == [] and trainer.num_test_batches == [3], "12 samples in batches of 4"
+    with pytest.raises(
+        AttributeError, match=r"trainer.is_last_batch describes a client's step: read self.trainer.is_last_batch in"
+    ):
+        _ = trainer.is_last_batch
+    saved = torch.load(checkpoints.best_model_path, weights_only=True)
+    assert (saved["epoch"], saved["global_step"]) == (saved["round"] - 1, saved["round"])
     trainer.should_stop = True
     assert trainer.run.should_stop
 
