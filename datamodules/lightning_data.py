@@ -47,6 +47,7 @@ class LightningData(ItemSets):
     """
 
     batch_size: int
+    _stage: str | None = None
 
     def __init__(
         self,
@@ -77,12 +78,25 @@ class LightningData(ItemSets):
         """Let the user's hooks find their trainer. Only for the time of a hook, because worker processes cannot receive it."""
         return nullcontext() if self.seen_in_setup is None else self.seen_in_setup.visible_to(self.loaders_of or self.hooked)
 
+    def setup(self, stage: str | None = None) -> None:
+        """Read the sets once; the user's data module is set up for each evaluation."""
+        if self._federation is not None and stage in ("validate", "test", "predict"):
+            with self._trainer_visible():
+                self.module.setup(stage)
+        self._stage = stage
+        super().setup(stage)
+
     def _loaders(self) -> dict[str, DataLoader | None]:
+        """The loaders of all sets, also for an evaluation of one of them."""
+        validates = self._stage == "validate"
         with self._trainer_visible():
             self.module.setup("fit")
-            loaders = {"train": self._loader("train"), "val": self._loader("val")}
+            found = {"train": self._loader("train"), "val": None if validates else self._loader("val")}
             self.module.setup("test")
-            return loaders | {"test": self._loader("test")}
+            found["test"] = self._loader("test")
+            if self._stage in ("validate", "predict"):
+                self.module.setup(self._stage)
+            return found | ({"val": self._loader("val")} if validates else {})
 
     def _parts(self) -> Mapping[str, ItemSet]:
         found = {part: loader for part, loader in self._loaders().items() if loader is not None}

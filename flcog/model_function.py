@@ -64,7 +64,7 @@ class ModelFunction:
         self.dropout_keys = [name for name in self.buffers if name.endswith("dropout_key")]
         """Buffers that are the keys of a layer's dropout. Every client gets its own."""
         others = self.buffers.keys() - {*self.shared_buffers, *self.dropout_keys}
-        self.initial: Params = {n: b.detach().clone() for n, b in self.buffers.items() if n in others and _is_writable(b)}
+        self.initial: Params = {n: b.detach().clone() for n, b in self.buffers.items() if n in others and is_writable(b)}
         """The values of all other temporary buffers with which each client begins a round. Copies of the model share them."""
         self._counted: dict[str, tuple[int, int]] = {}
         self._places = {name: self._place(name) for name in self.buffers}
@@ -216,7 +216,7 @@ def _constants(module: nn.Module, still: set[str]) -> Params:
     return {name: p for name, p in module.named_parameters() if not p.requires_grad} | buffers
 
 
-def _is_writable(buffer: Tensor) -> bool:
+def is_writable(buffer: Tensor) -> bool:
     """Whether a buffer can be changed in place: expanded tensors cannot, because several of their numbers share one place in memory."""
     strided = buffer.layout == torch.strided
     return strided and all(stride or size < 2 for stride, size in zip(buffer.stride(), buffer.shape, strict=True))

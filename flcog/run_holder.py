@@ -2,11 +2,13 @@
 
 import functools
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
 import lightning as L
 from lightning.pytorch.loggers import Logger
+from lightning.pytorch.trainer.states import TrainerFn
 from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
@@ -25,6 +27,7 @@ from flcog.run.description import describe_method, local_work
 from flcog.run.directory import LAST, next_command
 from flcog.run.observers.progress import score
 from flcog.run.opening import open_run
+from flcog.run.outside_fit import outside_fit
 from flcog.run.plans import EvaluationPlan, Plan, Request
 from flcog.run.session import Session
 from flcog.settings import Settings
@@ -133,7 +136,18 @@ class RunHolder(TrainerArguments, LightningAttributes, TopicList):
         )
         return open_run(request, plan)
 
-    def _evaluation(self, model: nn.Module | None, datamodule: Data | None, ckpt_path: str | None) -> Session:
+    @contextmanager
+    def _evaluation(
+        self, stage: TrainerFn, model: nn.Module | None, datamodule: Data | None, ckpt_path: str | None
+    ) -> Iterator[Session]:
+        """A run to evaluate in the stage of a verb, with the hooks around it."""
+        run = self._run_to_evaluate(model, datamodule, ckpt_path, stage)
+        with outside_fit(self._lightning, run, stage, again=run is self._session):
+            yield run
+
+    def _run_to_evaluate(
+        self, model: nn.Module | None, datamodule: Data | None, ckpt_path: str | None, stage: TrainerFn = TrainerFn.FITTING
+    ) -> Session:
         """Open a run to evaluate a checkpoint or a model as it is. A model or data that are left out are those of the last run.
 
         As in Lightning, ``best``, or neither a model nor a checkpoint, is the best checkpoint of a ``ModelCheckpoint``, if there is one.
@@ -146,7 +160,7 @@ class RunHolder(TrainerArguments, LightningAttributes, TopicList):
             self.run.engine.hand_over(self.run.server)
             assert self._trained is not None
             model, datamodule = model or self._trained[0], self._trained[1] if datamodule is None else datamodule
-        run = self._open(model, datamodule, EvaluationPlan(ckpt_path))
+        run = self._open(model, datamodule, EvaluationPlan(ckpt_path, stage))
         self._as_lightning("run").follow(self._session, self.loggers)
         return run
 

@@ -11,7 +11,7 @@ from flcog.advice import Finding, advise
 from flcog.client.messages import Split
 from flcog.core.output import never_failing
 from flcog.run.export import Format, export
-from flcog.run.figures import Figures, measure, print_figures
+from flcog.run.figures import VERBS, Figures, measure, print_figures
 from flcog.run.initial_weights import load_initial_weights
 from flcog.run.lifecycle import Lifecycle
 from flcog.run.plans import ByHandPlan, FitPlan, plan_of_fit
@@ -224,7 +224,8 @@ class FederatedTrainer(RunHolder):
             ckpt_path: the checkpoint to predict from.
             inputs: predict these instead, in the data set's format (such as uint8 images with channels last).
         """
-        return predict(self._evaluation(model, datamodule, ckpt_path), inputs)
+        with self._evaluation(VERBS["predict"], model, datamodule, ckpt_path) as run:
+            return predict(run, inputs)
 
     def export(
         self,
@@ -242,7 +243,7 @@ class FederatedTrainer(RunHolder):
             model, datamodule: as :meth:`fit` had them; those of the last run by default, as for :meth:`test`.
             ckpt_path: the checkpoint to export.
         """
-        export(self._evaluation(model, datamodule, ckpt_path), Path(path), format)
+        export(self._run_to_evaluate(model, datamodule, ckpt_path), Path(path), format)
 
     def plot(self, *columns: str) -> Any:
         """A matplotlib figure of the history: the main score and the losses, or the columns that are named."""
@@ -292,9 +293,8 @@ class FederatedTrainer(RunHolder):
         return list(rounds.select(self.run.engine, self.run.server.copy(round)).clients)
 
     def _measure(self, split: Split, verbose: bool, *given: Any) -> Figures:
-        run = self._evaluation(*given)
-        figures = measure(run, self._lightning, split)
-        self.datamodule.teardown({"val": "validate"}.get(split, split))
+        with self._evaluation(VERBS[split], *given) as run:
+            figures = measure(run, self._lightning, split)
         if verbose and self.fabric.is_global_zero:
             print_figures(figures)
         return figures

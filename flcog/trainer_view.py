@@ -11,6 +11,15 @@ def _is_in(stage: RunningStage) -> Any:
     return property(lambda self: self.state.stage == stage)
 
 
+RUNNING = {
+    TrainerFn.FITTING: RunningStage.TRAINING,
+    TrainerFn.VALIDATING: RunningStage.VALIDATING,
+    TrainerFn.TESTING: RunningStage.TESTING,
+    TrainerFn.PREDICTING: RunningStage.PREDICTING,
+}
+"""The stage of a running trainer, by its verb."""
+
+
 class TrainerView:
     """A stand-in for ``lightning.Trainer``, with the attributes that follow from its state.
 

@@ -8,9 +8,10 @@ import lightning as L
 import torch
 from torch import Tensor, nn
 
+from flcog.client.kept_weights import keeping_weights
 from flcog.client.lightning_hooks import written_hooks
 from flcog.client.local_hooks import LocalHooks, check_accumulation, check_manual, check_mapping
-from flcog.client.optimizers import configure, describe_optimizer, each_optimizer
+from flcog.client.optimizers import configure, configure_to_evaluate, describe_optimizer, each_optimizer
 from flcog.client.output_check import check_pairs
 from flcog.client.setup_trainer import SetupTrainer
 from flcog.client_module import ClientModule, as_client
@@ -76,8 +77,8 @@ def make_client_model(
     """
     client, choice = _as_client(model, datamodule)
     with trainer.visible_to(client):
-        client, notes = _with_methods(settings, methods, client, datamodule, processes)
-        configured = configure(client)
+        client, notes = _with_methods(settings, methods, client, datamodule, processes, trainer.stage)
+        configured = configure(client) if trainer.fitting else configure_to_evaluate(client)
     check_manual(client, methods)
     function = ModelFunction(client, functools.partial(settings.autocast, processes.device))
     if not client.automatic_optimization:
@@ -102,16 +103,22 @@ def _as_client(model: nn.Module, datamodule: FederatedDataModule) -> tuple[L.Lig
 
 
 def _with_methods(
-    settings: Settings, methods: Sequence[Method], model: L.LightningModule, datamodule: FederatedDataModule, processes: Processes
+    settings: Settings,
+    methods: Sequence[Method],
+    model: L.LightningModule,
+    datamodule: FederatedDataModule,
+    processes: Processes,
+    stage: str,
 ) -> tuple[L.LightningModule, list[Note]]:
-    """Let all methods change the module, move it to the device, and make it identical in all processes."""
+    """Set the module up, let all methods change it, move it to the device, and make it identical in all processes."""
     dtype, device = DTYPES[settings.precision], processes.device
     if dtype == torch.float64 and float64_device(device) != device:
         raise ValueError(f"precision={settings.precision}: {device.type} has no float64; use 32-true, or accelerator=cpu")
     written = written_hooks(model)
-    with seeded(fold(settings.seed, "configure_model"), processes.device), default_dtype(torch.float32):
+    seed = fold(settings.seed, "configure_model")
+    with seeded(seed, processes.device), default_dtype(torch.float32), keeping_weights(model, stage):
         if "setup" in written and datamodule.loaders_of is not model:
-            model.setup("fit")
+            model.setup(stage)
         if "configure_model" in written:
             model.configure_model()
     _check_task(model, datamodule)

@@ -10,6 +10,8 @@ import torch
 from lightning.pytorch.utilities.types import LRSchedulerConfig
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
+from flcog.client.lightning_hooks import written_hooks
+
 
 class OptimizerConfiguration(NamedTuple):
     """The optimisers and the learning rate schedulers of a client's training.
@@ -64,6 +66,17 @@ def configure(model: L.LightningModule) -> OptimizerConfiguration:
     scaled = configs if model.automatic_optimization else []
     rates = [_rate(group, number, scaled) for number, group in enumerate(optimizer.param_groups)]
     return OptimizerConfiguration(optimizer, configs, rates)
+
+
+def configure_to_evaluate(model: L.LightningModule) -> OptimizerConfiguration:
+    """The configuration for an evaluation, which takes no step: a plain one if ``configure_optimizers`` needs ``setup("fit")``."""
+    try:
+        return configure(model)
+    except Exception:
+        parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+        if "setup" not in written_hooks(model) or not parameters:
+            raise
+        return OptimizerConfiguration(torch.optim.SGD(parameters, lr=0.01), [], [0.01])
 
 
 def _parts(model: L.LightningModule, given: Any) -> tuple[list[torch.optim.Optimizer], list[Any]]:

@@ -5,12 +5,13 @@ from pathlib import Path
 from typing import Any
 
 import lightning as L
+from lightning.pytorch.trainer.states import TrainerFn
 
 from flcog.core.processes import Processes
 from flcog.data import FederatedDataModule
 from flcog.data.batching import Batching
 from flcog.settings import Settings
-from flcog.trainer_view import TrainerView
+from flcog.trainer_view import RUNNING, TrainerView
 
 
 class SetupTrainer(TrainerView):
@@ -28,6 +29,7 @@ class SetupTrainer(TrainerView):
         directory: makes or finds the run's directory. None for a run that writes nothing.
     """
 
+    stage = "fit"
     current_epoch, global_step, should_stop, logger, loggers = 0, 0, False, None, ()
 
     def __init__(
@@ -46,6 +48,10 @@ class SetupTrainer(TrainerView):
         self.world_size = self.num_devices = processes.count
         self.global_rank, self.is_global_zero = processes.rank, processes.is_first
         self._settings, self.default_root_dir, self._directory = settings, default_root_dir, directory
+
+    def enter(self, stage: TrainerFn) -> None:
+        """Show the stage of the trainer's verb, if it is not ``fit``."""
+        self.state.fn, self.state.stage, self.stage = stage, RUNNING[stage], stage.value
 
     @property
     def log_dir(self) -> str:

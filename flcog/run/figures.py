@@ -3,10 +3,15 @@
 import warnings
 from typing import Any
 
+from lightning.pytorch.trainer.states import TrainerFn
+
 from flcog.client.messages import Split
 from flcog.run.lightning_callbacks import LightningCallbacks
 from flcog.run.session import Session
 from flcog.server.evaluate import evaluate
+
+VERBS = {"val": TrainerFn.VALIDATING, "test": TrainerFn.TESTING, "predict": TrainerFn.PREDICTING}
+"""The verb that evaluates or predicts these sets."""
 
 
 class Figures(dict[str, float]):

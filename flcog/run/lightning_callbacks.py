@@ -1,12 +1,11 @@
 """The observer that calls Lightning's callbacks, and the module's own hooks of whole epochs, at their places in a federated run."""
 
-import copy
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, cast
 
 import lightning as L
-from lightning.pytorch.trainer.states import RunningStage, TrainerFn, TrainerStatus
+from lightning.pytorch.trainer.states import RunningStage, TrainerStatus
 from torch import Tensor, nn
 from torchmetrics import Metric
 
@@ -28,9 +27,6 @@ from flcog.server.round_schedules import RoundSchedules
 BEFORE_VALIDATION = (("on_validation_start",), ("on_validation_epoch_start",))
 AFTER_VALIDATION = (("on_validation_epoch_end",), ("on_validation_end",))
 """Hooks that are called once for all sets of a round."""
-
-OUTSIDE_FIT = {"val": (TrainerFn.VALIDATING, RunningStage.VALIDATING), "test": (TrainerFn.TESTING, RunningStage.TESTING)}
-"""The state of a trainer that evaluates these sets."""
 
 
 class LightningCallbacks(Callback):
@@ -168,25 +164,35 @@ class LightningCallbacks(Callback):
     @contextmanager
     def measuring(self, run: Session, split: Split) -> Iterator[dict[str, float]]:
         """An evaluation outside ``fit``, to whose figures the hooks around a validation may add."""
+        figures, trainer = dict[str, float](), self.show(run)
+        trainer.begin_row({})
+        self._call(*(BEFORE_VALIDATION if split == "val" else ()))
+        yield figures
+        self._take_row(figures)
+        self._call(*(AFTER_VALIDATION if split == "val" else ()))
+        trainer.save_logs()
+
+    def show(self, run: Session) -> LightningTrainer:
+        """Let the callbacks and the module see a run that was opened earlier. Returns it as their trainer."""
         self.trainer = trainer = cast(LightningTrainer, run.model.eval_module.trainer)
         self._trainer, self._active, self._hooks = trainer.attached
-        state, figures = copy.copy(trainer.state), dict[str, float]()
-        trainer.begin_row({})
-        trainer.state.fn, trainer.state.stage = OUTSIDE_FIT[split]
+        return trainer
+
+    def call_users(self, hook: str, stage: str) -> None:
+        """Call ``setup`` or ``teardown`` outside ``fit``: of users' callbacks, because Lightning's own act on training alone."""
+        active, self._active = self._active, [callback for callback in self._active if users_hooks(callback, [hook])]
         try:
-            self._call(*(BEFORE_VALIDATION if split == "val" else ()))
-            yield figures
-            self._take_row(figures)
-            self._call(*(AFTER_VALIDATION if split == "val" else ()))
-            trainer.save_logs()
+            if self._active or hook in self._hooks:
+                self._call((hook, stage))
         finally:
-            trainer.state.fn, trainer.state.stage = state.fn, state.stage
+            self._active = active
 
     def on_fit_end(self, run: Session) -> None:  # type: ignore[override]
         if self.trainer is not None:
-            self.trainer.datamodule.teardown("fit")
             self.trainer.state.status, self.trainer.current_epoch = TrainerStatus.FINISHED, run.round
-            self._call(("on_train_end",), ("on_fit_end",), ("teardown", "fit"))
+            self._call(("on_train_end",), ("on_fit_end",))
+            self.trainer.datamodule.teardown("fit")
+            self._call(("teardown", "fit"))
             self.trainer.state.stage = None
 
     def on_exception(self, run: Session, exception: BaseException) -> None:  # type: ignore[override]

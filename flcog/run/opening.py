@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from flcog.assembly import Assembly, data_modules
+from flcog.client.kept_weights import keeping_weights
 from flcog.client.model import make_client_model
 from flcog.client.setup_trainer import SetupTrainer
 from flcog.core.fabric import processes_of
@@ -32,6 +33,7 @@ def open_run(request: Request, plan: Plan) -> Session:
     lightning = next(observer for observer in request.observers if isinstance(observer, LightningCallbacks))
     find_directory = functools.cache(lambda: plan.directory(request, saved, processes))
     trainer = SetupTrainer(settings, request.datamodule, processes, lightning.callbacks, request.root, find_directory)
+    trainer.enter(plan.stage)
     _read_data(request, trainer)
     trainer.callbacks = list(lightning.gather(request.model))
     client = make_client_model(settings, request.methods, request.model, request.datamodule, processes, trainer)
@@ -75,6 +77,7 @@ def _read_data(request: Request, trainer: SetupTrainer) -> None:
             if lightning_base(request.model, "LightningModule"):
                 with trainer.visible_to(request.model):
                     cast(Any, request.model).prepare_data()
-        request.datamodule.setup("fit")
+        with keeping_weights(request.model, trainer.stage):  # a module with its own loaders is set up here
+            request.datamodule.setup(trainer.stage)
     finally:
         request.datamodule.seen_in_setup = None

@@ -12,6 +12,7 @@ from weakref import WeakSet
 
 from lightning.fabric import Fabric
 from lightning.pytorch.loggers import Logger
+from lightning.pytorch.trainer.states import TrainerFn
 from torch import nn
 
 from flcog.client.messages import ClientsElsewhere
@@ -85,10 +86,8 @@ class Plan:
     """
 
     ckpt_path: str | None
-    keep_files = True
-    """Whether methods may keep files that runs share."""
-    trains = True
-    """Whether the run trains."""
+    keep_files, trains, stage = True, True, TrainerFn.FITTING
+    """Whether methods may keep files that runs share, whether the run trains, and the stage of the hook ``setup``."""
 
     def find(self, request: Request, processes: Processes) -> Path | None:
         """The checkpoint to read, the same on every process."""
@@ -132,9 +131,11 @@ def _restore_to_evaluate(run: Session, saved: "CheckpointFile") -> None:
         _restore_to_evaluate(run, now)
 
 
+@dataclass
 class EvaluationPlan(Plan):
-    """Load a checkpoint's model, or take the model as it is, to evaluate it."""
+    """Load a checkpoint's model, or take the model as it is, to evaluate it, in the stage of the trainer's verb."""
 
+    stage: TrainerFn
     trains = False
 
 
