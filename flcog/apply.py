@@ -1,5 +1,6 @@
 """The client's model as hooks call it: in training mode, or frozen."""
 
+import operator
 from collections.abc import Callable
 from typing import Any
 
@@ -38,7 +39,7 @@ class Apply:
         self._seen: list[tuple[Params, Tree, Tensor, Tensor]] = []
 
     def _call(self, params: Params, function: Callable[..., Any], *args: Any) -> Any:
-        if self._live and params is self.model.params:
+        if self._live and _are_same(params, self.model.params):
             with self.model.autocast():
                 return function(self.model.module, *args)
         return self.model.training(params, self.buffers, function, *args)
@@ -49,12 +50,12 @@ class Apply:
         if not self.model.module.has_features:  # type: ignore[union-attr]
             return self._call(params, forward, inputs)
         features, outputs = self._call(params, _features_and_outputs, inputs)
-        self._seen.append((params, inputs, features, outputs))
+        self._seen.append((dict(params), inputs, features, outputs))  # a hook may assign into its dict
         return outputs
 
     def _recall(self, params: Params, inputs: Tree) -> tuple[Tensor, Tensor] | None:
         """Features and outputs of an earlier pass of this step over the same tensors."""
-        return next((seen[2:] for seen in self._seen if seen[0] is params and seen[1] is inputs), None)
+        return next((seen[2:] for seen in self._seen if seen[1] is inputs and _are_same(seen[0], params)), None)
 
     def features(self, params: Params, inputs: Tree) -> Tensor:
         """Penultimate activations."""
@@ -176,6 +177,11 @@ class PlainFrozen(Frozen):
 
 OwnForward = Callable[[Callable[[Params, Tree], Tensor], Params, Tree], Tensor]
 """The outputs of a personal model, given the model as a function, the model's own parameters, and the inputs."""
+
+
+def _are_same(one: Params, other: Params) -> bool:
+    """Whether two dicts hold the same tensors: each hook is given a dict of its own."""
+    return list(one) == list(other) and all(map(operator.is_, one.values(), other.values()))
 
 
 def _features(module: Any, inputs: Tree) -> Tensor:

@@ -28,6 +28,7 @@ from flcog.method import (
     asynchronous_of,
     selection_of,
 )
+from flcog.method.returned import check_saved
 from flcog.models.causal_lm import scales
 from flcog.server.engine import Engine
 from flcog.server.kept import check_uploads
@@ -113,7 +114,7 @@ class Assembly:
             if isinstance(method, Selection):
                 server.servers[method.name] = method.init_selection(num_clients)
             else:
-                server.servers[method.name] = method.init_server(server.params)
+                server.servers[method.name] = check_saved(method, "init_server", method.init_server(dict(server.params)))
             if isinstance(method, AvailabilityModel | Attack | Clock):
                 method.check_clients(num_clients)
 

@@ -9,8 +9,10 @@ from torch.utils import _pytree as pytree
 
 from flcog.apply import Apply, apply_of
 from flcog.core.randomness import make_rng
+from flcog.core.trees import containers_copied
 from flcog.core.types import Batch, Params
 from flcog.method import ClientData, Context, GlobalModel, Gradient, Method, Plan, Upload, first_contact
+from flcog.method.given import broadcast_of, given
 from flcog.server.engine import Engine
 from flcog.server.state import ServerState
 
@@ -47,7 +49,7 @@ class Trial:
         """Whether the server averages nothing of it but single numbers, which are for the log."""
 
         def call() -> list[Upload]:
-            context, params = self.context(method), self.server.params
+            context, params = self.context(method), self.params
             if method.overrides("after_step"):  # which may fill the client's state
                 context = context._replace(state=method.after_step(self.apply(), params, params, self.batch(), context)[1])
             return [method.finish_client(self.numbers(1), params, context)]
@@ -63,20 +65,20 @@ class Trial:
         calls: list[Params] = []
 
         def call() -> list[Any]:
-            method.wrap_gradient(self.gradient_function(calls), self.context(method))(self.server.params, self.batch())
+            method.wrap_gradient(self.gradient_function(calls), self.context(method))(self.params, self.batch())
             return [len(calls)]
 
         return judged(call, lambda count: count == 0)
 
     def _returned(self, method: Method, hook: str, seed: int) -> list[Any]:
         """The hook's result without the client's own state; the value that the next method receives comes first."""
-        value, context, params = self._input(hook, seed), self.context(method), self.server.params
+        value, context, params = self._input(hook, seed), self.context(method), self.params
         if hook == "plan":
             plans = [method.plan(value, self.view, make_rng(0, number)) for number in range(8)]
             changed = [plan for plan in plans if plan is not None and plan != value]  # dropping out is no number of steps
             return [plans if changed else value]
         if hook == "evaluate_at":
-            return [method.evaluate_at(self.server.servers[method.name], value)]
+            return [method.evaluate_at(containers_copied(self.server.servers[method.name]), value)]
         if hook == "start":
             return list(method.start(self.apply(), value, context))[:1]
         if hook == "correct_gradient":
@@ -86,12 +88,17 @@ class Trial:
         upload = self.upload(method, context, value)
         return [upload.delta, dict(upload.mean), dict(upload.sum)]
 
+    @property
+    def params(self) -> Params:
+        """The global parameters in a dict of their own, which a hook may change."""
+        return dict(self.server.params)
+
     def _input(self, hook: str, seed: int) -> Any:
         return Plan(3 * seed) if hook == "plan" else self.numbers(seed)
 
     def client_hooks(self, method: Method, ctx: Context) -> dict[str, Callable[[], Any]]:
         """Calls of the client hooks that the method overrides."""
-        params, numbers = self.server.params, self.numbers(1)
+        params, numbers = self.params, self.numbers(1)
         calls: dict[str, Callable[[], Any]] = {
             "start": lambda: method.start(self.apply(), params, ctx),
             "loss": lambda: method.loss(self.apply(), params, self.batch(), params[next(iter(params))].sum(), ctx),
@@ -140,9 +147,9 @@ class Trial:
         """
         engine, server = self.engine, self.server
         draws = method.draw(make_rng(0, "order", method.name), self.view)
-        return kind(
+        ctx = kind(
             received=GlobalModel(server.params, server.buffers),
-            server=method.broadcast(server.servers[method.name]),
+            server=broadcast_of(method, server.servers[method.name]),
             state=first_contact(method, server.params, server.buffers, self.view).state,
             draws=engine.to_device(draws),
             inputs={},
@@ -152,6 +159,7 @@ class Trial:
             data=ClientData(self.view.num_samples, 1.0, {}, self.view.label_counts if method.needs_label_counts else None),
             optimisation=engine.optimisation(server.round),
         )
+        return given(ctx)
 
 
 def judged(call: Callable[[], Sequence[Any]], judge: Callable[..., bool]) -> bool:

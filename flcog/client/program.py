@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -10,9 +10,9 @@ from torch.utils import _pytree as pytree
 
 from flcog.apply import Apply, apply_of
 from flcog.core.gradients import gradients_of
-from flcog.core.trees import map_once, numbers_to_tensors
 from flcog.core.types import Batch, Params, Slot
 from flcog.method import Attack, ClientData, Context, GlobalModel, Gradient, GradientFunction, Method, Optimisation, Stage, Upload
+from flcog.method.given import given, shared_stay
 from flcog.method.returned import check_gradient_function, check_pair, check_params, check_scalar, check_upload, is_checked
 from flcog.method.stage import ORDER
 from flcog.model_function import ModelFunction
@@ -106,7 +106,7 @@ class Program:
         ]
         parts = zip(self.broadcasts, tensors.states, tensors.draws[:count], tensors.inputs, data, strict=True)
         return [
-            Context(self.received, server, state, draws, inputs, buffers, step, tensors.num_steps, own, self.optimisation)
+            given(Context(self.received, server, state, draws, inputs, buffers, step, tensors.num_steps, own, self.optimisation))
             for server, state, draws, inputs, own in parts
         ]
 
@@ -115,7 +115,8 @@ class Program:
         if self.starters:
             contexts, inputs = self.contexts(tensors, buffers, 0), list(tensors.inputs)
             for i, method in self.starters:
-                started = method.start(self.apply(buffers), params, contexts[i])
+                with shared_stay(method, "start", contexts[i]):
+                    started = method.start(self.apply(buffers), dict(params), contexts[i])
                 params, inputs[i] = check_pair(method, "start", started, params, "inputs")
             tensors = tensors._replace(inputs=inputs)
         return _masked(params, tensors.masks), tensors
@@ -125,7 +126,9 @@ class Program:
         task_loss = apply.loss(params, batch)
         total, logged = task_loss, apply.logged
         for i, method in self.losses:
-            total = total + check_scalar(method, "loss", method.loss(apply, params, batch, task_loss, contexts[i]))
+            with shared_stay(method, "loss", contexts[i]):
+                term = method.loss(apply, dict(params), batch, task_loss, contexts[i])
+            total = total + check_scalar(method, "loss", term)
         return total, task_loss, logged
 
     def gradient(self, base: GradientFunction, params: Params, batch: Batch, contexts: list[Context], masks: Params) -> Gradient:
@@ -141,13 +144,14 @@ class Program:
         function, states = base, dict[int, Slot]()
         for i, method in self.wraps:
             wrapped = method.wrap_gradient(function, contexts[i])
-            function = _collecting(check_gradient_function(method, wrapped, contexts[i].step), i, states)
+            function = _collecting(method, check_gradient_function(method, wrapped, contexts[i].step), contexts[i], i, states)
         return function(params, batch)._replace(state=states)
 
     def corrected(self, values: Params, params: Params, contexts: list[Context], masks: Params) -> Params:
         """The gradient after all corrections and the masks."""
         for i, method in self.corrections:
-            values = method.correct_gradient(values, params, contexts[i])
+            with shared_stay(method, "correct_gradient", contexts[i]):
+                values = method.correct_gradient(dict(values), dict(params), contexts[i])
             if is_checked(contexts[i].step):
                 check_params(method, "correct_gradient", values, params)
         return _masked(values, masks)
@@ -182,7 +186,8 @@ class Program:
         params, before = changed
         contexts, states = self.contexts(tensors, buffers, step), list(tensors.states)
         for i, method in self.followers:
-            after = method.after_step(self.apply(buffers), params, before, batch, contexts[i])
+            with shared_stay(method, "after_step", contexts[i]):
+                after = method.after_step(self.apply(buffers), dict(params), dict(before), batch, contexts[i])
             params, states[i] = check_pair(method, "after_step", after, params, "state") if is_checked(step) else after
         return _masked(params, tensors.masks), tensors._replace(states=states)
 
@@ -191,7 +196,7 @@ class Program:
         values: list[Slot] = [{} for _ in self.methods]
         for i, method in self.measurers:
             assert method.over_data is not None
-            values[i] = method.over_data(self.apply(buffers), params, batch)
+            values[i] = method.over_data(self.apply(buffers), dict(params), batch)
         return values
 
     def finish(
@@ -210,9 +215,11 @@ class Program:
         messages: dict[str, Upload] = {}
         for i, method in enumerate(self.methods):
             if method.overrides("finish_client"):
-                messages[method.name] = upload = check_upload(method, method.finish_client(delta, params, contexts[i]), params)
+                with shared_stay(method, "finish_client", contexts[i]):
+                    finished = method.finish_client(dict(delta), dict(params), contexts[i])
+                messages[method.name] = upload = check_upload(method, finished, params)
                 sends_weights, delta = sends_weights and upload.delta is not None, delta if upload.delta is None else upload.delta
-                states[i] = numbers_to_tensors({} if upload.state is None else upload.state)
+                states[i] = upload.state
                 if not method.overrides("init_client") and pytree.tree_leaves(states[i]):
                     raise ValueError(
                         f"{method.name}: finish_client returns a state, and flcog keeps the states of methods with init_client alone: "
@@ -252,22 +259,14 @@ def with_states(tensors: ClientTensors, states: dict[int, Slot]) -> ClientTensor
     return tensors._replace(states=[states.get(i, old) for i, old in enumerate(tensors.states)]) if states else tensors
 
 
-def copied_from(tree: Any, live: Iterable[Tensor]) -> Any:
-    """Copy the tensors of a tree that share memory with ``live``, whose tensors will change in place."""
-    storages = {tensor.untyped_storage().data_ptr() for tensor in live}
-
-    def separate(value: Any) -> Any:
-        shares = isinstance(value, Tensor) and value.untyped_storage().data_ptr() in storages
-        return value.clone() if shares else value
-
-    return map_once(separate, tree)
-
-
-def _collecting(function: GradientFunction, place: int, states: dict[int, Slot]) -> GradientFunction:
+def _collecting(
+    method: Method, function: GradientFunction, ctx: Context, place: int, states: dict[int, Slot]
+) -> GradientFunction:
     """Wrap the gradient function of one method, so that it stores its new state in ``states`` instead of returning it."""
 
     def gradient(params: Params, batch: Batch) -> Gradient:
-        result = function(params, batch)
+        with shared_stay(method, "wrap_gradient", ctx):
+            result = function(dict(params), batch)
         if result.state is not None:
             states[place] = result.state
         return result._replace(state=None)

@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from flcog.client.executor import Assignment, Executor, Placement, Result, longest_first
+from flcog.client.first_states import FirstStates
 from flcog.client.messages import ClientReply, ClientTask, Download, RollCall, Scores, Split, unsent_by
 from flcog.client.personal import PersonalModel, PersonalModels
 from flcog.client.program import Program
@@ -21,12 +22,11 @@ from flcog.client.work import ClientWork, make_work
 from flcog.core.copies import handed_over
 from flcog.core.precision import number_dtype
 from flcog.core.randomness import make_rng
-from flcog.core.trees import numbers_to_tensors
 from flcog.core.types import Params, Slot
 from flcog.data import Exchange, Federation
 from flcog.data.batching import Batching
 from flcog.evaluation import Evaluator
-from flcog.method import ClientView, GlobalModel, Method, first_contact, private_sum_of, sealed_sum_of
+from flcog.method import ClientView, GlobalModel, Method, drawn, first_contact, private_sum_of, sealed_sum_of
 from flcog.metrics import reweighted
 from flcog.model_function import ModelFunction
 from flcog.models.causal_lm import scales
@@ -75,6 +75,7 @@ class ClientRuntime:
         self._provisional: dict[int, dict[str, Slot]] = {}
         self._initial: dict[int, dict[str, Slot]] = {}
         """The states of clients that joined in this round and have not trained yet."""
+        self._first = FirstStates(self.methods)
 
     @property
     def here(self) -> "ClientRuntime":
@@ -245,6 +246,7 @@ class ClientRuntime:
                 work.states = work.draws = lambda: [{}] * len(methods)
             return
         self.store.fetch([work.client for work in works])
+        self._first.begin()
         works, states, draws = longest_first(works), list[list[Any]](), list[list[Slot]]()  # works as executors take them
         for work in works:
             view = self.view(work.client, round)
@@ -253,9 +255,11 @@ class ClientRuntime:
             draws.append([])
             for i, method in enumerate(methods):
                 if states[-1][i] is None:
-                    states[-1][i] = numbers_to_tensors(first_contact(method, params, buffers, view).state)
+                    states[-1][i] = first_contact(method, params, buffers, view).state
+                if method.name not in self.store.get(work.client):
+                    self._first.note(work.client, method.name, states[-1][i])
                 rng = make_rng(self.seed, round, work.client, "draw", method.name)
-                draws[-1].append(numbers_to_tensors(method.draw(rng, view)) if method.overrides("draw") else {})
+                draws[-1].append(drawn(method, rng, view) if method.overrides("draw") else {})
             if counted:
                 draws[-1].append(view.label_counts.to(number_dtype()))
         for work, own_states, own_draws in zip(works, self._on_device(states), self._on_device(draws), strict=True):
@@ -278,7 +282,8 @@ class ClientRuntime:
         clients = [work.client for work in result.works]
         kept = {name: state for name, state in zip(methods, result.states, strict=True) if pytree.tree_leaves(state)}
         for k, client in enumerate(clients if kept else ()):
-            self._provisional[client] = of_client(kept, k)
+            self._provisional[client] = new = of_client(kept, k)
+            self._first.check(client, new)
         masked, masked_plain = (
             [masked_bytes(work.masks, sizes) if work.masks else 0 for work in result.works]
             for sizes in (result.manifest.params, result.manifest.plain_params)

@@ -1,7 +1,7 @@
 """Trees of inputs or targets: a tensor, or a dict, tuple or list of trees. The first axis of every tensor is the samples."""
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -43,6 +43,31 @@ def map_once(function: Callable[[Any], Any], tree: Tree) -> Tree:
     return tree_of([function(value) for value in found])
 
 
+def copied_from(tree: Any, live: Iterable[Tensor]) -> Any:
+    """Copy the tensors of a tree that share memory with ``live``, whose tensors will change in place."""
+    storages = {tensor.untyped_storage().data_ptr() for tensor in live}
+
+    def separate(value: Any) -> Any:
+        shares = isinstance(value, Tensor) and value.untyped_storage().data_ptr() in storages
+        return value.clone() if shares else value
+
+    return map_once(separate, tree)
+
+
+def containers_copied(tree: Tree) -> Tree:
+    """The tree with dicts and lists of its own, so that an assignment into them changes no other tree. The tensors are the same.
+
+    >>> state = {"momentum": {"weight": 1}}
+    >>> copy = containers_copied(state)
+    >>> copy["momentum"]["weight"] = 2
+    >>> state
+    {'momentum': {'weight': 1}}
+    """
+    if type(tree) is dict:
+        return {key: part if isinstance(part, Tensor) else containers_copied(part) for key, part in tree.items()}
+    return type(tree)(map(containers_copied, tree)) if type(tree) in (list, tuple) else tree
+
+
 def leaves(tree: Tree) -> list[Any]:
     return [tree] if isinstance(tree, Tensor) else pytree.tree_leaves(tree)
 
@@ -67,11 +92,6 @@ def num_bytes(tree: Tree) -> int:
 def floats_to(dtype: torch.dtype, tree: Tree) -> Tree:
     """Convert the floating-point tensors of a tree to this dtype. Integers (token ids, masks) stay as they are."""
     return map_leaves(lambda leaf: leaf.to(dtype) if leaf.is_floating_point() else leaf, tree)
-
-
-def numbers_to_tensors(tree: Tree) -> Tree:
-    """Convert the Python numbers of a tree, which a method may return in a client's state, to tensors."""
-    return pytree.tree_map_only((int, float), torch.as_tensor, tree)
 
 
 def unlike_shapes(trees: Sequence[Tree]) -> str:

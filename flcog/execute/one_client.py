@@ -8,12 +8,12 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from flcog.client.executor import Assignment, Result, StopRequest, longest_first
-from flcog.client.program import ClientTensors, Program, copied_from, differentiate_eager, differentiate_pure, with_states
+from flcog.client.program import ClientTensors, Program, differentiate_eager, differentiate_pure, with_states
 from flcog.client.work import ClientWork, announce, batches
 from flcog.core.gradients import gradients_of
 from flcog.core.precision import number_dtype
 from flcog.core.randomness import seed_streams
-from flcog.core.trees import map_once
+from flcog.core.trees import copied_from, map_once
 from flcog.core.types import Batch, Params, Slot
 from flcog.execute.optimizer import stepper
 from flcog.execute.own_steps import own_steps

@@ -9,8 +9,9 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from flcog.client.executor import Assignment
-from flcog.client.program import ClientTensors, Program, copied_from, differentiate_pure, with_states
+from flcog.client.program import ClientTensors, Program, differentiate_pure, with_states
 from flcog.client.work import ClientWork
+from flcog.core.trees import copied_from
 from flcog.core.types import Batch, Params
 from flcog.execute.optimizer import optimizer_like, stepper
 from flcog.execute.stacking import announce_chunk, stacked_batches

@@ -23,9 +23,10 @@ from flcog.method.context import (
     Upload,
 )
 from flcog.method.data_exchange import Ask, DataExchange, DataHost, ExchangeSummary
+from flcog.method.given import drawn, first_contact
 from flcog.method.history import methods_until
 from flcog.method.mask import ParameterMask
-from flcog.method.method import CLIENT_HOOKS, HOOKS, OBSERVER_HOOKS, Method, first_contact
+from flcog.method.method import CLIENT_HOOKS, HOOKS, OBSERVER_HOOKS, Method
 from flcog.method.notes import ChangedSetting, ExecutorNote, MemoryNote, ModelNote, Note, Notes, TrackerNote, WarningNote
 from flcog.method.observer import Callback, MethodRecord, Run, Trackers
 from flcog.method.private_sum import Normal, PrivateSum, Training, private_sum_of
@@ -110,6 +111,7 @@ __all__ = [
     "asynchronous_of",
     "check_methods",
     "clock_of",
+    "drawn",
     "expected_cohort",
     "first_contact",
     "methods_until",

@@ -261,12 +261,6 @@ class Method(Callback):
         return Personal(params)
 
 
-def first_contact(method: Method, params: Params, buffers: Params, client: ClientView) -> FirstContact:
-    """A new client's state and its message to the server, or None for methods without a message."""
-    returned = method.init_client(params, buffers, client)
-    return returned if isinstance(returned, FirstContact) else FirstContact(returned)
-
-
 HOOKS = [
     name
     for name, value in vars(Method).items()

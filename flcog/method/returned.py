@@ -4,14 +4,17 @@ The checks compare types, names and shapes. They run no operator of torch, and t
 ``torch.func.grad``.
 """
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NoReturn
 
+import torch
 from torch import Tensor
+from torch.utils import _pytree as pytree
 
+from flcog.core.states import difference, not_saved
 from flcog.core.types import Batch, Params, Slot
 from flcog.method.aggregator import UploadAggregator, UploadMatrix
-from flcog.method.context import Gradient, GradientFunction, Upload
+from flcog.method.context import Gradient, GradientFunction, Personal, Upload
 from flcog.method.method import Method
 
 
@@ -34,8 +37,6 @@ def check_params(method: Method, hook: str, values: Any, like: Params, some: boo
         some: whether names may be missing.
         kind: what the names belong to, for messages.
     """
-    if values is like:
-        return like
     if not isinstance(values, Mapping):
         _refuse(method, hook, _form(values), f"a dict of tensors by {kind}")
     for name, value in values.items():
@@ -100,6 +101,15 @@ def check_upload(method: Method, value: Any, like: Params) -> Upload:
     for name in ("mean", "sum"):
         if not isinstance(message := getattr(value, name), Mapping):
             _refuse(method, hook, f"{_form(message)} as Upload.{name}", "a dict of messages there")
+    return value._replace(state={} if value.state is None else check_tensors(method, hook, value.state))
+
+
+def check_personal(method: Method, value: Any, like: Params) -> Personal:
+    """Refuse anything but a personal model with all parameters. A model with a forward of its own may have others."""
+    if not isinstance(value, Personal):
+        _refuse(method, "personal", _form(value), "flcog.Personal(params)")
+    if value.forward is None:
+        check_params(method, "personal", value.params, like)
     return value
 
 
@@ -110,6 +120,43 @@ def check_combined(method: UploadAggregator, values: Any, uploads: UploadMatrix)
     if not isinstance(vector, Tensor) or vector.shape != (length,):
         _refuse(method, "combine", f"{_form(vector)} as the vector", wanted.format(length))
     return vector, state
+
+
+def check_tensors(method: Method, hook: str, tree: Any) -> Slot:
+    """Convert the Python numbers of a client's state or random numbers to tensors, and refuse anything else but tensors."""
+    tree = pytree.tree_map_only((int, float), torch.as_tensor, tree)
+    if all(isinstance(leaf, Tensor) for leaf in pytree.tree_leaves(tree)):
+        return tree
+    path, value = next((path, leaf) for path, leaf in pytree.tree_leaves_with_path(tree) if not isinstance(leaf, Tensor))
+    place = f" as {pytree.keystr(path)}" if path else ""
+    _refuse(
+        method, hook, f"{_form(value)}{place}", "tensors and numbers there, which torch.as_tensor(array) makes of a NumPy array"
+    )
+
+
+def check_saved(method: Method, hook: str, state: Any) -> Slot:
+    """Refuse a server state with parts that no checkpoint can hold."""
+    for place, value in not_saved(state, "its state"):
+        consequence = "which no checkpoint can hold: keep tensors, numbers, texts, lists and dicts in the state"
+        raise ValueError(f"{method.name}.{hook} returned {_form(value)} in {place}, {consequence}")
+    return state
+
+
+def check_kept(method: Method, hooks: Sequence[str], new: Any, first: Any, of: str = "") -> None:
+    """Refuse a new state that a resumed run would refuse, because its structure, types or shapes are not those of the first state.
+
+    Args:
+        method: whose state it is.
+        hooks: the hook that makes the first state, and those that may have returned the new one.
+        new, first: the states.
+        of: the client, for messages.
+    """
+    if (fault := difference(new, first, f"the state{of}")) is not None:
+        place, now, before = fault
+        raise ValueError(
+            f"{method.name}.{' or '.join(hooks[1:])} returned {now} as {place}, and {hooks[0]} returned {before}: keep the keys, types "
+            "and shapes of the first state, so that the run can be resumed"
+        )
 
 
 def check_weights(method: Method, value: Any, count: int) -> Tensor:

@@ -1,14 +1,14 @@
 """Checks every entry of a checkpoint before it is used, so that a damaged file gives an error in one line."""
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from flcog.core.text import clipped
+from flcog.core.states import difference, is_state, is_tensor, kind_of
 
 REMEDY = "the file is damaged or was changed; use another checkpoint of its run"
 LARGEST = 2**53
@@ -39,7 +39,7 @@ def _check_entries(path: Path, payload: dict[str, Any], entries: "Entries") -> N
         if name not in payload and name in LATER:
             continue
         if name not in payload or not fits(payload[name]):
-            got = _kind_of(payload[name]) if name in payload else "nothing"
+            got = kind_of(payload[name]) if name in payload else "nothing"
             raise ValueError(f"{path}: {name} must be {what}; it holds {got}: {REMEDY}")
 
 
@@ -50,27 +50,15 @@ def check_alike(path: Path, what: str, saved: Any, expected: Any) -> None:
     State that is empty at first (a list, a dictionary, None) may contain anything finite later. A number that is infinite at
     first may stay infinite, such as a loss that was not measured yet.
     """
-    fault = _difference(saved, expected, what)
-    if fault is not None:
-        raise ValueError(f"{path}: {fault}: use the methods and settings of the run that wrote it, or another of its checkpoints")
+    if (fault := difference(saved, expected, what)) is not None:
+        place, there, here = fault
+        raise ValueError(
+            f"{path}: {place} is {there} there, {here} here: use the methods and settings of the run that wrote it, or "
+            "another of its checkpoints"
+        )
     broken = _not_finite(saved, expected, what)
     if broken is not None:
         raise ValueError(f"{path}: {broken} has NaN or infinite values: {REMEDY}")
-
-
-def _difference(saved: Any, expected: Any, what: str) -> str | None:
-    if expected is None or (isinstance(expected, dict | list | tuple) and not expected):
-        return None if _is_state(saved) else f"{what} is {_kind_of(saved)}"
-    parts: Iterable[Any] = ()
-    if isinstance(expected, dict):
-        alike, parts = isinstance(saved, dict) and saved.keys() == expected.keys(), expected
-    elif isinstance(expected, list | tuple):
-        alike, parts = isinstance(saved, list | tuple) and len(saved) == len(expected), range(len(expected))
-    else:
-        alike = _is_tensor_like(saved, expected) if isinstance(expected, Tensor) else type(saved) is type(expected)
-    if not alike:
-        return f"{what} is {_kind_of(saved)} there, {_kind_of(expected)} here"
-    return next(filter(None, (_difference(saved[part], expected[part], f"{what}[{part!r}]") for part in parts)), None)
 
 
 def _not_finite(saved: Any, expected: Any, what: str) -> str | None:
@@ -86,29 +74,6 @@ def _is_finite(value: Any) -> bool:
     return (
         bool(torch.isfinite(value).all()) if isinstance(value, Tensor) else not isinstance(value, float) or math.isfinite(value)
     )
-
-
-def _is_tensor_like(saved: Any, expected: Tensor) -> bool:
-    return _is_tensor(saved) and saved.shape == expected.shape and saved.is_floating_point() == expected.is_floating_point()
-
-
-def _is_tensor(value: Any) -> bool:
-    return isinstance(value, Tensor) and value.layout == torch.strided and not value.is_meta and not value.is_quantized
-
-
-def _is_state(value: Any) -> bool:
-    """Return whether a value consists of tensors and primitives."""
-    if isinstance(value, dict):
-        return all(map(_is_state, value.values()))
-    if isinstance(value, list | tuple):
-        return all(map(_is_state, value))
-    return value is None or isinstance(value, bool | int | float | str) or _is_tensor(value)
-
-
-def _kind_of(value: Any) -> str:
-    if isinstance(value, Tensor):
-        return f"a tensor of {str(value.dtype).removeprefix('torch.')} {tuple(value.shape)}"
-    return clipped(f"{{{', '.join(map(repr, value))}}}" if isinstance(value, dict) else repr(value))
 
 
 def _is_count(value: Any) -> bool:
@@ -168,7 +133,7 @@ def _with(parts: Mapping[str, Fits]) -> Fits:
     return lambda value: isinstance(value, dict) and value.keys() == parts.keys() and all(parts[n](value[n]) for n in parts)
 
 
-TENSORS, STATE, COUNTS = _by(_is_text, _is_tensor), _by(_is_text, _is_state), _by(_is_text, _is_count)
+TENSORS, STATE, COUNTS = _by(_is_text, is_tensor), _by(_is_text, is_state), _by(_is_text, _is_count)
 NUMBERS = _list_of(lambda number: isinstance(number, int | float))
 
 EXPERIMENT = _with(
@@ -208,7 +173,7 @@ RUN: Entries = {
     "methods": ("a list of names", _list_of(_is_text)),
     "servers": ("each method's state", STATE),
     "reported": ("lists of clients by method", _by(_is_text, _list_of(_is_count))),
-    "messages": ("first-contact messages by method and client", _by(_is_text, _by(_is_count, _is_state))),
+    "messages": ("first-contact messages by method and client", _by(_is_text, _by(_is_count, is_state))),
     "ledger": ("bytes up and down by content", _with({"up": COUNTS, "down": COUNTS})),
     "exchanged": ("digests by method", _by(_is_text, _is_text)),
     "experiment": ("what the run was", EXPERIMENT),

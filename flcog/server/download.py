@@ -7,6 +7,7 @@ from torch.utils import _pytree as pytree
 from flcog.client.messages import ClientTask, Download
 from flcog.core.randomness import make_rng
 from flcog.method import Broadcast, BroadcastStage, Method
+from flcog.method.given import broadcast_of
 from flcog.server.engine import Engine
 from flcog.server.state import ServerState
 from flcog.wire.envelope import num_bytes
@@ -24,7 +25,7 @@ def send_down(
         methods: the active methods.
         clients: the clients that train.
     """
-    states = {method.name: method.broadcast(server.servers[method.name]) for method in methods}
+    states = {method.name: broadcast_of(method, server.servers[method.name]) for method in methods}
     broadcast, sizes = Broadcast(server.params, server.buffers, states), None
     stage = next((method for method in methods if isinstance(method, BroadcastStage)), None)
     if stage is not None and clients:

@@ -6,6 +6,7 @@ from torch import Tensor
 
 from flcog.client.messages import Split
 from flcog.client_module import ClientModule
+from flcog.core.trees import containers_copied
 from flcog.core.types import Params
 from flcog.method.returned import check_params
 from flcog.metrics import spread
@@ -19,7 +20,8 @@ def evaluated_params(engine: Engine, server: ServerState) -> Params:
     params = server.params
     for method in engine.active(max(0, server.round - 1)):
         if method.overrides("evaluate_at"):
-            params = check_params(method, "evaluate_at", method.evaluate_at(server.servers[method.name], params), params)
+            state = containers_copied(server.servers[method.name])
+            params = check_params(method, "evaluate_at", method.evaluate_at(state, dict(params)), params)
     return params
 
 

@@ -12,6 +12,7 @@ from flcog.core.precision import float64_device
 from flcog.core.types import Params
 from flcog.data import Samples
 from flcog.method import Method
+from flcog.method.given import broadcast_of
 from flcog.metrics import spread
 from flcog.server.engine import Engine
 from flcog.server.state import ServerState
@@ -79,7 +80,7 @@ def mean_over_clients(engine: Engine, server: ServerState, method: Method, param
 def _received(engine: Engine, server: ServerState, method: Method, params: Params) -> Download:
     """The broadcast of the evaluated model, with the local optimiser of the last round."""
     last = max(0, server.round - 1)
-    broadcasts = {method.name: method.broadcast(server.servers[method.name])}
+    broadcasts = {method.name: broadcast_of(method, server.servers[method.name])}
     return Download(server.round, engine.seed, params, server.buffers, broadcasts, engine.rates(last), engine.optimisation(last))
 
 

@@ -2,9 +2,10 @@
 
 from collections.abc import Collection, Sequence
 
+from flcog.core.trees import containers_copied
 from flcog.core.types import Params, Slot
 from flcog.method import Cohort, Messages, Method, ParameterMask
-from flcog.method.returned import check_params, check_parts
+from flcog.method.returned import check_kept, check_params, check_parts, check_saved
 from flcog.server.state import ServerState
 
 
@@ -30,7 +31,8 @@ class ServerSteps:
             cohort: the clients.
         """
         try:
-            result = method.server_step(self.server.servers[method.name], self.server.params, delta, messages, cohort)
+            state = containers_copied(self.server.servers[method.name])
+            result = method.server_step(state, dict(self.server.params), delta, messages, cohort)
         except KeyError as error:
             if error.args and self._is_unsent(method, error.args[0]):
                 raise ValueError(self._unsent(method, error.args[0])) from error
@@ -42,6 +44,9 @@ class ServerSteps:
         if missing is not None:
             text = f"{method.name}.server_step must return a change of every parameter; it returned none of {missing}"
             raise ValueError(self._unsent(method, missing) if self._is_unsent(method, missing) else text)
+        check_saved(method, "server_step", state)
+        if self.server.round == method.start_round:
+            check_kept(method, ("init_server", "server_step"), state, self.server.servers[method.name])
         for new in buffers:
             check_params(method, "server_step", new, cohort.buffers, some=True, kind="buffer")
         return change, state, cohort.buffers | dict(*buffers)

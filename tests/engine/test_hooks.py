@@ -196,3 +196,97 @@ def test_a_client_may_send_fewer_parameters(executor: str) -> None:
     plain, part = (train(*methods, executor=executor, rounds=1).params for methods in ((), (mine,)))
     changed = [name for name, value in classifier().named_parameters() if not torch.equal(part[name], value.double())]
     assert changed == [WEIGHT] and torch.equal(part[WEIGHT], plain[WEIGHT])
+
+
+def shrunk(values: Params, factor: float = 0.9) -> Params:
+    return {name: value * factor for name, value in values.items()}
+
+
+class Returns(Method):
+    """Shrinks values in every hook that receives parameters, and returns them in new dicts."""
+
+    def init_client(self, params: Params, *_: Any) -> Params:
+        return shrunk(params)
+
+    def start(self, apply: Any, params: Params, ctx: Any) -> Any:
+        return shrunk(params), {}
+
+    def loss(self, apply: Any, params: Params, batch: Any, task_loss: Any, ctx: Any) -> Any:
+        return apply.loss(shrunk(params), batch) + sum((shrunk(ctx.received.params)[n] * v).sum() for n, v in params.items())
+
+    def wrap_gradient(self, gradient: Any, ctx: Any) -> Any:
+        return lambda params, batch: gradient(shrunk(params), batch)
+
+    def correct_gradient(self, gradient: Params, params: Params, ctx: Any) -> Params:
+        state = shrunk(ctx.state)
+        return {name: gradient[name] + value + state[name] for name, value in shrunk(params).items()}
+
+    def after_step(self, apply: Any, params: Params, before: Params, batch: Any, ctx: Any) -> Any:
+        return shrunk(params), ctx.state
+
+    def evaluate_at(self, server: Any, params: Params) -> Params:
+        return shrunk(params)
+
+
+class Assigns(Returns):
+    """Does the same, and assigns into the dicts that the hooks are given."""
+
+    def init_client(self, params: Params, *_: Any) -> Params:
+        params |= shrunk(params)
+        return params
+
+    def start(self, apply: Any, params: Params, ctx: Any) -> Any:
+        params |= shrunk(params)
+        return params, {}
+
+    def loss(self, apply: Any, params: Params, batch: Any, task_loss: Any, ctx: Any) -> Any:
+        ctx.received.params.update(shrunk(ctx.received.params))
+        pull = sum((ctx.received.params[name] * value).sum() for name, value in params.items())
+        params |= shrunk(params)
+        return apply.loss(params, batch) + pull
+
+    def wrap_gradient(self, gradient: Any, ctx: Any) -> Any:
+        def wrapped(params: Params, batch: Any) -> Any:
+            params |= shrunk(params)
+            return gradient(params, batch)
+
+        return wrapped
+
+    def correct_gradient(self, gradient: Params, params: Params, ctx: Any) -> Params:
+        params |= shrunk(params)
+        ctx.state.update(shrunk(ctx.state))
+        gradient |= {name: gradient[name] + value + ctx.state[name] for name, value in params.items()}
+        return gradient
+
+    def after_step(self, apply: Any, params: Params, before: Params, batch: Any, ctx: Any) -> Any:
+        params |= shrunk(params)
+        before.clear()
+        return params, ctx.state
+
+    def evaluate_at(self, server: Any, params: Params) -> Params:
+        params |= shrunk(params)
+        return params
+
+
+@pytest.mark.parametrize("executor", ["loop", "vmap"])
+@pytest.mark.parametrize("hook", [hook for hook in vars(Returns) if hook in HOOKS])
+def test_a_hook_may_assign_into_the_dicts_that_it_is_given(executor: str, hook: str) -> None:
+    """The run's own dicts stay as they are."""
+    kept = {"init_client": vars(Returns)["init_client"]}
+    new, same = (
+        train(dataclass(frozen=True)(type("Mine", (Method,), kept | {hook: vars(kind)[hook]}))(), executor=executor, rounds=2)
+        for kind in (Returns, Assigns)
+    )
+    assert new.evaluate() == same.evaluate()
+    assert all(torch.equal(value, same.params[name]) for name, value in new.params.items())
+
+
+@pytest.mark.parametrize("executor", ["loop", "vmap"])
+@pytest.mark.parametrize(("hook", "result"), [
+    ("start", lambda apply, params, ctx: ([value.mul_(0.9) for value in params.values()], {})),
+    ("correct_gradient", lambda gradient, params, ctx: [value.mul_(0.9) for value in ctx.received.params.values()]),
+    ("finish_client", lambda delta, params, ctx: [value.mul_(0.9) for value in ctx.received.params.values()]),
+])  # fmt: skip
+def test_a_hook_leaves_the_received_tensors_as_they_are(executor: str, hook: str, result: Callable[..., Any]) -> None:
+    with pytest.raises(ValueError, match=re.escape(f"Mine.{hook} changed {WEIGHT}, which all clients receive, in place: return")):
+        train(returning(hook, result), executor=executor, rounds=1, local_steps=1)

@@ -79,6 +79,6 @@ def test_results_of_hooks_are_checked_without_an_operator() -> None:
         assert check_pair(method, "start", (dict(params), {}), params, "inputs") == (params, {})
         assert check_scalar(method, "loss", loss) is loss
         assert check_gradient_function(method, lambda *_: gradient, 0)(params, Batch((), ())) is gradient
-        assert check_upload(method, upload, params) is upload
+        assert check_upload(method, upload, params) == upload
         assert check_weights(method, loss, 1) is loss
     assert not counted.counts
