@@ -22,6 +22,7 @@ from flcog.core.randomness import fold, seeded
 from flcog.core.types import Params
 from flcog.data import FederatedDataModule, Federation
 from flcog.method import Method, ModelNote, Note
+from flcog.method.returned import check_type
 from flcog.model_function import ModelFunction
 from flcog.models.lora import adapters
 from flcog.settings import Settings
@@ -189,7 +190,7 @@ def _with_method(
         raise ValueError(f"{method.name} changes the model, which must be a flcog.ClientModule; got {type(model).__name__}")
     # The initial weights of new layers do not depend on the run's precision, as the model's own weights do not.
     with seeded(fold(settings.seed, "configure_model", method.name), processes.device), default_dtype(torch.float32):
-        return method.configure_model(model)
+        return check_type(method, "configure_model", method.configure_model(model), ClientModule, "the flcog.ClientModule")
 
 
 def _notes_on_groups(optimizer: torch.optim.Optimizer, methods: Sequence[Method]) -> list[Note]:

@@ -14,7 +14,7 @@ from flcog.core.types import Batch, Params, Slot
 from flcog.method import Attack, ClientData, Context, GlobalModel, Gradient, GradientFunction, Method, Optimisation, Stage, Upload
 from flcog.method.given import given, shared_stay
 from flcog.method.returned import check_gradient_function, check_pair, check_params, check_scalar, check_upload, is_checked
-from flcog.method.stage import ORDER
+from flcog.method.stage import ORDER, sent_by
 from flcog.model_function import ModelFunction
 from flcog.wire.envelope import Envelope, Manifest, fields_of, map_fields, sizes_of
 
@@ -237,7 +237,7 @@ class Program:
         for i, stage in self.stages if pytree.tree_leaves(envelope) else ():
             if stage.kind == "encode" and fields is None:
                 fields = fields_of(envelope)
-            staged, states[i] = stage.send(envelope, contexts[i])
+            staged, states[i] = sent_by(stage, envelope, contexts[i])
             envelope = _unless(attacks, staged, envelope) if stage.kind in ("smooth", "bound") else staged
         params_sent = _sizes_by_name(envelope.delta, tensors.masks)
         return envelope, states, Manifest(sizes_of(envelope), plain, params_sent, plain_params, fields)

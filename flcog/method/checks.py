@@ -13,7 +13,7 @@ from flcog.method.method import SERVER_HOOKS, Method
 from flcog.method.private_sum import PrivateSum
 from flcog.method.sealed_sum import SealedSum
 from flcog.method.selection import Selection
-from flcog.method.stage import Stage
+from flcog.method.stage import ORDER, Stage
 
 EXCLUSIVE_PROTOCOLS = {
     AsynchronousRounds: "take the next arrivals as a round",
@@ -33,6 +33,11 @@ def check_methods(methods: Sequence[Method]) -> None:
     for name in names:
         if names.count(name) > 1:
             raise ValueError(f"{name} is listed {names.count(name)} times in callbacks: keep one of them")
+    for method in methods:
+        if isinstance(method, Stage) and (kind := getattr(method, "kind", None)) not in ORDER:
+            raise ValueError(
+                f'{method.name}.kind must be one of {", ".join(ORDER)}; got {kind}: set it in the class, as kind = "bound"'
+            )
     for place, method in enumerate(methods):
         for other in methods:
             if (reason := _clash(method, other)) is not None:

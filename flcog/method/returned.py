@@ -4,8 +4,10 @@ The checks compare types, names and shapes. They run no operator of torch, and t
 ``torch.func.grad``.
 """
 
-from collections.abc import Collection, Mapping, Sequence
-from typing import Any, NoReturn
+import difflib
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from numbers import Integral
+from typing import Any, NoReturn, TypeVar
 
 import torch
 from torch import Tensor
@@ -14,8 +16,11 @@ from torch.utils import _pytree as pytree
 from flcog.core.states import difference, not_saved
 from flcog.core.types import Batch, Params, Slot
 from flcog.method.aggregator import UploadAggregator, UploadMatrix
-from flcog.method.context import Gradient, GradientFunction, Personal, Upload
+from flcog.method.context import Gradient, GradientFunction, Personal, Plan, Upload
 from flcog.method.method import Method
+from flcog.method.selection import Participants
+
+T = TypeVar("T")
 
 
 def is_checked(step: Tensor | int) -> bool:
@@ -41,7 +46,7 @@ def check_params(method: Method, hook: str, values: Any, like: Params, some: boo
         _refuse(method, hook, _form(values), f"a dict of tensors by {kind}")
     for name, value in values.items():
         if name not in like:
-            _refuse(method, hook, f"{name!r}, which is no {kind}", f"tensors for {', '.join(like)}")
+            _refuse_name(method, hook, name, like, kind)
         if not isinstance(value, Tensor):
             _refuse(method, hook, f"{_form(value)} for {name}", f"a tensor of shape {list(like[name].shape)}")
         if value.shape != like[name].shape:
@@ -101,6 +106,7 @@ def check_upload(method: Method, value: Any, like: Params) -> Upload:
     for name in ("mean", "sum"):
         if not isinstance(message := getattr(value, name), Mapping):
             _refuse(method, hook, f"{_form(message)} as Upload.{name}", "a dict of messages there")
+        check_leaves(method, hook, dict(message), f"Upload.{name}")
     return value._replace(state={} if value.state is None else check_tensors(method, hook, value.state))
 
 
@@ -159,11 +165,89 @@ def check_kept(method: Method, hooks: Sequence[str], new: Any, first: Any, of: s
         )
 
 
+def check_type(method: Method, hook: str, value: Any, kind: type[T], wanted: str) -> T:
+    """Refuse anything but a value of this type."""
+    if not isinstance(value, kind):
+        _refuse(method, hook, _form(value), wanted)
+    return value
+
+
+def check_plan(method: Method, value: Any) -> Plan | None:
+    """Refuse anything but a plan with a whole number of steps, or None for a client that drops out."""
+    if value is None:
+        return None
+    plan = check_type(method, "plan", value, Plan, "flcog.Plan(num_steps), or None for a client that drops out")
+    if not isinstance(plan.num_steps, Integral):
+        _refuse(method, "plan", f"a Plan with {_form(plan.num_steps)}", "a whole number of steps in it")
+    return plan
+
+
+def check_participants(method: Method, value: Any) -> Participants:
+    """Refuse anything but participants whose clients are whole numbers."""
+    wanted = "flcog.Participants([...]) with the numbers of the clients as ints"
+    clients = check_type(method, "select", value, Participants, wanted).clients
+    if isinstance(clients, Tensor) or not isinstance(clients, Iterable):
+        _refuse(method, "select", f"Participants of {_form(clients)}", f"{wanted}, such as tensor.tolist()")
+    if (wrong := next((client for client in clients if not isinstance(client, Integral)), None)) is not None:
+        _refuse(method, "select", f"Participants with {_form(wrong)}", wanted)
+    return value  # type: ignore[no-any-return]
+
+
+def check_finished(method: Method, values: Any, like: Mapping[str, Params]) -> Mapping[str, Params]:
+    """Refuse anything but the combined changes of parameters and buffers, in the shapes of one client's."""
+    if not isinstance(values, Mapping) or any(part not in values for part in like):
+        _refuse(method, "finish", _form(values), f"a dict of {' and '.join(like)}, like the values of one client")
+    for part, tensors in like.items():
+        check_params(method, "finish", values[part], tensors, kind="parameter" if part == "delta" else "buffer")
+    return values
+
+
+def check_leaves(method: Method, hook: str, tree: Any, part: str) -> Any:
+    """Refuse a tree with anything but tensors and numbers as its leaves."""
+    if not all(isinstance(leaf, Tensor | int | float) for leaf in pytree.tree_leaves(tree)):
+        for path, leaf in pytree.tree_flatten_with_path(tree)[0]:
+            if not isinstance(leaf, Tensor | int | float):
+                _refuse(method, hook, f"{_form(leaf)} as {part}{pytree.keystr(path)}", "tensors and numbers there")
+    return tree
+
+
+def check_decoded(method: Method, value: Any, shape: tuple[int, ...]) -> Tensor:
+    """Refuse anything but a vector of this shape."""
+    if not isinstance(value, Tensor) or value.shape != shape:
+        _refuse(method, "decode", _form(value), f"a tensor of shape {list(shape)}, as field.shape says")
+    return value
+
+
 def check_weights(method: Method, value: Any, count: int) -> Tensor:
     """Refuse anything but a tensor. Its length and its values are the caller's to check."""
     if not isinstance(value, Tensor):
         _refuse(method, "weights", _form(value), f"a tensor of {count} weights, one for each client of the cohort")
     return value
+
+
+def check_mask(method: Method, values: Any, params: Params) -> Mapping[str, Tensor]:
+    """Refuse anything but a dict of boolean tensors that broadcast to the shapes of the parameters."""
+    if not isinstance(values, Mapping):
+        _refuse(method, "mask", _form(values), "a dict of boolean tensors by parameter")
+    for name, mask in values.items():
+        if name not in params:
+            _refuse_name(method, "mask", name, params, "parameter")
+        shape = params[name].shape
+        wanted = f"a boolean tensor that broadcasts to shape {list(shape)}, such as torch.tensor(False)"
+        if not isinstance(mask, Tensor):
+            _refuse(method, "mask", f"{_form(mask)} for {name}", wanted)
+        sizes = zip(reversed(mask.shape), reversed(shape), strict=False)
+        if mask.dtype != torch.bool or mask.ndim > len(shape) or any(own not in (1, size) for own, size in sizes):
+            _refuse(method, "mask", f"{_form(mask)} and type {mask.dtype} for {name}", wanted)
+    return values
+
+
+def _refuse_name(method: Method, hook: str, name: Any, like: Params, kind: str) -> NoReturn:
+    """Refuse a name that is none of the names in ``like``, and name one that is close."""
+    whole = [known for known in like if known.endswith(f".{name}")] or difflib.get_close_matches(str(name), like, n=1)
+    if whole:
+        raise ValueError(f"{method.name}.{hook} returned {name!r}, which is no {kind}; did you mean {whole[0]!r}?")
+    _refuse(method, hook, f"{name!r}, which is no {kind}", f"tensors for {', '.join(like)}")
 
 
 def _refuse(method: Method, hook: str, got: str, wanted: str) -> NoReturn:

@@ -6,6 +6,7 @@ from typing import Any, ClassVar, Literal
 from flcog.core.types import Slot
 from flcog.method.context import Context, GlobalModel
 from flcog.method.method import Method
+from flcog.method.returned import check_parts, check_type
 from flcog.wire.envelope import Envelope
 
 Kind = Literal["alter", "smooth", "bound", "encode"]
@@ -49,3 +50,10 @@ class Stage(Method, protocol=True):
             received: the global model that the client received.
         """
         return envelope
+
+
+def sent_by(stage: Stage, envelope: Envelope, ctx: Context) -> tuple[Envelope, Slot]:
+    """The envelope and the state that a stage returns, which must be both."""
+    wanted = "(envelope, state)"
+    changed, state = check_parts(stage, "send", stage.send(envelope, ctx), wanted)
+    return check_type(stage, "send", changed, Envelope, wanted), state

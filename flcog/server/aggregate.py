@@ -12,6 +12,7 @@ from flcog.core.precision import float64_device
 from flcog.core.processes import Processes
 from flcog.core.types import Params, Slot
 from flcog.method import Aggregator, ClientUpload, Cohort, Method, UploadAggregator, UploadChange, selection_of
+from flcog.method.returned import check_finished
 from flcog.server.bad_updates import bad_clients, refusal
 from flcog.server.kept import KeptUploads
 from flcog.server.sums import Sums, add_terms, dtype_of_mean, norms_of
@@ -62,6 +63,8 @@ class Aggregate:
         )
         self._values: Any = None
         """The values of the aggregation rule that replaces the weighted mean, if there is one."""
+        self._like: dict[str, Params] = {}
+        """One client's values, which the rule sees; empty in a process without clients."""
         self._logged: dict[str, list[tuple[float, Tensor]]] = {}
         """By column the weights and values of the clients whose module has logged it."""
         self._weights = dict(zip(cohort.clients, cohort.weights.tolist(), strict=True))
@@ -88,8 +91,10 @@ class Aggregate:
         if self._kept is not None:
             self._kept.add(reply.clients, values | {"mean": envelope.mean, "sum": envelope.sum})
         if self._rule is not None:
-            state = self._rule.init(pytree.tree_map(lambda value: value[0], values)) if self._values is None else self._values
-            self._values = self._rule.add(state, values, weights)
+            if self._values is None:
+                self._like = pytree.tree_map(lambda value: value[0], values)
+                self._values = self._rule.init(self._like)
+            self._values = self._rule.add(self._values, values, weights)
         for name, uploads in self.individual.items():
             uploads += self._uploads(reply, name)
         for name, logged in envelope.measured.items():
@@ -244,8 +249,7 @@ class Aggregate:
             combined: Params = self._combined[field]
             return combined
         if self._rule is not None and self._values is not None:
-            values: Params = self._rule.finish(self._values)[field]
-            return values
+            return check_finished(self._rule, self._rule.finish(self._values), self._like)[field]
         if self.sums is None or self._dtypes is None:
             return {}
         return self._as_sent(getattr(self.sums, field), getattr(self._dtypes, field), self.sums.weight)

@@ -23,6 +23,7 @@ from flcog.method import (
     private_sum_of,
     selection_of,
 )
+from flcog.method.returned import check_participants
 from flcog.server.engine import Engine
 from flcog.server.privacy import seed_of_cohort
 from flcog.server.round_plan import Timing
@@ -79,7 +80,7 @@ def select(engine: Engine, server: ServerState, start: Start | None = None) -> P
     if method is None:
         return Participants(population.draw(count))
     rng = make_rng(seed, server.round, "selection", method.name, *keys)
-    selected = method.select(server.servers[method.name], population, count, rng)
+    selected = check_participants(method, method.select(server.servers[method.name], population, count, rng))
     _check(method, selected, population)
     if asynchronous is not None:
         _check_start(asynchronous, method, selected, count)

@@ -8,6 +8,7 @@ from flcog.client.messages import ClientTask
 from flcog.core.randomness import make_rng
 from flcog.core.types import Params
 from flcog.method import Method, ParameterMask, Plan
+from flcog.method.returned import check_mask, check_plan
 from flcog.server.engine import Engine
 
 
@@ -19,9 +20,8 @@ def planned_steps(engine: Engine, methods: Sequence[Method], round: int, clients
         planned: Plan | None = Plan(engine.batching.num_steps(engine.size(client)))
         for method in planning:
             if planned is not None:
-                planned = method.plan(
-                    planned, engine.view(client, round), make_rng(engine.seed, round, client, "plan", method.name)
-                )
+                rng = make_rng(engine.seed, round, client, "plan", method.name)
+                planned = check_plan(method, method.plan(planned, engine.view(client, round), rng))
         if planned is not None:
             if planned.num_steps < 1:
                 raise ValueError(f"a plan needs at least one local step; client {client} got {planned.num_steps}")
@@ -42,6 +42,6 @@ def masks_of(methods: Sequence[ParameterMask], params: Params, client: int) -> d
     """The parts of parameters that a client shares with the server, combined from all methods' masks."""
     masks: dict[str, torch.Tensor] = {}
     for method in methods:
-        for name, mask in method.mask(params, client).items():
+        for name, mask in check_mask(method, method.mask(params, client), params).items():
             masks[name] = masks[name] & mask if name in masks else mask
     return masks

@@ -10,9 +10,24 @@ from typing import Any
 import pytest
 import torch
 from harness import TinyData, classifier, make_trainer, train
+from torch.utils import _pytree as pytree
 
 import flcog
-from flcog.method import HOOKS, OBSERVER_HOOKS, Callback, Method, Params, Upload
+from flcog.callbacks.codecs.codec import Codec
+from flcog.method import (
+    HOOKS,
+    OBSERVER_HOOKS,
+    Aggregator,
+    Callback,
+    Method,
+    ParameterMask,
+    Params,
+    Participants,
+    Plan,
+    Selection,
+    Stage,
+    Upload,
+)
 
 NOT_RECORDED = {"personal", "on_exception"}  # personal needs held-out data of the clients, and on_exception needs a failure
 
@@ -290,3 +305,79 @@ def test_a_hook_may_assign_into_the_dicts_that_it_is_given(executor: str, hook: 
 def test_a_hook_leaves_the_received_tensors_as_they_are(executor: str, hook: str, result: Callable[..., Any]) -> None:
     with pytest.raises(ValueError, match=re.escape(f"Mine.{hook} changed {WEIGHT}, which all clients receive, in place: return")):
         train(returning(hook, result), executor=executor, rounds=1, local_steps=1)
+
+
+class Sums(Aggregator):
+    """The weighted mean, whose result is another one."""
+
+    def init(self, like: Any) -> Any:
+        return pytree.tree_map(torch.zeros_like, like)
+
+    def add(self, state: Any, values: Any, weights: torch.Tensor) -> Any:
+        return state
+
+
+class Clips(Stage):
+    kind = "bound"
+
+
+CALLED: list[tuple[type[Method], str, Callable[..., Any], str]] = [
+    (ParameterMask, "mask", lambda *_: [WEIGHT], "a list of 1, and must return a dict of boolean tensors by parameter"),
+    (
+        ParameterMask,
+        "mask",
+        lambda *_: {WEIGHT[6:]: torch.tensor(False)},
+        f"'{WEIGHT[6:]}', which is no parameter; did you mean '{WEIGHT}'?",
+    ),
+    (
+        ParameterMask,
+        "mask",
+        lambda *_: {BIAS: False},
+        f"a bool for {BIAS}, and must return a boolean tensor that broadcasts to shape [8], such as torch.tensor(False)",
+    ),
+    (ParameterMask, "mask", lambda *_: {BIAS: torch.ones(8)}, f"a tensor of shape [8] and type torch.float64 for {BIAS}, and"),
+    (
+        ParameterMask,
+        "mask",
+        lambda *_: {BIAS: torch.ones(5).bool()},
+        f"a tensor of shape [5] and type torch.bool for {BIAS}, and",
+    ),
+    (ParameterMask, "mask", lambda *_: {BIAS: torch.ones(2, 8).bool()}, "a tensor of shape [2, 8] and type torch.bool for"),
+    (Selection, "select", lambda *_: [0, 1], "a list of 2, and must return flcog.Participants([...]) with the numbers"),
+    (Selection, "select", lambda *_: Participants(torch.tensor([0, 1])), "Participants of a tensor of shape [2], and must"),  # type: ignore[arg-type]
+    (Selection, "select", lambda *_: Participants([0.0, 1.0]), "Participants with a float, and must return flcog.Partic"),  # type: ignore[list-item]
+    (Method, "plan", lambda *_: 3, "an int, and must return flcog.Plan(num_steps), or None for a client that drops out"),
+    (Method, "plan", lambda *_: Plan(2.5), "a Plan with a float, and must return a whole number of steps in it"),  # type: ignore[arg-type]
+    (Method, "configure_model", lambda *_: None, "None, and must return the flcog.ClientModule"),
+    (Method, "init_client", lambda *_: {"mode": "warm"}, "a str as state['mode'], and must return tensors and numbers there"),
+    (Method, "finish_client", lambda delta, *_: Upload(delta, {}, mean={"s": "x"}), "a str as Upload.mean['s'], and must"),
+    (Clips, "send", lambda envelope, ctx: envelope, "an Envelope of 5, and must return (envelope, state)"),
+    (Clips, "send", lambda envelope, ctx: (envelope.delta, {}), "a dict, and must return (envelope, state)"),
+    (Sums, "finish", lambda *_: None, "None, and must return a dict of delta and buffers, like the values of one client"),
+    (Sums, "finish", lambda state: {"delta": thin(state["delta"]), "buffers": {}}, THIN),
+    (Codec, "encode", lambda *_: None, "None as the encoded vector, and must return tensors and numbers there"),
+    (Codec, "encode", lambda values, noise: {"m": values[:1]}, ""),
+]
+
+
+@pytest.mark.parametrize("executor", ["loop", "vmap"])
+@pytest.mark.parametrize(("base", "hook", "result", "message"), CALLED)
+def test_every_wrong_result_is_one_line(
+    executor: str, base: type[Method], hook: str, result: Callable[..., Any], message: str
+) -> None:
+    hooks: dict[str, Any] = {hook: lambda self, *arguments: result(*arguments)}
+    said = f"Mine.{hook} returned {message}"
+    if not message:
+        hooks["decode"], said = lambda self, encoded, field: encoded["m"], "Mine.decode returned a tensor of shape [1], and must"
+    method: Method = dataclass(frozen=True)(type("Mine", (base,), hooks))()
+    with pytest.raises(ValueError, match="^" + re.escape(said)) as caught:
+        train(method, executor=executor, rounds=1, local_steps=1)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_stage_names_its_kind() -> None:
+    class Kindless(Stage):
+        pass
+
+    with pytest.raises(ValueError, match=r"Kindless\.kind must be one of alter, smooth, bound, encode; got None: set it"):
+        train(Kindless(), rounds=1)

@@ -267,7 +267,7 @@ def test_the_trial_before_round_1_leaves_a_rule_and_its_state_as_they_are(timed:
 @pytest.mark.parametrize(
     ("result", "says"),
     [
-        (lambda mean, server: mean, "a tensor of shape [118]"),
+        (lambda mean, server: mean, "a tensor of shape [{}]"),
         (lambda mean, server: None, "None"),
         (lambda mean, server: (mean[:2], server), "a tensor of shape [2] as the vector"),
     ],
@@ -278,5 +278,6 @@ def test_a_wrong_result_of_combine_is_refused(result: Callable[..., Any], says: 
     )()
     with pytest.raises(ValueError) as caught:
         train(rule, rounds=1)
-    wanted = "(vector, state), with a vector of 118 numbers like each row of uploads.values"
-    assert str(caught.value) == f"Mine.combine returned {says}, and must return {wanted}"
+    numbers = sum(value.numel() for value in classifier().parameters())
+    wanted = f"(vector, state), with a vector of {numbers} numbers like each row of uploads.values"
+    assert str(caught.value) == f"Mine.combine returned {says.format(numbers)}, and must return {wanted}"
