@@ -12,6 +12,9 @@ from flcog.core.randomness import make_rng
 from flcog.core.types import Params
 from flcog.method.context import Optimisation
 
+OWN_COLUMNS = ("round", "train/loss", "val/", "test/", "clients/", "drift/", "comm/", "time/", "staleness/", "privacy/")
+"""flcog's own columns in a round's row, or their beginnings."""
+
 
 class ClientUpload(NamedTuple):
     """The upload of a single client, for methods that declare ``individual_uploads``."""
@@ -46,6 +49,23 @@ class Messages(NamedTuple):
     individual: Sequence[ClientUpload] = ()
 
 
+class NoUploads(Sequence[ClientUpload]):
+    """In the place of ``Messages.individual``, for a method that does not get them: it says so when it is read.
+
+    Args:
+        why: what it says.
+    """
+
+    def __init__(self, why: str) -> None:
+        self._why = why
+
+    def __len__(self) -> int:
+        raise ValueError(self._why)
+
+    def __getitem__(self, index: Any) -> Any:
+        raise ValueError(self._why)
+
+
 @dataclass
 class Cohort:
     """The clients of a round, as the server sees them.
@@ -67,7 +87,11 @@ class Cohort:
     total_weight: float = 1.0
 
     def log(self, name: str, value: Tensor | float) -> None:
-        """Add a column to this round's row."""
+        """Add a column to this round's row, such as ``fedexp/eta``."""
+        if name in OWN_COLUMNS or f"{name.split('/')[0]}/" in OWN_COLUMNS:
+            raise ValueError(
+                f"cohort.log got {name!r}, a name of flcog's own columns: begin the name with the method's, as fedexp/eta"
+            )
         self.metrics[name] = float(value)
 
     def rng(self, purpose: str, device: torch.device | str = "cpu") -> torch.Generator:

@@ -25,6 +25,7 @@ from flcog.method.cohort import Cohort, Messages
 from flcog.method.context import BatchFunction, Context, FirstContact, GradientFunction, Personal, Plan, Upload
 from flcog.method.former_hooks import check_arguments, check_former
 from flcog.method.observer import Callback
+from flcog.method.own_state import KeepsNoState
 
 BEFORE_ITS_START = {
     "configure_model": "changes the model before round 1",
@@ -35,7 +36,7 @@ BEFORE_ITS_START = {
 
 
 @dataclass(frozen=True, kw_only=True)  # keywords, so that FedProx(0.1) is about FedProx's own argument
-class Method(Callback):
+class Method(KeepsNoState):
     """Contributes to a run. A subclass is a frozen dataclass whose fields are hyper-parameters, so YAML and Python can both describe it.
 
     *Pure* hooks take and return tensors. They call no ``.item()``, do not branch on tensors, draw no random numbers, and do no I/O. The

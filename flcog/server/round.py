@@ -13,6 +13,7 @@ from flcog.core.types import Params
 from flcog.method import (
     OBSERVER_HOOKS,
     AsynchronousRounds,
+    ClientUpload,
     Messages,
     Method,
     Participants,
@@ -24,6 +25,7 @@ from flcog.method import (
     private_sum_of,
     sealed_sum_of,
 )
+from flcog.method.cohort import NoUploads
 from flcog.server.aggregate import Aggregate
 from flcog.server.bad_updates import check_model
 from flcog.server.clock import asking_seconds, pass_time
@@ -75,7 +77,7 @@ def advance(
         losses = aggregate.losses
         round.cohort.metrics.update(aggregate.figures())
     else:
-        round.cohort.log("clients/participating", 0)
+        round.cohort.metrics["clients/participating"] = 0.0
         if selection.clients:
             warnings.warn(f"round {server.round + 1}: every sampled client dropped out; the model stays as it was", stacklevel=2)
     selected = selection if round.flights is None else round.flights.selected
@@ -198,7 +200,7 @@ def step(engine: Engine, server: ServerState, round: Round, aggregate: Aggregate
         cohort = replace(public(engine, round.cohort), buffers=buffers)
         # Their order must not depend on the executor.
         uploads = sorted(aggregate.individual.get(method.name, []), key=lambda upload: upload.client)
-        messages = Messages(*aggregate.messages(method.name), uploads)
+        messages = Messages(*aggregate.messages(method.name), individual_of(method, uploads))
         if method.individual_uploads and any(map(method.overrides, OBSERVER_HOOKS)):
             server.uploads[method.name] = Uploads(server.params, received, uploads)
         delta, server.servers[method.name], buffers = taking.take(method, delta, messages, cohort)
@@ -210,6 +212,19 @@ def step(engine: Engine, server: ServerState, round: Round, aggregate: Aggregate
         params, buffers, server.servers = engine.processes.share_first((params, buffers, server.servers))
         check_model(params, stepping, round.number)
     server.params, server.buffers = params, buffers
+
+
+def individual_of(method: Method, uploads: Sequence[ClientUpload]) -> Sequence[ClientUpload]:
+    """The uploads of single clients, if the method gets them."""
+    if isinstance(method, CHANGES):
+        return NoUploads(
+            f"{method.name} reads messages.individual, and gets the uploads of single clients as the rows of a matrix"
+        )
+    if not method.individual_uploads:
+        return NoUploads(
+            f"{method.name} reads messages.individual, which needs individual_uploads = True in the class: set it there"
+        )
+    return uploads
 
 
 def averaged(buffers: Params, changes: Params) -> Params:
