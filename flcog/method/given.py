@@ -17,8 +17,8 @@ from flcog.method.returned import check_tensors, is_checked
 def given(ctx: Context) -> Context:
     """The context as a hook receives it, which may assign into its dicts."""
     received, server, state, draws, inputs, buffers, *facts = ctx
-    trees = map(containers_copied, (server, state, draws, inputs))
-    return type(ctx)(GlobalModel(dict(received.params), dict(received.buffers)), *trees, dict(buffers), *facts)
+    model, trees = GlobalModel(dict(received.params), dict(received.buffers)), (server, state, draws, inputs)
+    return type(ctx)._make((model, *map(containers_copied, trees), dict(buffers), *facts))
 
 
 def first_contact(method: Method, params: Params, buffers: Params, client: ClientView) -> FirstContact:

@@ -62,7 +62,7 @@ def test_a_client_keeps_tensors_and_numbers(executor: str, hook: str, value: Any
 
 @both
 @pytest.mark.parametrize(("first", "then", "says"), [
-    ({"h": torch.tensor(0)}, {"h": torch.tensor(0.5)}, r"a tensor of float32 () as the state of client \d['h'], and init_client returned a tensor of int"),
+    ({"h": torch.tensor(0)}, {"h": torch.tensor(0.5)}, r"a tensor of float32 () as the state of client \d['h'], and init_client"),
     ({"h": torch.zeros(0)}, {"h": torch.zeros(1)}, r"a tensor of float32 (1,) as the state of client \d['h'], and init_client"),
     ({"h": 0.0}, {"h": 0.0, "more": 1.0}, r"{'h', 'more'} as the state of client \d, and init_client returned {'h'}"),
 ])  # fmt: skip
