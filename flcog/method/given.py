@@ -25,7 +25,7 @@ def first_contact(method: Method, params: Params, buffers: Params, client: Clien
     """A new client's state and its message to the server, or None for methods without a message."""
     returned = method.init_client(dict(params), dict(buffers), client)
     contact = returned if isinstance(returned, FirstContact) else FirstContact(returned)
-    return contact._replace(state=check_tensors(method, "init_client", contact.state))
+    return contact._replace(state=check_tensors(method, "init_client", contact.state, "state"))
 
 
 def drawn(method: Method, rng: torch.Generator, client: ClientView) -> Slot:
@@ -33,7 +33,7 @@ def drawn(method: Method, rng: torch.Generator, client: ClientView) -> Slot:
     draws = method.draw(rng, client)
     if draws is None:
         raise ValueError(f"{method.name}.draw returned None, and must return a dict or another tree of tensors and numbers")
-    return check_tensors(method, "draw", draws)
+    return check_tensors(method, "draw", draws, "draws")
 
 
 def broadcast_of(method: Method, server: Slot) -> Slot:

@@ -107,7 +107,7 @@ def check_upload(method: Method, value: Any, like: Params) -> Upload:
         if not isinstance(message := getattr(value, name), Mapping):
             _refuse(method, hook, f"{_form(message)} as Upload.{name}", "a dict of messages there")
         check_leaves(method, hook, dict(message), f"Upload.{name}")
-    return value._replace(state={} if value.state is None else check_tensors(method, hook, value.state))
+    return value._replace(state={} if value.state is None else check_tensors(method, hook, value.state, "Upload.state"))
 
 
 def check_personal(method: Method, value: Any, like: Params) -> Personal:
@@ -128,16 +128,9 @@ def check_combined(method: UploadAggregator, values: Any, uploads: UploadMatrix)
     return vector, state
 
 
-def check_tensors(method: Method, hook: str, tree: Any) -> Slot:
+def check_tensors(method: Method, hook: str, tree: Any, part: str) -> Slot:
     """Convert the Python numbers of a client's state or random numbers to tensors, and refuse anything else but tensors."""
-    tree = pytree.tree_map_only((int, float), torch.as_tensor, tree)
-    if all(isinstance(leaf, Tensor) for leaf in pytree.tree_leaves(tree)):
-        return tree
-    path, value = next((path, leaf) for path, leaf in pytree.tree_leaves_with_path(tree) if not isinstance(leaf, Tensor))
-    place = f" as {pytree.keystr(path)}" if path else ""
-    _refuse(
-        method, hook, f"{_form(value)}{place}", "tensors and numbers there, which torch.as_tensor(array) makes of a NumPy array"
-    )
+    return pytree.tree_map_only((int, float), torch.as_tensor, check_leaves(method, hook, tree, part))
 
 
 def check_saved(method: Method, hook: str, state: Any) -> Slot:
@@ -207,7 +200,8 @@ def check_leaves(method: Method, hook: str, tree: Any, part: str) -> Any:
     if not all(isinstance(leaf, Tensor | int | float) for leaf in pytree.tree_leaves(tree)):
         for path, leaf in pytree.tree_flatten_with_path(tree)[0]:
             if not isinstance(leaf, Tensor | int | float):
-                _refuse(method, hook, f"{_form(leaf)} as {part}{pytree.keystr(path)}", "tensors and numbers there")
+                wanted = "tensors and numbers there, which torch.as_tensor(array) makes of a NumPy array"
+                _refuse(method, hook, f"{_form(leaf)} as {part}{pytree.keystr(path)}", wanted)
     return tree
 
 

@@ -51,9 +51,9 @@ def test_numbers_in_states_are_tensors_everywhere(executor: str, tmp_path: Path)
 @both
 @pytest.mark.parametrize(("hook", "value", "says"), [
     ("draw", None, "None, and must return a dict"),
-    ("draw", {"noise": np.zeros(3)}, "a ndarray as ['noise'], and must return tensors and numbers"),
-    ("init_client", {"n": np.zeros(3)}, "a ndarray as ['n'], and must return tensors and numbers"),
-    ("init_client", {"mode": "warm"}, "a str as ['mode'], and must return tensors and numbers"),
+    ("draw", {"noise": np.zeros(3)}, "a ndarray as draws['noise'], and must return tensors and numbers"),
+    ("init_client", {"n": np.zeros(3)}, "a ndarray as state['n'], and must return tensors and numbers"),
+    ("init_client", {"mode": "warm"}, "a str as state['mode'], and must return tensors and numbers"),
 ])  # fmt: skip
 def test_a_client_keeps_tensors_and_numbers(executor: str, hook: str, value: Any, says: str) -> None:
     with pytest.raises(ValueError, match=re.escape(f"Mine.{hook} returned {says}")):
