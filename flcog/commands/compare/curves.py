@@ -144,7 +144,7 @@ def _draw(axes: Axes, panel: Panel, confidence: float, limits: tuple[float, floa
         axes.set_ylim(*limits)
     axes.set_title(panel.title, fontsize=10)
     axes.set_xlabel("Round", fontsize=9)
-    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    axes.xaxis.set_major_locator(MaxNLocator(nbins=6, integer=True))
     axes.grid(color="#e6e6e6", linewidth=0.5)
     axes.spines[["top", "right"]].set_visible(False)
     if panel.title not in panel.arms:
