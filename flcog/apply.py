@@ -181,7 +181,7 @@ OwnForward = Callable[[Callable[[Params, Tree], Tensor], Params, Tree], Tensor]
 
 def _are_same(one: Params, other: Params) -> bool:
     """Whether two dicts hold the same tensors: each hook is given a dict of its own."""
-    return list(one) == list(other) and all(map(operator.is_, one.values(), other.values()))
+    return one is other or (list(one) == list(other) and all(map(operator.is_, one.values(), other.values())))
 
 
 def _features(module: Any, inputs: Tree) -> Tensor:

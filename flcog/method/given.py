@@ -1,7 +1,7 @@
 """What hooks are given: dicts of their own, with the tensors of the run, which must stay as they are."""
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 import torch
 from torch import Tensor
@@ -12,6 +12,9 @@ from flcog.method.client_view import ClientView
 from flcog.method.context import Context, FirstContact, GlobalModel
 from flcog.method.method import Method
 from flcog.method.returned import check_tensors, is_checked
+
+UNWATCHED = nullcontext()
+"""Surrounds the hooks of a client's other steps, of which there are many."""
 
 
 def given(ctx: Context) -> Context:
@@ -41,8 +44,7 @@ def broadcast_of(method: Method, server: Slot) -> Slot:
     return method.broadcast(containers_copied(server))
 
 
-@contextmanager
-def shared_stay(method: Method, hook: str, ctx: Context) -> Iterator[None]:
+def shared_stay(method: Method, hook: str, ctx: Context) -> AbstractContextManager[None]:
     """Refuse a hook that changes in place what all clients receive, in a client's first step, before it and after the last one.
 
     Executors would differ otherwise: clients that train one after another start from changed values, and stacked clients do not.
@@ -52,9 +54,11 @@ def shared_stay(method: Method, hook: str, ctx: Context) -> Iterator[None]:
         hook: its name.
         ctx: the context that the hook receives.
     """
-    if not is_checked(ctx.step) and hook != "finish_client":
-        yield
-        return
+    return _staying(method, hook, ctx) if is_checked(ctx.step) or hook == "finish_client" else UNWATCHED
+
+
+@contextmanager
+def _staying(method: Method, hook: str, ctx: Context) -> Iterator[None]:
     shared = [*ctx.received.params.items(), *ctx.received.buffers.items()]
     shared += [("ctx.server", value) for value in leaves(ctx.server) if isinstance(value, Tensor)]
     before = [value._version for _, value in shared]
