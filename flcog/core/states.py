@@ -43,9 +43,9 @@ def not_saved(value: Any, what: str) -> Iterator[tuple[str, Any]]:
 
 
 def difference(new: Any, first: Any, what: str) -> tuple[str, str, str] | None:
-    """Find a part of a state with another structure, type or shape than at first: its place, what it is now, and what it was.
+    """Find a part of a state with another structure, type or shape than at first. Returns its place, its form now, and its first form.
 
-    What is empty at first (a list, a dictionary, None) may become anything. A number may become a tensor without axes.
+    An empty list, an empty dictionary or None may become anything. A number may become a tensor without axes.
 
     >>> difference({"mean": torch.zeros(()), "last": [1]}, {"mean": 0.0, "last": []}, "state")
     >>> difference({"mean": torch.zeros(2)}, {"mean": 0.0}, "state")

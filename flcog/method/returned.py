@@ -237,7 +237,7 @@ def check_mask(method: Method, values: Any, params: Params) -> Mapping[str, Tens
 
 
 def _refuse_name(method: Method, hook: str, name: Any, like: Params, kind: str) -> NoReturn:
-    """Refuse a name that is none of the names in ``like``, and name one that is close."""
+    """Refuse a name that is not in ``like``, and suggest a similar name from there."""
     whole = [known for known in like if known.endswith(f".{name}")] or difflib.get_close_matches(str(name), like, n=1)
     if whole:
         raise ValueError(f"{method.name}.{hook} returned {name!r}, which is no {kind}; did you mean {whole[0]!r}?")

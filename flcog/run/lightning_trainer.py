@@ -138,7 +138,7 @@ class LightningTrainer(TrainerView):
     def callback_metrics(self) -> dict[str, Tensor]:
         """The newest value of each column, under its own name (``val/loss``), as it was logged, with an underscore and alone (``loss``).
 
-        A name alone that nobody has logged stands for the validation set's column, if there is one, and else for the training's.
+        ``loss`` alone, if the module has not logged this name, is the column of the validation set, or of the training without one.
         """
         names, now = self._run.model.log.names, getattr(self.state.stage, "dataloader_prefix", None)
         found = names.named(self._earlier, now) | names.named(self.metrics, now)
