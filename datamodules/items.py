@@ -1,6 +1,6 @@
 """Functions that worker processes call with the items of a data set, to make batches, targets, or rows of a file."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -56,17 +56,17 @@ def look_at(part: Items, items: list[Any]) -> Look:
 
 def _is_input(value: Any) -> bool:
     """Whether a network could take it: it contains numbers, tensors and pictures, and no text."""
-    try:
-        collatable(value)
-    except ValueError:
-        return False
-    return True
+    return _is_accepted(collatable, value)
 
 
 def _holds_tensors(inputs: Any) -> bool:
     """Whether all parts of a batch's inputs are tensors or numbers."""
+    return _is_accepted(_tensors, inputs)
+
+
+def _is_accepted(convert: Callable[[Any], Any], value: Any) -> bool:
     try:
-        _tensors(inputs)
+        convert(value)
     except ValueError:
         return False
     return True
