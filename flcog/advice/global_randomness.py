@@ -12,8 +12,8 @@ from flcog.advice.trial import Trial
 from flcog.method import Method
 from flcog.server.engine import Engine
 
-SEEDED = {"server_step": 'draw from cohort.rng("noise")'}
-"""The remedies of hooks at the server; clients have the hook draw."""
+SEEDED = {"server_step": 'draw from cohort.rng("noise")', "draw": "draw from the generator that it is given"}
+"""The remedies of hooks that have a generator; others have the hook draw."""
 
 
 def global_randomness(engine: Engine, trial: Trial) -> Iterator[Finding]:

@@ -100,6 +100,7 @@ class Trial:
         """Calls of the client hooks that the method overrides."""
         params, numbers = self.params, self.numbers(1)
         calls: dict[str, Callable[[], Any]] = {
+            "draw": lambda: method.draw(make_rng(0, "order", method.name), self.view),
             "start": lambda: method.start(self.apply(), params, ctx),
             "loss": lambda: method.loss(self.apply(), params, self.batch(), params[next(iter(params))].sum(), ctx),
             "wrap_gradient": lambda: method.wrap_gradient(self.gradient_function([]), ctx)(params, self.batch()),

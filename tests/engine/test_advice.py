@@ -450,7 +450,11 @@ class Unseeded(flcog.Method):
 
     hook: str = "correct_gradient"
 
+    def draw(self, rng: Any, client: Any) -> Any:
+        return {"noise": torch.rand(()) if self.hook == "draw" else torch.rand((), generator=rng)}
+
     def start(self, apply: Any, params: Any, ctx: Any) -> Any:
+        assert ctx.draws
         return params, {"noise": torch.tensor(np.random.rand())} if self.hook == "start" else {}  # noqa: NPY002
 
     def loss(self, apply: Any, params: Any, batch: Any, task_loss: Any, ctx: Any) -> Any:
@@ -468,6 +472,7 @@ class Unseeded(flcog.Method):
 @pytest.mark.parametrize(
     ("hook", "generator", "remedy"),
     [
+        ("draw", "torch", "draw from the generator that it is given"),
         ("start", "NumPy", "draw in the hook draw with its rng, and read ctx.draws"),
         ("loss", "Python", "draw in the hook draw with its rng, and read ctx.draws"),
         ("correct_gradient", "torch", "draw in the hook draw with its rng, and read ctx.draws"),
