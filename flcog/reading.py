@@ -103,7 +103,7 @@ class Reader:
     def _check_structure(self, gathered: Tree, count: int) -> None:
         """Refuse a batch whose structure differs from the first one's."""
         if self._first_read is None:
-            self._first_read = map_leaves(lambda leaf: torch.empty(0) if isinstance(leaf, Tensor) else None, gathered)
+            self._first_read = map_leaves(_outline, gathered)
         elif odd := change_of_structure(self._first_read, gathered, (1, count)):
             raise ValueError(
                 f"batches have different structures: {odd}: let the data set and its collate_fn return the same parts"
@@ -180,6 +180,11 @@ class Reader:
 
     def _bytes(self, requests: Iterable[Request]) -> int:
         return sum(len(indices) for indices, _ in requests) * self.bytes_per_sample
+
+
+def _outline(leaf: Any) -> Any:
+    """A leaf of a batch without its values. Some containers are leaves: subclasses of dict, and a PackedSequence in older torch."""
+    return torch.empty(0) if isinstance(leaf, Tensor) else leaf if isinstance(leaf, dict | list | tuple) else None
 
 
 def _same(one: Request, other: Request) -> bool:

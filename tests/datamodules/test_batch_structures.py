@@ -94,11 +94,21 @@ def packed(items: list[Any]) -> Any:
     return pack_sequence([row for row, _ in items]), torch.tensor([number for _, number in items])
 
 
+class Named(dict[str, Any]):
+    """A dict that torch's trees take for a leaf."""
+
+
+def named(items: list[Any]) -> Any:
+    numbers = torch.tensor([number for _, number in items])
+    return [Named(row=torch.stack([row for row, _ in items])), numbers, numbers]
+
+
 def with_gap(items: list[Any]) -> Any:
     return (torch.stack([row for row, _ in items]), None), torch.tensor([number for _, number in items])
 
 
 KINDS["a pair of a PackedSequence"] = lambda i: (ROWS[i], i), lambda batch: batch[1], packed
+KINDS["a triple of a dict of its own kind"] = lambda i: (ROWS[i], i), lambda batch: batch[1], named
 KINDS["a pair with None"] = lambda i: (ROWS[i], i), lambda batch: batch[1], with_gap
 
 
