@@ -174,9 +174,10 @@ class FederatedTrainer(RunHolder):
     def validate(
         self, model: nn.Module | None = None, datamodule: Data | None = None, ckpt_path: str | None = None, verbose: bool = True
     ) -> Figures:
-        """Evaluate on the validation sets, from a checkpoint or as the model is. Without a model it is the last run's best checkpoint.
+        """Evaluate on the validation sets, from a checkpoint or as the model is.
 
         Args:
+            model: without one, the last run's best checkpoint.
             verbose: whether to print the figures.
         """
         return self._measure("val", verbose, model, datamodule, ckpt_path)
@@ -186,9 +187,10 @@ class FederatedTrainer(RunHolder):
     def test(
         self, model: nn.Module | None = None, datamodule: Data | None = None, ckpt_path: str | None = None, verbose: bool = True
     ) -> Figures:
-        """Evaluate on the test sets, from a checkpoint or as the model is. Without a model it is the last run's best checkpoint.
+        """Evaluate on the test sets, from a checkpoint or as the model is.
 
         Args:
+            model: without one, the last run's best checkpoint.
             verbose: whether to print the figures.
         """
         return self._measure("test", verbose, model, datamodule, ckpt_path)
@@ -210,11 +212,7 @@ class FederatedTrainer(RunHolder):
     @takes_loaders
     @in_precision
     def predict(
-        self,
-        model: nn.Module | None = None,
-        datamodule: Data | None = None,
-        ckpt_path: str | None = None,
-        inputs: Any = None,
+        self, model: nn.Module | None = None, datamodule: Data | None = None, ckpt_path: str | None = None, inputs: Any = None
     ) -> Predictions | list[Any]:
         """What the global model says of the test set, by name: ``prediction``, ``probability``, ``target``; all on the CPU. A module's own
         ``predict_step`` returns a list with one result for each batch, of the loader of ``predict_dataloader`` if there is one.

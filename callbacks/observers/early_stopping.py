@@ -95,7 +95,8 @@ class EarlyStopping(Callback):
             return None
         if self._best is None:
             return f"{self._metric} was NaN at {self._waited} evaluations in a row"
-        return f"{self._metric} has not improved on {self._best:.4g} of round {self._best_round} for {self._waited} evaluations"
+        waited = f"{self._waited} evaluation" + "s" * (self._waited != 1)
+        return f"{self._metric} has not improved on {self._best:.4g} of round {self._best_round} for {waited}"
 
     def state_dict(self) -> dict[str, Any]:
         return {

@@ -2,9 +2,10 @@
 
 from typing import Any
 
+from lightning.pytorch.cli import LightningArgumentParser
+
 from flcog.commands.federated_cli import FederatedCLI
 from flcog.core.commands import TrainerCommand
-from flcog.run.figures import print_figures
 from flcog.trainer import FederatedTrainer
 
 
@@ -29,11 +30,14 @@ class CommandCLI(FederatedCLI):
     def subcommands(self) -> dict[str, set[str]]:  # type: ignore[override]
         return {self.command.name: {"model", "datamodule"}} if self.command else {}
 
+    def _add_subcommands(self, parser: LightningArgumentParser, **options: Any) -> None:
+        super()._add_subcommands(parser, **options)
+        for each in self._subcommand_parsers.values():
+            each.prog = each.prog.replace(" [options]", "")  # in a usage: options follow the command's name
+
     def _run_subcommand(self, subcommand: str) -> None:
         assert self.command is not None
-        result: Any = self.command.run(self.trainer, **self._prepare_subcommand_kwargs(subcommand))
-        if self.trainer.fabric.is_global_zero:
-            print_figures(result)
+        self.command.run(self.trainer, **self._prepare_subcommand_kwargs(subcommand))
 
 
 def _trainer_with(command: TrainerCommand | None) -> type[FederatedTrainer]:

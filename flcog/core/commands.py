@@ -44,10 +44,9 @@ class TrainerCommand(Command):
     """A subcommand on the objects that a config describes: ``run(trainer, model, datamodule, ...)``.
 
     Its further parameters are the command's options, with their types from the signature and their help from the docstring.
-    Figures that it returns by name are printed.
     """
 
 
 def parser_of(name: str, run: Callable[..., Any], **options: Any) -> argparse.ArgumentParser:
-    """A parser for a command's options, with its function's docstring as help."""
-    return _Parser(prog=f"flcog {name}", description=inspect.getdoc(run), **options)
+    """A parser for a command's options, with its function's docstring as help, without examples."""
+    return _Parser(prog=f"flcog {name}", description=(inspect.getdoc(run) or "").partition(">>>")[0].rstrip(), **options)

@@ -23,7 +23,7 @@ def test_the_help_lists_each_with_the_first_paragraph_of_its_docstring(capsys: p
 @pytest.mark.parametrize("name", [name for name, command in COMMANDS.items() if not isinstance(command, TrainerCommand)])
 def test_its_own_help_has_its_name_and_docstring(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     shown = printed([name, "--help"], capsys)
-    assert shown.startswith(f"usage: flcog {name} [-h]") and COMMANDS[name].summary in shown
+    assert shown.startswith(f"usage: flcog {name} [-h]") and COMMANDS[name].summary in shown and ">>>" not in shown
 
 
 REFUSED = {

@@ -180,12 +180,21 @@ def test_the_commands_that_a_run_suggests_work(
     main(["fit", "-c", "config.yaml", "-c", "stopping.yaml"])
     printed = capsys.readouterr().out
     commands = dict(re.findall(r"^(.*):\n  (flcog .*)$", printed, re.MULTILINE))
-    assert commands.keys() == {"Test its best model", "Go on with it"}
+    go_on = "Go on with it, once the options that ended it allow more rounds"
+    assert commands.keys() == {"Test its best model", go_on}
     (value,) = re.findall(r"best (0\.\d{4}) \(round 1\)", printed)
     main(shlex.split(commands["Test its best model"])[1:])
-    assert f"{float(value):.3g}" in capsys.readouterr().out
-    main([*shlex.split(commands["Go on with it"])[1:], "--trainer.callbacks", "null"])
+    printed = capsys.readouterr().out
+    assert f"{float(value):.3g}" in printed and printed.count("test/accuracy") == 1
+    main([*shlex.split(commands[go_on])[1:], "--trainer.callbacks", "null"])
     assert "3 of 3" in capsys.readouterr().out
     monkeypatch.setenv("UV_RUN_RECURSION_DEPTH", "1")
     main(["fit", "-c", "config.yaml", "--trainer.rounds", "1"])
     assert "\n  uv run flcog test " in capsys.readouterr().out
+
+
+def test_the_summary_names_the_metric_that_chose_the_best_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for monitor in (None, "test/loss"):
+        fit(tmp_path / str(monitor), Checkpoint(monitor), eval_every=1, rounds=1)
+        chosen = "Test its best model, of the round where test/loss was best:" in capsys.readouterr().out
+        assert chosen == (monitor is not None)

@@ -4,6 +4,7 @@ import math
 import statistics
 import textwrap
 from collections.abc import Sequence
+from pathlib import Path
 
 from rich.console import Console
 from rich.text import Text
@@ -13,6 +14,7 @@ from flcog.core.files import short
 from flcog.core.monitor import lower_is_better, main_metric
 from flcog.core.text import clock, figure, human, seconds
 from flcog.method import Callback, Note, Run
+from flcog.run import checkpoint
 
 Rows = Sequence[tuple[str, str]]
 
@@ -110,10 +112,23 @@ def suggestions(run: Run) -> Rows:
     federation = run.federation
     verb = "test" if federation.test is not None else "validate" if federation.val is not None else None
     if verb and written:
-        rows.append((f"{verb.capitalize()} its {written[0].stem} model", run.next_command(verb, written[0])))
+        rows.append(
+            (f"{verb.capitalize()} its {written[0].stem} model{_chosen_by(run, written[0])}", run.next_command(verb, written[0]))
+        )
     if run.round < run.settings.rounds and checkpoints[1].is_file():
-        rows.append(("Go on with it", run.next_command("fit", run.directory)))
+        # The same options would stop it again before its next round.
+        first = ", once the options that ended it allow more rounds" if run.should_stop else ""
+        rows.append((f"Go on with it{first}", run.next_command("fit", run.directory)))
     return rows + run.trackers.to_upload()
+
+
+def _chosen_by(run: Run, path: Path) -> str:
+    """The round and the metric of the best checkpoint, where another metric chose it than the one that the results name."""
+    metric = checkpoint.peek(path).get("observers", {}).get("Checkpoint", {}).get("metric")
+    evaluations = [row for row in run.history if main_metric(row) is not None]
+    if metric is None or not evaluations or metric == main_metric(evaluations[-1], selecting=True):
+        return ""
+    return f", of the round where {metric} was best"
 
 
 def _best(name: str, values: dict[float, float]) -> float:
