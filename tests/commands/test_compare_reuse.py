@@ -208,6 +208,30 @@ def test_a_dry_run_describes_the_cells_and_writes_nothing(
     )
 
 
+def test_a_dry_run_refuses_the_runs_that_the_command_refuses(
+    compare: Callable[..., None], started: list[Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A damaged run is trained again, with or without other settings, as is a cell that took another table's run with other settings."""
+    changed: dict[str, Any] = {"rows": {"FedAvg": None}, "arguments": {"trainer.rounds": 7}}
+    compare("one", rows={"FedAvg": None})
+    for words in (["--dry-run"], [], ["--dry-run", "--", "--trainer.rounds", "7"], ["--", "--trainer.rounds", "7"]):
+        with pytest.raises(SystemExit, match=r"^2$"):
+            compare("one", *words, **({"rows": {"FedAvg": None}} if "--" in words else changed))
+        said = capsys.readouterr()
+        assert said.err.endswith(
+            "runs/one/FedAvg/seed0 holds this arm with other settings (trainer.rounds 20 instead of 7): choose another --out, or "
+            "delete it\n"
+        )
+        assert "reused" not in said.out
+    compare("two", rows={"FedAvg": None})
+    compare("two", "--dry-run", **changed)
+    assert "1 runs: 0 are reused, 1 are to be trained" in capsys.readouterr().out
+    assert (tmp_path / f"runs/two/FedAvg/seed0/{SAME_RUN}").is_file(), "the dry run deletes nothing"
+    next((tmp_path / "runs/one").glob("*/seed0/*/metrics.csv")).write_text("damaged")
+    compare("one", "--dry-run", **changed)
+    assert "1 runs: 0 are reused, 1 are to be trained" in capsys.readouterr().out and len(started) == 1
+
+
 @pytest.mark.slow
 def test_a_dry_run_names_the_run_of_another_table(
     compare: Callable[..., None], started: list[Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]

@@ -12,6 +12,7 @@ from flcog.commands.compare.filling import known_runs
 from flcog.commands.compare.plan import SPLIT_SEED, Cell, Table, joined
 from flcog.commands.compare.resolved import Config, Settings, settings_of
 from flcog.commands.compare.results import Result
+from flcog.commands.compare.settings_of_runs import refusal, takes_no_more
 from flcog.commands.compare.trunks import share_rounds
 from flcog.core.files import short
 from flcog.core.text import clock
@@ -34,7 +35,7 @@ class Arm:
 
 
 def describe(runs: Sequence[Cell], results: Sequence[Result], root: Path, trunks: bool) -> str:
-    """Describe the cells of a table.
+    """Describe the cells of a table. A run with other settings is an error, as without ``--dry-run``.
 
     Args:
         runs: the cells, once each.
@@ -42,6 +43,8 @@ def describe(runs: Sequence[Cell], results: Sequence[Result], root: Path, trunks
         root: the folder of all tables, where the same runs may be finished.
         trunks: whether runs may branch from others.
     """
+    if refused := next(filter(None, map(refusal, runs)), ""):
+        raise ValueError(refused)
     known, configs = known_runs(runs, root)
     if trunks:
         share_rounds([cell for cell in runs if cell.finished or cell.begun or cell.identity not in known], configs)
@@ -70,7 +73,7 @@ def describe_grid(table: Table, found: Sequence[Candidate], results: Sequence[Re
     runs = [cell for candidate in found for cell in candidate.runs]
     known, configs = known_runs(runs, root)
     lines = [f"{len(runs)} runs of --tune on seed {', '.join(map(str, table.tuning_seeds))}, before the others:"]
-    lines += [f"  {cell.name}: {_plan(cell, known, results, configs)[0]}" for cell in runs]
+    lines += [f"  {cell.name}: {refusal(cell) or _plan(cell, known, results, configs)[0]}" for cell in runs]
     early = ["  The worse half of each row is stopped early (halving)."] * table.halving
     return "\n".join([*lines, *early])
 
@@ -113,7 +116,7 @@ def _plan(
     cell: Cell, known: Mapping[str, Path], results: Sequence[Result], configs: Mapping[str, Config]
 ) -> tuple[str, float | None]:
     """What will be done for a cell, and the estimated seconds, which are 0 if they are unknown; None if it reuses a finished run."""
-    if cell.finished:
+    if cell.finished and not takes_no_more(cell):
         return f"reused, finished in {short(cell.files.source.path)}", None
     if not cell.begun and (other := known.get(cell.identity)):
         return f"reused, the same run as {short(other)}", None

@@ -30,16 +30,28 @@ def other_settings(cell: Cell) -> str:
     return _differences(ours, table) if bool(ours) == bool(table) else "unknown settings"
 
 
+def refusal(cell: Cell) -> str:
+    """The reason against going on with the run in a cell's own folder, which has other settings than the command; else empty."""
+    found = _unlike_the_command(cell) if cell.files.source == cell.files and cell.damage is None else ""
+    return f"{cell.folder} holds this arm with other settings ({found}): choose another --out, or delete it" if found else ""
+
+
+def takes_no_more(cell: Cell) -> bool:
+    """Whether another folder's run, whose result the cell took, has other settings than the command."""
+    return cell.files.source != cell.files and bool(_unlike_the_command(cell))
+
+
 def check_settings(cell: Cell) -> None:
     """Refuse a folder whose run has other settings than the command. A note about another folder's run is deleted in this case."""
-    ours, asked = run_settings(cell), _settings(cell, cell.common_arguments)
-    if not ours or not asked or ours == asked:
-        return
-    if cell.files.source != cell.files:
+    if takes_no_more(cell):
         cell.files.forget_same_run()
-        return
-    found = _differences(ours, asked)
-    raise ValueError(f"{cell.folder} holds this arm with other settings ({found}): choose another --out, or delete it")
+    elif reason := refusal(cell):
+        raise ValueError(reason)
+
+
+def _unlike_the_command(cell: Cell) -> str:
+    ours, asked = run_settings(cell), _settings(cell, cell.common_arguments)
+    return _differences(ours, asked) if ours and asked else ""
 
 
 def _settings(cell: Cell, words: Sequence[str]) -> Settings:
