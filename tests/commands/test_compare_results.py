@@ -215,7 +215,9 @@ def test_settings_are_compared_by_content(tmp_path: Path) -> None:
     real_run(cell, "--trainer.default_root_dir", "/x")
     assert came_to(cell).facts.other == "" and came_to(cell).facts.settings == digest(table_settings(cell))
     (moved,) = cells(table, tmp_path / "out", ["--trainer.rounds", "9"])
-    assert came_to(moved).facts.other == "", "the user's own arguments are no part of the table"
+    assert came_to(moved).facts.other == "trainer.rounds 20 instead of 9, given after --", "the command asks for other runs"
+    (elsewhere,) = cells(table, tmp_path / "out", ["--trainer.accelerator", "cpu", "--trainer.rounds", "20"])
+    assert came_to(elsewhere).facts.other == ""
     other = replace(cell, common_arguments=[*cell.common_arguments, "--model.optimizer.lr", "0.5"])
     assert came_to(other).facts.other == "model.optimizer.lr 0.01 instead of 0.5"
     with pytest.raises(ValueError, match=r"holds this arm with other settings \(model.optimizer.lr 0.01 instead of 0.5\)"):
@@ -275,6 +277,24 @@ def test_saved_results_replace_unfinished_runs_and_runs_with_other_settings(
     assert [result.scores["last"] for result in results_of(table, runs, None)] == [0.75, 0.5]
     (runs[0].folder / "finished").touch()
     assert shown([]) == [0.75, 0.5] and capsys.readouterr().err == ""
+
+
+def test_results_that_the_options_do_not_ask_for_are_not_judged(tmp_path: Path) -> None:
+    """Whether they come from runs or from the file of saved results."""
+    content = {"published": {"A": {"": 50}, "B": {"": 50}}, "seeds": [0, 1], "margin": 20, "reason": "r"}
+    table, saved = read_table(a_table(tmp_path, **content)), tmp_path / "saved.csv"
+
+    def marks(*extra: str) -> set[str]:
+        results = results_of(table, cells(table, tmp_path / "out", extra), saved)
+        return {verdict.mark for verdict in verdicts(ResultTable(table, results)) if verdict.quantity == "score"}
+
+    for cell in cells(table, tmp_path / "out", []):
+        real_run(cell)
+    write_results(saved, table, cells(table, tmp_path / "out", []))
+    for _ in range(2):
+        assert marks() == marks("--trainer.rounds", "20") == {"reproduced"}
+        assert marks("--trainer.rounds", "7") == {"other settings"}
+        shutil.rmtree(tmp_path / "out", ignore_errors=True)
 
 
 @pytest.mark.parametrize(

@@ -214,7 +214,7 @@ def _report(table: Table, runs: Sequence[Cell], options: argparse.Namespace) -> 
         count = write_results(options.saved, table, runs)
         if (options.out / TUNED).is_file():
             shutil.copy(options.out / TUNED, options.saved.with_suffix(".tuned.yaml"))
-        none = f"no run with the table's settings has finished: nothing is saved in {options.saved}"
+        none = f"no run with the settings of the table and the command has finished: nothing is saved in {options.saved}"
         print(f"{count} finished runs saved in {options.saved}" if count else none)
     check_metric(results, runs)
 

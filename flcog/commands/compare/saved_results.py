@@ -12,7 +12,7 @@ from flcog.commands.compare.facts import Facts, History, facts_of
 from flcog.commands.compare.plan import Cell, Table, apart, cells
 from flcog.commands.compare.resolved import digest
 from flcog.commands.compare.results import Result, chooser_of, compared_metric, result_of
-from flcog.commands.compare.settings_of_runs import table_settings
+from flcog.commands.compare.settings_of_runs import changed_by_options, table_settings
 from flcog.core.files import write_table
 
 FORMAT = 2
@@ -77,7 +77,8 @@ def results_of(table: Table, runs: Sequence[Cell], saved: Path | None) -> list[R
                 continue
             replaced[cell.folder] = own.name
         if record is not None:
-            result = result_of(cell, record.history, record.facts, table.last, finished=True)
+            facts = replace(record.facts, other=changed_by_options(cell))
+            result = result_of(cell, record.history, facts, table.last, finished=True)
             found.append((f"{saved}, row {record.row}", result))
     _print_replaced(saved, list(replaced.values()))
     _check_scores(table, found)

@@ -25,9 +25,18 @@ def run_settings(cell: Cell) -> Settings:
 
 
 def other_settings(cell: Cell) -> str:
-    """The settings of a cell's run that are not the table's; empty if it has exactly the table's settings."""
+    """The settings of a cell's run that are not the table's, or else not the command's; empty if it has exactly their settings."""
     ours, table = run_settings(cell), table_settings(cell)
-    return _differences(ours, table) if bool(ours) == bool(table) else "unknown settings"
+    if bool(ours) != bool(table):
+        return "unknown settings"
+    return _differences(ours, table) or changed_by_options(cell)
+
+
+def changed_by_options(cell: Cell) -> str:
+    """The table's settings that the options after -- change: "trainer.rounds 20 instead of 5, given after --"; else empty."""
+    table, asked = table_settings(cell), _settings(cell, cell.common_arguments)
+    found = _differences(table, asked) if table and asked else ""
+    return f"{found}, given after --" if found else ""
 
 
 def refusal(cell: Cell) -> str:
