@@ -105,6 +105,18 @@ def test_a_split_that_the_seeds_draw_is_not_given_too(extra: list[str], tmp_path
     assert cells(table(tmp_path), tmp_path, extra)
 
 
+@pytest.mark.parametrize(
+    ("option", "remedy"), [("seed_everything", "give --seeds before --"), ("trainer.default_root_dir", "give --out before --")]
+)
+def test_options_that_the_table_sets_for_each_run_are_refused(option: str, remedy: str, tmp_path: Path) -> None:
+    for words in ([f"--{option}", "9"], [f"--{option}=9"]):
+        with pytest.raises(ValueError, match=f"^{option} is given, and the table sets it for each run: {remedy}"):
+            cells(table(tmp_path), tmp_path, words)
+    for content in ({"arguments": {option: 9}}, {"rows": {"A": {"columns": {"x": {option: 9}}}}, "columns": {"x": None}}):
+        with pytest.raises(ValueError, match=f"^{option} is given"):
+            cells(table(tmp_path, **content), tmp_path, [])
+
+
 def test_part_of_a_table(tmp_path: Path) -> None:
     """No row is compared with a row that is left out, and the average is left out with any of its settings."""
     figures = {"A": {"x": 1, "all": 2}, "C": {"y": 3}}

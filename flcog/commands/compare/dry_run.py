@@ -9,7 +9,8 @@ from typing import Any
 
 from flcog.commands.compare.candidates import Candidate
 from flcog.commands.compare.filling import known_runs
-from flcog.commands.compare.plan import SPLIT_SEED, Cell, Table, joined
+from flcog.commands.compare.given_options import SEED, SPLIT_SEED
+from flcog.commands.compare.plan import Cell, Table, joined
 from flcog.commands.compare.resolved import Config, Settings, settings_of
 from flcog.commands.compare.results import Result
 from flcog.commands.compare.settings_of_runs import refusal, takes_no_more
@@ -17,7 +18,7 @@ from flcog.commands.compare.trunks import share_rounds
 from flcog.core.files import short
 from flcog.core.text import clock
 
-SEEDS = ("seed_everything", "trainer.seed", SPLIT_SEED)
+SEEDS = (SEED, "trainer.seed", SPLIT_SEED)
 Place = tuple[str, str]
 """Row and setting."""
 

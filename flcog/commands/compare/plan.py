@@ -11,10 +11,8 @@ from typing import Any, Literal, NamedTuple
 from flcog import SavedRun
 from flcog.commands.compare.axis import Axis
 from flcog.commands.compare.folder import CellFolder
+from flcog.commands.compare.given_options import FOLDER, SEED, SPLIT_SEED, check_given
 from flcog.commands.compare.published import Published, without_comparisons
-
-SPLIT_SEED = "data.partition_seed"
-"""The option that draws the split of the data over the clients."""
 
 Summary = Literal["best", "last", "mean", "val"]
 """The score of a run: its best evaluation, the last, the mean of the last few, or the evaluation in the round with the best validation."""
@@ -212,7 +210,8 @@ class Trunk(NamedTuple):
 
 def cells(table: Table, out: Path, extra: Sequence[str]) -> list[Cell]:
     """Every run of the table, with its command line. Columns come before rows, the user's own arguments last."""
-    _check_split_seed(table, extra)
+    given = [word.partition("=")[0].removeprefix("--") for word in extra if word.startswith("--")]
+    check_given([*_options_of(table), *given], table.varies_split)
     result, places = [], table.settings
     for (column, setting), (row, arm), seed in product(table.columns.items(), table.rows.items(), table.seeds):
         place = places[column]
@@ -223,8 +222,8 @@ def cells(table: Table, out: Path, extra: Sequence[str]) -> list[Cell]:
         for options in (table.common.arguments, setting.arguments, arm.arguments, arm.columns.get(place, {})):
             arguments += [word for key, value in options.items() for word in (f"--{key}", _word(value))]
         common = [*arguments[1:], *extra]
-        drawn = ["--seed_everything", str(seed), *([f"--{SPLIT_SEED}", str(seed)] if table.varies_split else [])]
-        arguments += [*extra, *drawn, "--trainer.default_root_dir", str(folder)]
+        drawn = [f"--{SEED}", str(seed), *([f"--{SPLIT_SEED}", str(seed)] if table.varies_split else [])]
+        arguments += [*extra, *drawn, f"--{FOLDER}", str(folder)]
         cell = Cell(row, column, seed, folder, arguments, extra=extra, common_arguments=common, varies_split=table.varies_split)
         cell.metric, cell.setting = setting.metric or table.metric, place
         cell.until, cell.target = setting.round, setting.target
@@ -238,13 +237,10 @@ def apart(runs: Sequence[Cell]) -> list[Cell]:
     return list({cell.folder: cell for cell in reversed(runs)}.values())[::-1]
 
 
-def _check_split_seed(table: Table, extra: Sequence[str]) -> None:
-    """Refuse a split seed in a table whose seeds draw the split."""
+def _options_of(table: Table) -> list[str]:
+    """The names of all options in the table's file."""
     parts = (table.common, *table.columns.values(), *table.rows.values())
-    given = [options for part in parts for options in (part.arguments, *part.columns.values())]
-    words = [*(f"--{key}" for options in given for key in options), *extra]
-    if table.varies_split and any(word.partition("=")[0] == f"--{SPLIT_SEED}" for word in words):
-        raise ValueError(f"{SPLIT_SEED} is given, and the table's seeds draw the split: remove it, or set vary to [seed]")
+    return [name for part in parts for options in (part.arguments, *part.columns.values()) for name in options]
 
 
 def _check_apart(runs: Sequence[Cell]) -> None:

@@ -12,7 +12,8 @@ from typing import Any
 
 import flcog
 from flcog.commands.command_cli import CommandCLI
-from flcog.commands.compare.plan import SPLIT_SEED, Cell
+from flcog.commands.compare.given_options import SPLIT_SEED
+from flcog.commands.compare.plan import Cell
 
 Config = Mapping[str, Any]
 
