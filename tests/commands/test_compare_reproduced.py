@@ -126,7 +126,13 @@ def test_what_cannot_be_asked(clone: Path, capsys: pytest.CaptureFixture[str]) -
     tables = ["configs/tables/one.yaml", "configs/tables/own.yaml"]
     assert "takes one table and one --out, or several with --reproduced" in complaint(*tables)
     assert "takes one table and one --out, or several with --reproduced" in complaint()
-    assert "--reproduced trains nothing" in complaint("--reproduced", "--", "--trainer.rounds", "2")
+    assert complaint(
+        "--reproduced", "--only", "A", "--seeds", "5", "--show", "--save-results", "--", "--trainer.rounds", "2"
+    ) == (
+        "flcog: error: --reproduced trains nothing and takes only tables, --out and --results: remove --show, --seeds, --only, "
+        "--save-results, the arguments after --\n"
+    )
+    assert complaint("--reproduced", "--no-trunks").endswith("remove --no-trunks\n") and not Path("REPRODUCED.md").exists()
     (clone / "configs/papers.yaml").write_text("Paper: {items: {Table 1: arms}}")
     assert "Paper must have a title and items, each with the key `shows`" in complaint("--reproduced")
     (clone / "configs/papers.yaml").write_text("Paper: {items: {Table 1: {shows: arms, of two}}}")

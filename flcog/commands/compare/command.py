@@ -59,12 +59,12 @@ def compare(arguments: list[str]) -> None:
     """
     end = arguments.index("--") if "--" in arguments else len(arguments)
     own, extra = arguments[:end], arguments[end + 1 :]
-    options = _parser().parse_args(own)
+    parser = _parser()
+    options = parser.parse_args(own)
     if options.reproduced:
         from flcog.commands.compare.reproduced import write_page
 
-        if extra:
-            raise ValueError("--reproduced trains nothing: remove the arguments after --")
+        _check_alone(parser, options, extra)
         write_page(options.table, options.out or [Path("runs")], options.results, Path("REPRODUCED.md"))
         return
     if len(options.table) != 1 or len(options.out) > 1:
@@ -87,6 +87,14 @@ def compare(arguments: list[str]) -> None:
     failed = [] if options.show else _fill(table, runs, options, launcher)
     _report(table, runs, options)
     _end(failed, len(apart(runs)))
+
+
+def _check_alone(parser: argparse.ArgumentParser, options: argparse.Namespace, extra: Sequence[str]) -> None:
+    """Refuse options that mean nothing beside ``--reproduced``."""
+    own = ("table", "out", "results", "reproduced")
+    given = [name for name, value in vars(options).items() if name not in own and value != parser.get_default(name)]
+    if names := [*(f"--{name.replace('_', '-')}" for name in given), *["the arguments after --"] * bool(extra)]:
+        raise ValueError(f"--reproduced trains nothing and takes only tables, --out and --results: remove {', '.join(names)}")
 
 
 def _describe(given: Table, extra: Sequence[str], table: Table, runs: Sequence[Cell], options: argparse.Namespace) -> None:
