@@ -182,14 +182,17 @@ def test_a_dry_run_describes_the_cells_and_writes_nothing(
     rows = {
         "FedAvg": None,
         "FedProx": {"configs": [FEDPROX], "columns": {"long": {"trainer.callbacks.mu": 3}}},
-        "bad": {"arguments": {"x": 1}},
+        "bad": {"arguments": {"trainer.ronds": 1}},
     }
     compare("two", rows={"FedAvg": None}, seeds=[0], columns=columns)
     before = sorted(path for path in tmp_path.rglob("*"))
     capsys.readouterr()
-    compare("two", "--dry-run", seeds=[0, 1], columns=columns, rows=rows)
+    with pytest.raises(SystemExit, match=r"^2$"):
+        compare("two", "--dry-run", seeds=[0, 1], columns=columns, rows=rows)
     assert sorted(path for path in tmp_path.rglob("*")) == before and len(started) == 2
-    said = capsys.readouterr().out
+    said, error = capsys.readouterr()
+    reason = "there is no option --trainer.ronds. Did you mean '--trainer.rounds'?"
+    assert error == f"flcog: error: 4 of 12 runs cannot be trained, the first, bad · long · seed 0: {reason}\n"
     common, *arms, total = said.strip().split("\n\n")
     assert "trainer.local_steps: " in common and "trainer.rounds" not in common and "mu:" not in common
     texts = {text.partition("\n")[0]: text.partition("\n")[2] for text in arms}
@@ -201,11 +204,8 @@ def test_a_dry_run_describes_the_cells_and_writes_nothing(
     )
     assert "unlike other cells of its row and of its column:\n    trainer.callbacks.0.mu: 3" in texts["FedProx · long"]
     assert "seed 0: to be trained; about 0:09, at 1 s a round as in earlier runs of FedAvg" in texts["FedProx · long"]
-    assert "this command prints the error: flcog fit -c " in texts["bad · short"] and "--x 1" in texts["bad · short"]
-    assert (
-        total
-        == "12 runs: 2 are reused, 10 are to be trained, about 0:39 one after another (4 of them with unknown times not counted)"
-    )
+    assert texts["bad · short"] == f"  cannot be trained: {reason}\n  seed 0: cannot be trained\n  seed 1: cannot be trained"
+    assert total == ("12 runs: 2 are reused, 4 cannot be trained, 6 are to be trained, about 0:39 one after another")
 
 
 def test_a_dry_run_refuses_the_runs_that_the_command_refuses(
@@ -230,6 +230,18 @@ def test_a_dry_run_refuses_the_runs_that_the_command_refuses(
     next((tmp_path / "runs/one").glob("*/seed0/*/metrics.csv")).write_text("damaged")
     compare("one", "--dry-run", **changed)
     assert "1 runs: 0 are reused, 1 are to be trained" in capsys.readouterr().out and len(started) == 1
+
+
+@pytest.mark.parametrize("tune", [{}, {"tune": {"model.optimizer.lr": [0.01, 0.1]}}], ids=["plain", "tuned"])
+@pytest.mark.parametrize("option", ["--dry-run", "--show"])
+def test_an_option_that_no_run_accepts_is_refused(
+    option: str, tune: dict[str, Any], compare: Callable[..., None], capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit, match=r"^2$"):
+        compare("one", option, "--", "--trainer.ruonds", "4", rows={"FedAvg": tune or None}, seeds=[0])
+    said = capsys.readouterr()
+    assert said.err.endswith("FedAvg · seed 0: there is no option --trainer.ruonds. Did you mean '--trainer.rounds'?\n")
+    assert said.err.startswith("flcog: error: ") and said.out == ""
 
 
 @pytest.mark.slow

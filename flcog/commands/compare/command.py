@@ -16,6 +16,7 @@ from flcog.commands.compare.plan import Cell, Table, apart, cells, quoted, selec
 from flcog.commands.compare.results import check_metric
 from flcog.commands.compare.runner import Runner
 from flcog.commands.compare.saved_results import results_of, seeds_run, write_results
+from flcog.commands.compare.settings_of_runs import check_options
 from flcog.commands.compare.table_file import read_table, with_bounds
 from flcog.commands.compare.table_keys import KEYS
 from flcog.commands.compare.tuning import FILE as TUNED
@@ -84,6 +85,8 @@ def compare(arguments: list[str]) -> None:
     if options.dry_run:
         _describe(given, extra, table, runs, options)
         return
+    if options.show:
+        check_options(runs)
     failed = [] if options.show else _fill(table, runs, options, launcher)
     _report(table, runs, options)
     _end(failed, len(apart(runs)))
@@ -99,12 +102,17 @@ def _check_alone(parser: argparse.ArgumentParser, options: argparse.Namespace, e
 
 def _describe(given: Table, extra: Sequence[str], table: Table, runs: Sequence[Cell], options: argparse.Namespace) -> None:
     """Print the runs of the table and of its search (``--tune``). The ``given`` table has no values of an earlier search."""
-    from flcog.commands.compare.dry_run import describe, describe_grid
+    from flcog.commands.compare.dry_run import describe, describe_grid, unreadable
 
-    results, root = results_of(table, runs, options.saved), options.out.resolve().parent
-    print(describe(apart(runs), results, root, table.trunks and not options.no_trunks))
-    if any(part.tune for part in given.rows.values()):
-        print(f"\n{describe_grid(given, checked_candidates(given, options.out, extra), results, root)}")
+    results, root, once = results_of(table, runs, options.saved), options.out.resolve().parent, apart(runs)
+    found = checked_candidates(given, options.out, extra) if any(part.tune for part in given.rows.values()) else []
+    failing = unreadable(once)
+    if len(failing) < len(once):
+        print(describe(once, results, root, table.trunks and not options.no_trunks))
+        if found:
+            print(f"\n{describe_grid(given, found, results, root)}")
+    for name, reason in failing.items():
+        raise ValueError(f"{len(failing)} of {len(once)} runs cannot be trained, the first, {name}: {reason}")
 
 
 def _fill(table: Table, runs: Sequence[Cell], options: argparse.Namespace, launcher: Callable[[Known], Launcher]) -> list[Cell]:

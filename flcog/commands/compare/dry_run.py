@@ -1,6 +1,5 @@
 """``flcog compare TABLE --dry-run``: each cell's configuration, its estimated time, and the results that it reuses. Writes nothing."""
 
-import shlex
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -11,7 +10,7 @@ from flcog.commands.compare.candidates import Candidate
 from flcog.commands.compare.filling import known_runs
 from flcog.commands.compare.given_options import SEED, SPLIT_SEED
 from flcog.commands.compare.plan import Cell, Table, joined
-from flcog.commands.compare.resolved import Config, Settings, settings_of
+from flcog.commands.compare.resolved import Config, Settings, fault, settings_of
 from flcog.commands.compare.results import Result
 from flcog.commands.compare.settings_of_runs import refusal, takes_no_more
 from flcog.commands.compare.trunks import share_rounds
@@ -61,12 +60,18 @@ def describe(runs: Sequence[Cell], results: Sequence[Result], root: Path, trunks
             line, took = _plan(cell, known, results, configs)
             times += [] if took is None else [took]
             lines.append(f"  seed {cell.seed}: {line}")
+    failing = len(unreadable(runs))
     sure = [took for took in times if took]
     left = f", about {clock(sum(sure))} one after another" if sure else ""
     rest = f" ({len(times) - len(sure)} of them with unknown times not counted)" if sure and len(sure) < len(times) else ""
-    return "\n".join(
-        [*lines, "", f"{len(runs)} runs: {len(runs) - len(times)} are reused, {len(times)} are to be trained{left}{rest}"]
-    )
+    fail = f"{failing} cannot be trained, " if failing else ""
+    done = len(runs) - failing - len(times)
+    return "\n".join([*lines, "", f"{len(runs)} runs: {done} are reused, {fail}{len(times)} are to be trained{left}{rest}"])
+
+
+def unreadable(runs: Sequence[Cell]) -> dict[str, str]:
+    """The errors in the command lines of unfinished runs, by name."""
+    return {cell.name: reason for cell in runs if not cell.finished and (reason := fault(cell))}
 
 
 def describe_grid(table: Table, found: Sequence[Candidate], results: Sequence[Result], root: Path) -> str:
@@ -92,8 +97,7 @@ def _arms(runs: Sequence[Cell], configs: Mapping[str, Config]) -> dict[Place, Ar
 def _settings(arm: Arm, arms: Mapping[Place, Arm], place: Place, varying: set[str]) -> list[str]:
     """The settings of an arm that are not common to the table, sorted by the neighbours that have others."""
     if not arm.settings:
-        command = shlex.join(["flcog", *arm.cells[0].arguments])
-        return [f"  no configuration can be read; this command prints the error: {command}"]
+        return [f"  cannot be trained: {fault(arm.cells[0])}"]
     row = arm.unlike([other for (name, _), other in arms.items() if name == place[0] and other.settings])
     column = arm.unlike([other for (_, name), other in arms.items() if name == place[1] and other.settings])
     titles = {
@@ -121,6 +125,8 @@ def _plan(
         return f"reused, finished in {short(cell.files.source.path)}", None
     if not cell.begun and (other := known.get(cell.identity)):
         return f"reused, the same run as {short(other)}", None
+    if cell.name not in configs:
+        return "cannot be trained", None
     if cell.begun:
         plan = f"to be resumed after round {len(cell.history())}"
     else:
@@ -132,8 +138,6 @@ def _plan(
 
 def _estimate(cell: Cell, results: Sequence[Result], configs: Mapping[str, Config]) -> tuple[float, str]:
     """The estimated seconds of a run and their basis: rounds of the same arm, or else of other rows in its setting."""
-    if cell.name not in configs:
-        return 0.0, ""
     here = [run for run in results if run.column == cell.column and run.rounds and run.facts.seconds > 0 and not run.facts.other]
     same = [run for run in here if run.row == cell.row]
     if not (same or here):

@@ -14,6 +14,7 @@ import flcog
 from flcog.commands.command_cli import CommandCLI
 from flcog.commands.compare.given_options import SPLIT_SEED
 from flcog.commands.compare.plan import Cell
+from flcog.commands.refusals import refusal
 
 Config = Mapping[str, Any]
 
@@ -50,7 +51,7 @@ def resolve(cells: Iterable[Cell]) -> dict[str, Config]:
 
 def resolved(cell: Cell, words: Sequence[str]) -> Config | None:
     """The configuration of a command line with the cell's seed; None for an invalid one."""
-    config = copy.deepcopy(_read(tuple(words)))
+    config = copy.deepcopy(_read(tuple(words))[0])
     if config is not None:
         config["seed_everything"] = config["trainer"]["seed"] = cell.seed
         if cell.varies_split:
@@ -58,9 +59,14 @@ def resolved(cell: Cell, words: Sequence[str]) -> Config | None:
     return config
 
 
+def fault(cell: Cell) -> str:
+    """The error in a cell's command line; empty for a valid one."""
+    return _read(tuple(cell.common_arguments))[1]
+
+
 @functools.lru_cache(maxsize=4096)
-def _read(words: tuple[str, ...]) -> dict[str, Any] | None:
-    """The configuration of ``flcog fit`` for a command line; None for an invalid one, without any output."""
+def _read(words: tuple[str, ...]) -> tuple[dict[str, Any] | None, str]:
+    """The configuration of ``flcog fit`` for a command line, or else the error in one line, without any output."""
     with (
         contextlib.redirect_stderr(io.StringIO()),
         contextlib.redirect_stdout(io.StringIO()),
@@ -68,9 +74,11 @@ def _read(words: tuple[str, ...]) -> dict[str, Any] | None:
     ):
         warnings.simplefilter("ignore")
         try:
-            return dict(_Reader(list(words)).config_dump)
-        except (Exception, SystemExit):
-            return None
+            return dict(_Reader(list(words)).config_dump), ""
+        except SystemExit as end:  # of the parser
+            return None, str(end.__cause__ or f"the command ends with status {end.code}")
+        except Exception as error:
+            return None, refusal(error) or f"{type(error).__name__}: {' '.join(str(error).split())}"
 
 
 def settings_of(config: Config) -> Settings:

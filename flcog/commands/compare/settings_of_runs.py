@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from flcog.commands.compare.plan import Cell
-from flcog.commands.compare.resolved import Settings, class_of, resolved, settings_of
+from flcog.commands.compare.resolved import Settings, class_of, fault, resolved, settings_of
 
 
 def table_settings(cell: Cell) -> Settings:
@@ -37,6 +37,12 @@ def changed_by_options(cell: Cell) -> str:
     table, asked = table_settings(cell), _settings(cell, cell.common_arguments)
     found = _differences(table, asked) if table and asked else ""
     return f"{found}, given after --" if found else ""
+
+
+def check_options(runs: Sequence[Cell]) -> None:
+    """Refuse options after -- with which no command line of the table is valid."""
+    if all(cell.extra and fault(cell) and table_settings(cell) for cell in runs):
+        raise ValueError(f"{runs[0].name}: {fault(runs[0])}")
 
 
 def refusal(cell: Cell) -> str:

@@ -14,7 +14,7 @@ from typing import Any
 from flcog.commands.compare.candidates import Candidate, Values, candidates, in_places, sign, with_values
 from flcog.commands.compare.halving import stop_worse_halves
 from flcog.commands.compare.plan import Cell, Table, apart, cells, joined
-from flcog.commands.compare.resolved import arguments_of, digest, resolved, settings_of
+from flcog.commands.compare.resolved import arguments_of, digest, fault, resolved, settings_of
 from flcog.commands.compare.results import Result
 from flcog.core.files import write_yaml
 from flcog.core.text import clock, figure, human, markdown
@@ -75,9 +75,7 @@ def _check_configurations(table: Table, found: Sequence[Candidate], own: Sequenc
     for cell in own:
         config = resolved(cell, cell.common_arguments)
         if config is None:
-            raise ValueError(
-                f"{cell.name}: no configuration can be read; flcog compare {table.name} --dry-run prints the command"
-            )
+            raise ValueError(f"{cell.name}: {fault(cell)}")
         if not arguments_of(config["data"]).get("client_val"):
             raise ValueError(
                 f"--tune chooses by the clients' validation data, and {cell.name} has none: set data.client_val, such as 0.1"
