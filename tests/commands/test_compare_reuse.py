@@ -257,6 +257,13 @@ def test_a_dry_run_names_the_run_of_another_table(
         compare("two", "--dry-run", "--show")
 
 
+def test_an_error_in_the_grid_comes_before_the_plan(compare: Callable[..., None], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match=r"^2$"):
+        compare("one", "--dry-run", rows={"A": {"tune": {"model.optimizer.lr": [7.0, 8.0]}}})
+    said = capsys.readouterr()
+    assert "tune of row A lacks the row's own values of model.optimizer.lr" in said.err and said.out == ""
+
+
 @pytest.mark.slow
 def test_a_dry_run_lists_the_grid(compare: Callable[..., None], started: list[Path], capsys: pytest.CaptureFixture[str]) -> None:
     rows = {"FedAvg": {"arguments": {"model.optimizer.lr": 0.02}, "tune": {"model.optimizer.lr": [0.01, 0.02]}}}

@@ -145,6 +145,14 @@ def test_halving_stops_the_worse_half_once_all_methods_act(tmp_path: Path) -> No
         ({"tuning_seeds": [1]}, "tuning_seeds of table has 1, a seed of the table"),
         ({"arguments": {"data.client_val": 0.0}}, "A · x · seed 0 has none: set data.client_val"),
         ({"rows": {"A": {"tune": {LR: [7.0, 8.0]}}}}, "tune of row A lacks the row's own values of model.optimizer.lr"),
+        (
+            {"rows": {"A": {"tune": {"trainer.local_stps": [1, 2]}}}},
+            r"^tune of row A: there is no option --trainer.local_stps. Did you mean '--trainer.local_steps'\?$",
+        ),
+        (
+            {"rows": {"A": {"tune": {"model.optimizer.learning_rate": [0.1, 0.2]}}}},
+            "^tune of row A: .* has no option 'learning_rate'.* It has .*lr",
+        ),
         ({"rows": {"A": {"arguments": {"x": 1}, "tune": {LR: [0.1]}}}}, "A · x · seed 0: there is no option --x"),
         (
             {"rows": {"A": {"tune": {LR: [0.02, 0.02]}}}},

@@ -81,6 +81,8 @@ def _check_configurations(table: Table, found: Sequence[Candidate], own: Sequenc
                 f"--tune chooses by the clients' validation data, and {cell.name} has none: set data.client_val, such as 0.1"
             )
         grid = [candidate for candidate in found if (candidate.row, candidate.setting) == (cell.row, cell.setting)]
+        if reason := next(filter(None, (fault(candidate.runs[0]) for candidate in grid)), ""):
+            raise ValueError(f"tune of row {cell.row}: {reason}")
         tried = [resolved(replace(candidate.runs[0], seed=cell.seed), candidate.runs[0].common_arguments) for candidate in grid]
         tried_settings = [settings_of(other) for other in tried if other is not None]
         if len(set(map(digest, tried_settings))) < len(tried_settings):
