@@ -50,12 +50,14 @@ def test_what_remains_is_told_with_each_run(tmp_path: Path, capsys: pytest.Captu
     with Progress(runs, runs[1:], rounds, lambda: in_hand, lambda: ([], [])) as progress:
         # Remaining rounds: 6 of B, 4 of C, which branches after round 6 of B, and 10 of D.
         clock[0] = 60.0
+        write(interrupted, 10)
         write(branching, 8)
         progress.tell(interrupted, "best 50.00", 60.0)
         assert capsys.readouterr().out == "[2/4] B · seed 0: best 50.00 (60.0 s); 8 of 20 rounds in 1:00, 1:30 left\n"
         in_hand[:] = [plain]
+        # The 2 rounds that C lacks will not be trained.
         progress.tell(branching, "failed: no space", 1.0)
-        assert "[3/4] C · seed 0: failed: no space (1.00 s); 10 of 20 rounds in 1:00, 1:00 left\n" in capsys.readouterr().out
+        assert "[3/4] C · seed 0: failed: no space (1.00 s); 8 of 18 rounds in 1:00, 1:15 left\n" in capsys.readouterr().out
         progress.tell(plain, "best 1.00", 1.0)
         assert capsys.readouterr().out == "[4/4] D · seed 0: best 1.00 (1.00 s)\n"
 
@@ -69,6 +71,7 @@ def test_on_a_terminal_the_table_fills(
     table = [["A", ""], ["B", ""]]
     with Progress(runs, runs, ROUNDS, list, lambda: (["", "best"], table)) as progress:
         table[0][1] = "51.25"
+        write(runs[0], 10)
         progress.tell(runs[0], "best 51.25", 2.0)
         progress._live.refresh()
     text = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", capsys.readouterr().out)

@@ -37,7 +37,8 @@ class Progress:
         self._runs, self._rounds, self._in_hand, self._filled = runs, rounds, in_hand, filled
         self._before = {cell.name: cell.rounds_before for cell in todo}
         """Rounds that were done before, or come from another run."""
-        self._ended: set[str] = set()
+        self._ended: dict[str, int] = {}
+        """The number of rounds that each ended run trained. A run that failed or diverged trains no more."""
         self._began = time.monotonic()
         self._table: RenderableType = Text("")
         console = Console()
@@ -55,7 +56,7 @@ class Progress:
 
     def tell(self, cell: Cell, outcome: str, took: float) -> None:
         """Print the outcome of a run, its time in seconds, and the remaining work."""
-        self._ended.add(cell.name)
+        self._ended[cell.name] = self._trained(cell)
         rest = "" if self._on_terminal or len(self._ended) == len(self._before) else f"; {self._remaining()}"
         print(f"[{self._count}/{len(self._runs)}] {cell.name}: {outcome} ({seconds(took)}){rest}", flush=True)
         if self._on_terminal:
@@ -68,14 +69,17 @@ class Progress:
 
     def _remaining(self) -> str:
         """Rounds done of those to be trained, and the time that the others will take at the pace so far."""
-        new = {name: max(0, self._rounds.get(name, 1) - before) for name, before in self._before.items()}
-        done = sum(new[name] for name in self._ended)
+        new = {name: max(0, self._rounds.get(name, 1) - before) for name, before in self._before.items()} | self._ended
+        done = sum(self._ended.values())
         for cell in self._in_hand():
             if cell.name in new and cell.name not in self._ended:
-                done += min(new[cell.name], max(0, len(cell.history()) - self._before[cell.name]))
+                done += min(new[cell.name], self._trained(cell))
         total, elapsed = sum(new.values()), time.monotonic() - self._began
         left = f", {clock(elapsed * (total - done) / done)} left" if done else ""
         return f"{done:,} of {total:,} rounds in {clock(elapsed)}{left}"
+
+    def _trained(self, cell: Cell) -> int:
+        return max(0, len(cell.history()) - self._before[cell.name])
 
     def _draw(self) -> None:
         header, rows = self._filled()
