@@ -269,5 +269,5 @@ def test_a_dry_run_lists_the_grid(compare: Callable[..., None], started: list[Pa
     rows = {"FedAvg": {"arguments": {"model.optimizer.lr": 0.02}, "tune": {"model.optimizer.lr": [0.01, 0.02]}}}
     compare("one", "--dry-run", rows=rows, seeds=[0])
     *_, head, first, second = capsys.readouterr().out.strip().splitlines()
-    assert head == "2 runs of --tune on seed 1, before the others:" and not started
+    assert head == "With --tune, 2 runs on seed 1 come before the others:" and not started
     assert first.startswith("  FedAvg, lr=0.01 · seed 1: to be trained; ") and second.startswith("  FedAvg, lr=0.02 · seed 1: ")

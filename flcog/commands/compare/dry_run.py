@@ -78,7 +78,7 @@ def describe_grid(table: Table, found: Sequence[Candidate], results: Sequence[Re
     """List the runs of ``--tune``. The arguments are those of ``describe``, and the table with its candidates."""
     runs = [cell for candidate in found for cell in candidate.runs]
     known, configs = known_runs(runs, root)
-    lines = [f"{len(runs)} runs of --tune on seed {', '.join(map(str, table.tuning_seeds))}, before the others:"]
+    lines = [f"With --tune, {len(runs)} runs on seed {', '.join(map(str, table.tuning_seeds))} come before the others:"]
     lines += [f"  {cell.name}: {refusal(cell) or _plan(cell, known, results, configs)[0]}" for cell in runs]
     early = ["  The worse half of each row is stopped early (halving)."] * table.halving
     return "\n".join([*lines, *early])
