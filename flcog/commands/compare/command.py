@@ -108,9 +108,10 @@ def _describe(given: Table, extra: Sequence[str], table: Table, runs: Sequence[C
     found = checked_candidates(given, options.out, extra) if any(part.tune for part in given.rows.values()) else []
     failing = unreadable(once)
     if len(failing) < len(once):
-        print(describe(once, results, root, table.trunks and not options.no_trunks))
+        trunks = table.trunks and not options.no_trunks
+        print(describe(once, results, root, trunks))
         if found:
-            print(f"\n{describe_grid(given, found, results, root)}")
+            print(f"\n{describe_grid(given, found, results, root, trunks)}")
     for name, reason in failing.items():
         raise ValueError(f"{len(failing)} of {len(once)} runs cannot be trained, the first, {name}: {reason}")
 

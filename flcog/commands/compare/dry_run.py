@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from flcog.commands.compare.candidates import Candidate
-from flcog.commands.compare.filling import known_runs
+from flcog.commands.compare.filling import Known, known_runs
 from flcog.commands.compare.given_options import SEED, SPLIT_SEED
 from flcog.commands.compare.plan import Cell, Table, joined
 from flcog.commands.compare.resolved import Config, Settings, fault, settings_of
@@ -45,9 +45,7 @@ def describe(runs: Sequence[Cell], results: Sequence[Result], root: Path, trunks
     """
     if refused := next(filter(None, map(refusal, runs)), ""):
         raise ValueError(refused)
-    known, configs = known_runs(runs, root)
-    if trunks:
-        share_rounds([cell for cell in runs if cell.finished or cell.begun or cell.identity not in known], configs)
+    known, configs, shared = _prepared(runs, root, trunks)
     arms = _arms(runs, configs)
     valid = [arm for arm in arms.values() if arm.settings]
     varying = {name for arm in valid for name in arm.unlike(valid)}
@@ -66,7 +64,8 @@ def describe(runs: Sequence[Cell], results: Sequence[Result], root: Path, trunks
     rest = f" ({len(times) - len(sure)} of them with unknown times not counted)" if sure and len(sure) < len(times) else ""
     fail = f"{failing} cannot be trained, " if failing else ""
     done = len(runs) - failing - len(times)
-    return "\n".join([*lines, "", f"{len(runs)} runs: {done} are reused, {fail}{len(times)} are to be trained{left}{rest}"])
+    total = f"{len(runs)} runs: {done} are reused, {fail}{len(times)} are to be trained{left}{rest}"
+    return "\n".join([*lines, "", total + _without(shared)])
 
 
 def unreadable(runs: Sequence[Cell]) -> dict[str, str]:
@@ -74,14 +73,26 @@ def unreadable(runs: Sequence[Cell]) -> dict[str, str]:
     return {cell.name: reason for cell in runs if not cell.finished and (reason := fault(cell))}
 
 
-def describe_grid(table: Table, found: Sequence[Candidate], results: Sequence[Result], root: Path) -> str:
+def describe_grid(table: Table, found: Sequence[Candidate], results: Sequence[Result], root: Path, trunks: bool) -> str:
     """List the runs of ``--tune``. The arguments are those of ``describe``, and the table with its candidates."""
     runs = [cell for candidate in found for cell in candidate.runs]
-    known, configs = known_runs(runs, root)
-    lines = [f"With --tune, {len(runs)} runs on seed {', '.join(map(str, table.tuning_seeds))} come before the others:"]
+    known, configs, shared = _prepared(runs, root, trunks)
+    seeds = ", ".join(map(str, table.tuning_seeds))
+    lines = [f"With --tune, {len(runs)} runs on seed {seeds} come before the others{_without(shared)}:"]
     lines += [f"  {cell.name}: {refusal(cell) or _plan(cell, known, results, configs)[0]}" for cell in runs]
     early = ["  The worse half of each row is stopped early (halving)."] * table.halving
     return "\n".join([*lines, *early])
+
+
+def _prepared(runs: Sequence[Cell], root: Path, trunks: bool) -> tuple[Known, dict[str, Config], int]:
+    """The finished runs below ``root``, the configurations of the cells, and the number of rounds that are not trained twice."""
+    known, configs = known_runs(runs, root)
+    apart = [cell for cell in runs if cell.finished or cell.begun or cell.identity not in known]
+    return known, configs, share_rounds(apart, configs) if trunks else 0
+
+
+def _without(shared: int) -> str:
+    return f"; {shared:,} rounds that runs share are not trained twice" if shared else ""
 
 
 def _arms(runs: Sequence[Cell], configs: Mapping[str, Config]) -> dict[Place, Arm]:
