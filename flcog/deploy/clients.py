@@ -22,6 +22,8 @@ from flcog.wire.packing import PackingError, pack, unpack
 RETRY_SECONDS = 2.0
 """Seconds before a node that has failed is asked again."""
 
+LEFT = "the SuperLink does not know it any more"
+
 Requests = Sequence[tuple[str, tuple[Any, ...]]]
 """Requests of one message: names and arguments."""
 
@@ -105,16 +107,18 @@ class FlowerNode:
         letter = self._letters.popleft()
         if letter is None:
             return None
+        reason = ""
         while True:
             reply = self._post.wait_for(letter.identifier, letter.deadline)
-            if reply is None:
-                raise NoAnswer(
-                    f"{self} has not answered the request {letter.requests[-1][0]} within {self._post.timeout:g} s: start the node, or "
-                    "raise timeout"
-                )
-            kind, value = self._read(reply)
+            kind, value = self._read(reply) if reply is not None else ("failed", "" if letter.identifier else LEFT)
             if kind == "result":
                 return value
+            reason = value or reason
+            if time.monotonic() >= letter.deadline:  # a node that is away fails at once, again and again
+                raise NoAnswer(
+                    f"{self} has not answered the request {letter.requests[-1][0]} within {self._post.timeout:g} s"
+                    f"{reason and f' ({reason})'}: start the node, or raise timeout"
+                )
             if kind == "behind":
                 begun = [each for each in self._journal if not any(each is request for request in letter.requests)]
                 letter = Letter([*begun, *letter.requests], 0, letter.deadline)
@@ -150,7 +154,7 @@ class FlowerNode:
                     f"{self} cannot load the app ({reply.error.reason}): install flcog[flower] in the environment of its SuperNode, and "
                     "look into its log"
                 )
-            return "failed", reply.error.reason
+            return "failed", " ".join(reply.error.reason.split())
         if ERROR in reply.content:
             raise ValueError(f"{self}: {reply.content[ERROR]['text']}")
         try:

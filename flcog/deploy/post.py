@@ -29,25 +29,26 @@ class Post:
         """The bytes and times since the last round."""
 
     def push(self, node: int, kind: str, parts: dict[str, bytes], group: str) -> str:
-        """Send a message to a node. Returns the message's identifier."""
+        """Send a message to a node. Returns the message's identifier; empty if the SuperLink does not know the node any more."""
         content = RecordDict({REQUEST: to_record(parts)})
         message = Message(content, dst_node_id=node, message_type=kind, group_id=group, ttl=self.timeout + self.poll)
-        self.figures["comm/wire_down_bytes"] += wire_bytes(message)
-        (identifier,) = self.grid.push_messages([message])
-        if not identifier:
+        identifiers = list(self.grid.push_messages([message]))
+        if not identifiers:
             raise ValueError(
-                f"the SuperLink has not accepted a message of {sum(map(len, parts.values()))} bytes: look into its log"
+                f"a message of {sum(map(len, parts.values()))} bytes is too large for the SuperLink: look into its log"
             )
-        self._waiting.add(identifier)
-        return identifier
+        if identifiers[0]:
+            self.figures["comm/wire_down_bytes"] += wire_bytes(message)
+            self._waiting.add(identifiers[0])
+        return identifiers[0] or ""
 
     def wait_for(self, identifier: str, deadline: float) -> Message | None:
-        """The reply to a message; None if it has not come by the deadline (by ``time.monotonic``)."""
+        """The reply to a message; None if it has not come by the deadline (by ``time.monotonic``), or was not sent."""
         began = time.monotonic()
-        while identifier not in self._replies:
+        while identifier in self._waiting:
             for reply in self.grid.pull_messages(list(self._waiting)):
                 self._take(reply)
-            if identifier not in self._replies:
+            if identifier in self._waiting:
                 if time.monotonic() > deadline:
                     self._waiting.discard(identifier)
                     break

@@ -4,6 +4,7 @@ import io
 import logging
 from collections.abc import Callable, Iterable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ import pytest
 pytest.importorskip("flwr")
 
 from flwr.app import ArrayRecord, Error, Message, RecordDict
+from flwr.common.constant import ErrorCode
 from flwr.supercore.task_identity import TaskIdentity
 
 from deploy.deployments import CLIENTS, NODES, history, rows
@@ -23,6 +25,7 @@ from flcog.deploy.message_types import ANSWER, REQUEST, TYPES
 from flcog.deploy.node import Node
 from flcog.deploy.numbering import shares
 from flcog.deploy.objects import make_objects
+from flcog.deploy.post import Post
 from flcog.deploy.supervision import Worker
 from flcog.run.observers.checkpoint import Checkpoint
 
@@ -38,8 +41,8 @@ class Grid:
     Args:
         app: the app's folder.
         state: the folder of the nodes' states.
-        fault: returns None to deliver a message, or another reply to send instead. It returns False to lose the message,
-            "reply lost" to lose the reply, and "restart" to restart the node before it answers.
+        fault: returns None to deliver a message, or another reply to send instead. It returns False to lose the message, "unknown" to
+            refuse it, "reply lost" to lose the reply, and "restart" to restart the node before it answers.
         clients, nodes: the number of clients and of nodes.
     """
 
@@ -59,22 +62,23 @@ class Grid:
         found = []
         for message in messages:
             message.metadata.__dict__["_message_id"] = message.object_id
-            found.append(message.metadata.message_id)
-            if (reply := self.answer(message)) is not None:
+            reply = self.answer(message)
+            found.append("" if isinstance(reply, str) else message.metadata.message_id)
+            if isinstance(reply, Message):
                 self.replies[message.metadata.message_id] = reply
         return found
 
-    def answer(self, message: Message) -> Message | None:
+    def answer(self, message: Message) -> Any:
         k, kind = message.metadata.dst_node_id - 1, message.metadata.message_type
         if kind == TYPES["end"]:
             return Message(RecordDict(), reply_to=message)
         before = self.seen.get((k, kind), 0)
         self.seen[k, kind] = before + 1
         fault = self.fault(k, kind, before, self.nodes[k])
-        if fault is False:
-            return None
         if isinstance(fault, Error):
             return Message(fault, reply_to=message)
+        if fault is False or fault == "unknown":
+            return fault
         if fault == "restart":
             self.nodes[k] = Node(self.workers[k])
         content = fault if isinstance(fault, RecordDict) else None
@@ -97,9 +101,9 @@ def _quickly(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv(name, "0")  # seed_everything sets them; monkeypatch restores them
 
 
-def deployed(folder: Path, fault: Fault, rounds: int = 3, **options: Any) -> Path:
+def deployed(folder: Path, fault: Fault, rounds: int = 3, data: dict[str, Any] | None = None, **options: Any) -> Path:
     """Train the app in this process. Returns the folder of its runs."""
-    content = softmax()
+    content = softmax(**(data or {}))
     content["trainer"] |= {"rounds": rounds, "callbacks": ["flcog.callbacks.SCAFFOLD", "flcog.callbacks.FedDisco"]}
     write_app(folder / "app", content, CLIENTS, NODES)
     train_app(folder, Grid(folder / "app", folder / "state", fault), **options)
@@ -158,6 +162,31 @@ def test_a_silent_node_drops_out_of_the_round(tmp_path: Path, how: Any) -> None:
     assert [row["train/loss"] for row in found] == [row["train/loss"] for row in other]
 
 
+UNAVAILABLE = Error(ErrorCode.NODE_UNAVAILABLE, "Node Unavailable")
+
+
+@pytest.mark.parametrize("how", [UNAVAILABLE, "unknown"], ids=["killed", "ended"])
+def test_a_node_that_stays_away_drops_out(tmp_path: Path, how: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The SuperLink answers for a node without a heartbeat, at once, and refuses messages to a node that has left."""
+    monkeypatch.setattr(clients, "RETRY_SECONDS", 0.1)
+
+    def fault(k: int, kind: str, before: int, node: Node) -> Any:
+        away = k == 1 and (kind.startswith("evaluate") or (kind == "train" and before >= 1))
+        if away and before > 100:
+            raise RuntimeError(f"{before} messages have gone to a node that is away")
+        return how if away else None
+
+    found = rows(deployed(tmp_path, fault, data={"client_val": 0.2}))
+    assert [float(row["clients/participating"]) for row in found] == [6, 4, 4]
+    assert all(float(row["val/accuracy"]) > 0 for row in found)
+
+
+def test_a_message_that_is_too_large_ends_the_run_in_one_line() -> None:
+    post = Post(SimpleNamespace(push_messages=lambda messages: []), 0.01, 0.5)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="a message of 3 bytes is too large for the SuperLink: look into its log"):
+        post.push(1, TYPES["begin"], {"head": b"abc"}, "1")
+
+
 def test_a_newcomer_without_a_first_message_drops_out(tmp_path: Path) -> None:
     found = rows(
         deployed(tmp_path, lambda k, kind, before, node: False if (k, kind, before) == (0, "train.contact", 0) else None)
@@ -203,6 +232,11 @@ REFUSED: dict[str, tuple[Fault, dict[str, Any], str]] = {
     ),
     "too few nodes": (FAULTS["none"], {"nodes": 4}, "3 of 4 nodes are connected after 0.5 s: start the others, or set nodes"),
     "a client without a node": (FAULTS["none"], {"clients": 7}, "no connected node hosts client 6: give each client to one node"),
+    "a node that leaves before round 1": (
+        lambda k, kind, before, node: "unknown" if k == 2 else None,
+        {},
+        "node 3 has not answered the request begin within 0.5 s .the SuperLink does not know it any more.: start the node",
+    ),
     "a silent node before round 1": (
         lambda k, kind, before, node: False if k == 2 else None,
         {},
