@@ -8,6 +8,7 @@ from flcog.commands.command_cli import CommandCLI
 from flcog.core.commands import parser_of
 from flcog.core.extras import require
 from flcog.deploy.application import NODE, write_app
+from flcog.deploy.checks import check_run
 from flcog.deploy.numbering import shares
 
 FLOWER = ("flwr", "flcog deploy", "flower")
@@ -32,6 +33,7 @@ def deploy(arguments: list[str]) -> None:
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "LightningCLI's args parameter")
         objects = CommandCLI(rest)
+    check_run(objects.trainer.methods, objects.trainer.observers)
     clients = objects.datamodule.federation.num_clients
     with tempfile.TemporaryDirectory(prefix="flcog-") as temporary:
         app = options.out or Path(temporary, "app")

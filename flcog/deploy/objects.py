@@ -8,7 +8,8 @@ from typing import Any
 
 from flcog.commands.command_cli import CommandCLI
 from flcog.commands.refusals import refusal
-from flcog.method import Callback, SealedSum
+from flcog.deploy.checks import check_methods
+from flcog.method import Callback
 
 CONFIG = "config.yaml"
 """The app's file with trainer, model and methods, which server and nodes share."""
@@ -64,14 +65,5 @@ def make_objects(app: Path, configs: Sequence[Path], *options: str, observers: S
         if (reason := refusal(error)) is not None:
             raise ValueError(reason) from None
         raise
-    for method in objects.trainer.methods:
-        if method.public_noise:
-            raise ValueError(
-                f"{method.name}: everybody who knows the run's seed could remove this noise, and the server does: {method.public_noise}"
-            )
-        if isinstance(method, SealedSum):
-            raise ValueError(
-                f"{method.name} cannot be deployed: it simulates the exchange of keys between clients, and the server would know all "
-                f"keys. Remove {method.name}"
-            )
+    check_methods(objects.trainer.methods)
     return objects

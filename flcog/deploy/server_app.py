@@ -12,13 +12,12 @@ from flwr.serverapp import Grid, ServerApp
 
 from flcog.commands.complaint import complain
 from flcog.commands.refusals import refusal
+from flcog.deploy.checks import check_run
 from flcog.deploy.clients import DeployedClients, FlowerNode, Progress
 from flcog.deploy.node import facts_of
 from flcog.deploy.objects import SERVER, make_objects
 from flcog.deploy.post import Post
 from flcog.deploy.supervision import end_with, start_of
-from flcog.method import Callback, Method, asynchronous_of
-from flcog.run.observers.checkpoint import Checkpoint
 
 END_SECONDS = 20.0
 """Workers that do not answer the request to end within this time end by themselves when they are idle."""
@@ -70,8 +69,7 @@ def train(folder: Path, grid: Grid, options: Mapping[str, Any]) -> None:
     progress = Progress(post)
     root = ("--trainer.default_root_dir", str(options["root"])) if options["root"] else ()
     objects = make_objects(folder, [folder / SERVER], *root, observers=[progress])
-    check_checkpoints(objects.trainer.observers)
-    check_rounds(objects.trainer.methods)
+    check_run(objects.trainer.methods, objects.trainer.observers)
     facts = facts_of(objects.datamodule)
     nodes = [FlowerNode(post, number, progress, facts) for number in connected(post, int(options["nodes"]))]
     objects.trainer.connect(DeployedClients(nodes, progress, int(options["clients"]), int(options["min_clients"])))
@@ -79,24 +77,6 @@ def train(folder: Path, grid: Grid, options: Mapping[str, Any]) -> None:
         objects.trainer.fit(objects.model, objects.datamodule, ckpt_path=options["ckpt_path"] or None)
     finally:
         end(post, nodes)
-
-
-def check_checkpoints(observers: Sequence[Callback]) -> None:
-    """Refuse checkpoints that are older than the states on the nodes."""
-    for observer in observers:
-        if isinstance(observer, Checkpoint) and (observer.every_n_rounds != 1 or not observer.enabled):
-            raise ValueError(
-                f"nodes keep the states of two rounds, so a deployment writes a checkpoint after every round; got every_n_rounds="
-                f"{observer.every_n_rounds}, enabled={observer.enabled}: leave both out, and enable_checkpointing"
-            )
-
-
-def check_rounds(methods: Sequence[Method]) -> None:
-    """Refuse rounds whose clients train by the simulated clock alone."""
-    if (asynchronous := asynchronous_of(methods)) is not None:
-        raise ValueError(
-            f"{asynchronous.name} decides by simulated time when clients arrive, and nodes train in real time: remove it"
-        )
 
 
 def end(post: Post, nodes: Sequence[FlowerNode]) -> None:

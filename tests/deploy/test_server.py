@@ -17,7 +17,6 @@ from flwr.supercore.task_identity import TaskIdentity
 
 from deploy.deployments import CLIENTS, NODES, history, rows
 from deploy.test_node import softmax
-from flcog.callbacks import SCAFFOLD, FedBuff
 from flcog.deploy import clients, server_app
 from flcog.deploy.application import NODE, PACKAGE, write_app
 from flcog.deploy.arrays import from_record, to_record
@@ -27,7 +26,6 @@ from flcog.deploy.numbering import shares
 from flcog.deploy.objects import make_objects
 from flcog.deploy.post import Post
 from flcog.deploy.supervision import Worker
-from flcog.run.observers.checkpoint import Checkpoint
 
 pytestmark = pytest.mark.slow
 
@@ -255,21 +253,6 @@ def test_flower_prints_no_traceback_of_a_failure_in_one_line(tmp_path: Path) -> 
     logging.getLogger("flwr").removeHandler(handler)
     assert printed.getvalue().count("ServerApp raised an exception") == 2
     assert "one line" not in printed.getvalue() and "KeyError: 'a fault'" in printed.getvalue()
-
-
-def test_rare_checkpoints_are_refused() -> None:
-    server_app.check_checkpoints([Checkpoint(keep_rounds=[2])])
-    for rare in (Checkpoint(every_n_rounds=5), Checkpoint(enabled=False)):
-        with pytest.raises(ValueError, match="a deployment writes a checkpoint after every round; got every_n_rounds="):
-            server_app.check_checkpoints([rare])
-
-
-def test_asynchronous_rounds_are_refused() -> None:
-    server_app.check_rounds([SCAFFOLD()])
-    with pytest.raises(
-        ValueError, match="FedBuff decides by simulated time when clients arrive, and nodes train in real time: remove it"
-    ):
-        server_app.check_rounds([SCAFFOLD(), FedBuff()])
 
 
 @pytest.mark.parametrize("name", REFUSED)
