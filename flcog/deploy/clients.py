@@ -39,8 +39,11 @@ class Progress(Callback):
         self._post = post
         self.run, self.round = secrets.token_hex(8), 0
         self.accepted: dict[int, int] = {}
+        self.missing = set[int]()
+        """The nodes that have not answered a request of this round. They are not asked again in it, and cost one timeout."""
 
     def on_round_metrics(self, run: Run, round: int, metrics: dict[str, float]) -> None:
+        self.missing.clear()
         metrics.update(self._post.take_figures())
 
     def state_dict(self) -> dict[str, Any]:
@@ -84,7 +87,7 @@ class FlowerNode:
         self._journal: list[tuple[str, tuple[Any, ...]]] = []
         """The requests before round 1, which a restarted node gets again."""
         self._unsent: list[tuple[str, tuple[Any, ...]]] = []
-        self._letters: deque[Letter | None] = deque()
+        self._letters: deque[Letter | NoAnswer | None] = deque()
 
     def __str__(self) -> str:
         return called("node", self.number, self.clients)
@@ -95,6 +98,9 @@ class FlowerNode:
             self._journal, self._unsent = [], []
         if name in SETTING_UP:
             self._journal.append(request)
+        elif self.number in self._progress.missing:
+            self._letters.append(NoAnswer(f"{self} has not answered a request of this round: start the node, or raise timeout"))
+            return
         self._unsent.append(request)
         if name == "set_up":  # needs no answer of its own: it goes with the next request
             self._letters.append(None)
@@ -107,6 +113,8 @@ class FlowerNode:
         letter = self._letters.popleft()
         if letter is None:
             return None
+        if isinstance(letter, NoAnswer):
+            raise letter
         reason = ""
         while True:
             reply = self._post.wait_for(letter.identifier, letter.deadline)
@@ -115,6 +123,7 @@ class FlowerNode:
                 return value
             reason = value or reason
             if time.monotonic() >= letter.deadline:  # a node that is away fails at once, again and again
+                self._progress.missing.add(self.number)
                 raise NoAnswer(
                     f"{self} has not answered the request {letter.requests[-1][0]} within {self._post.timeout:g} s"
                     f"{reason and f' ({reason})'}: start the node, or raise timeout"

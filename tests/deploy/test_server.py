@@ -179,6 +179,18 @@ def test_a_node_that_stays_away_drops_out(tmp_path: Path, how: Any, monkeypatch:
     assert all(float(row["val/accuracy"]) > 0 for row in found)
 
 
+def test_a_missing_node_is_asked_once_in_a_round(tmp_path: Path) -> None:
+    asked = list[tuple[int, str]]()
+
+    def fault(k: int, kind: str, before: int, node: Node) -> Any:
+        asked.append((k, kind))
+        return False if (k, kind, before) == (1, "train", 1) else None
+
+    deployed(tmp_path, fault, data={"client_val": 0.2, "client_test": 0.2})
+    assert asked.count((1, "train")) == asked.count((0, "train")) == 3
+    assert asked.count((1, "evaluate")) * 3 == asked.count((0, "evaluate")) * 2 > 0
+
+
 def test_a_message_that_is_too_large_ends_the_run_in_one_line() -> None:
     post = Post(SimpleNamespace(push_messages=lambda messages: []), 0.01, 0.5)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="a message of 3 bytes is too large for the SuperLink: look into its log"):
