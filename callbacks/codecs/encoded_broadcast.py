@@ -107,8 +107,8 @@ def extended(sums: Mapping[str, Tensor], sizes: Mapping[str, int]) -> dict[str, 
     return {name: torch.cat([each, each[-1:].sum(0, keepdim=True) + sizes.get(name, 0)]) for name, each in before.items()}
 
 
-def downloaded(sums: Tensor, last: Tensor, whole: int) -> int:
-    """The bytes that clients download together: all broadcasts since each client's last one, or everything, if that is shorter.
+def downloaded(sums: Tensor, last: Tensor, whole: int) -> list[int]:
+    """The bytes that each client downloads: all broadcasts since its last one, or everything, if that is shorter.
 
     Args:
         sums: the bytes of all broadcasts up to each of them.
@@ -116,7 +116,8 @@ def downloaded(sums: Tensor, last: Tensor, whole: int) -> int:
         whole: the bytes of everything, unencoded.
 
     >>> downloaded(torch.tensor([800, 810, 830, 850]), torch.tensor([2, 1, -1]), whole=800)
-    860
+    [20, 40, 800]
     """
     last = last.cpu()
-    return int((sums[-1] - sums[last.clamp(min=0)]).clamp(max=whole).where(last >= 0, whole).sum())
+    sizes: list[int] = (sums[-1] - sums[last.clamp(min=0)]).clamp(max=whole).where(last >= 0, whole).tolist()
+    return sizes

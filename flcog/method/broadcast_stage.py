@@ -29,12 +29,12 @@ class SentBroadcast(NamedTuple):
     Args:
         broadcast: decoded, as clients see it.
         state: the stage's new state at the server.
-        sizes: the bytes that the clients of the round download together, by sender: ``model``, then each method.
+        sizes: the bytes that each client of the round downloads, in the order of clients, by sender: ``model``, then each method.
     """
 
     broadcast: Broadcast
     state: Slot
-    sizes: Mapping[str, int]
+    sizes: Mapping[str, Sequence[int]]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -41,7 +41,7 @@ def timing(
         return None
     arrived = [task for task in tasks if task.client in up]
     clients = [task.client for task in arrived]
-    seconds = durations(engine, server, round, arrived, [up[client] for client in clients], len(tasks))
+    seconds = durations(engine, server, round, arrived, [up[client] for client in clients])
     finishes = dict(zip(clients, seconds, strict=True))
     found = Timing(finishes, clients, max(seconds, default=0.0))
     for method in round.methods if clients else ():
@@ -52,14 +52,7 @@ def timing(
     return found
 
 
-def durations(
-    engine: Engine,
-    server: ServerState,
-    round: Round,
-    tasks: Sequence[ClientTask],
-    up: Sequence[int],
-    num_asked: int | None = None,
-) -> list[float]:
+def durations(engine: Engine, server: ServerState, round: Round, tasks: Sequence[ClientTask], up: Sequence[int]) -> list[float]:
     """The seconds that each client needs for its task.
 
     Args:
@@ -67,11 +60,10 @@ def durations(
         round: the round, with the broadcast and the clients that have the model already.
         tasks: of some clients.
         up: the bytes that each of them sends.
-        num_asked: the number of clients that share the encoded downloads; by default as many as there are tasks.
     """
     clock = clock_of(round.methods)
     assert clock is not None
-    downloads = _downloads(server, round, tasks, num_asked or len(tasks))
+    downloads = _downloads(server, round, tasks)
     return _seconds(clock, engine, [task.client for task in tasks], [task.num_steps for task in tasks], downloads, up)
 
 
@@ -99,11 +91,12 @@ def pass_time(server: ServerState, methods: Sequence[Method], asking: float, fou
     return {"time/simulated": server.seconds} | found.figures() | late
 
 
-def _downloads(server: ServerState, round: Round, tasks: Sequence[ClientTask], num_asked: int) -> list[float]:
+def _downloads(server: ServerState, round: Round, tasks: Sequence[ClientTask]) -> list[float]:
     """The bytes that each client downloads with its task. A client that was asked for its loss has the model already."""
     received = round.received
     if round.down is not None:
-        sizes = [sum(round.down.values()) / num_asked] * len(tasks)
+        # A round of noise alone has a client that has been sent nothing.
+        sizes = [float(sum(each.get(task.client, 0) for each in round.down.values())) for task in tasks]
     elif any(task.masks for task in tasks):
         sizes = [float(sum(plain_sizes(server, round.methods, received, [task]).values())) for task in tasks]
     else:

@@ -16,8 +16,8 @@ from flcog.wire.ledger import model_bytes, unsent_bytes
 
 def send_down(
     engine: Engine, server: ServerState, methods: Sequence[Method], clients: Sequence[int]
-) -> tuple[Download, Mapping[str, int] | None]:
-    """The model and the methods' states as these clients receive them, and the encoded bytes by sender if a stage encodes them.
+) -> tuple[Download, Mapping[str, Mapping[int, int]] | None]:
+    """The model and the methods' states as these clients receive them; if a stage encodes them, also each client's bytes by sender.
 
     Args:
         engine: everything that is fixed before round 1.
@@ -26,16 +26,17 @@ def send_down(
         clients: the clients that train.
     """
     states = {method.name: broadcast_of(method, server.servers[method.name]) for method in methods}
-    broadcast, sizes = Broadcast(server.params, server.buffers, states), None
+    broadcast, down = Broadcast(server.params, server.buffers, states), None
     stage = next((method for method in methods if isinstance(method, BroadcastStage)), None)
     if stage is not None and clients:
         rng = make_rng(engine.seed, server.round, "broadcast", stage.name)
         broadcast, state, sizes = stage.send_down(server.servers[stage.name], broadcast, clients, engine.num_clients, rng)
         server.servers[stage.name] = state
+        down = {sender: dict(zip(clients, each, strict=True)) for sender, each in sizes.items()}
         if not stage.server_keeps_its_model:
             server.params, server.buffers = broadcast.params, broadcast.buffers
     number = server.round
-    return Download(number, engine.seed, *broadcast, engine.rates(number), engine.optimisation(number)), sizes
+    return Download(number, engine.seed, *broadcast, engine.rates(number), engine.optimisation(number)), down
 
 
 def plain_sizes(

@@ -163,7 +163,8 @@ def train(engine: Engine, server: ServerState, round: Round, directions: bool) -
             break
         asked = ask(server, round)
     plain = plain_sizes(server, round.methods, round.received, started)
-    account(server, round.methods, plain if round.down is None else round.down, started, aggregate)
+    down = plain if round.down is None else {sender: sum(sizes.values()) for sender, sizes in round.down.items()}
+    account(server, round.methods, down, started, aggregate)
     if encoders_of(round.methods):
         metrics["comm/up_plain_bytes"] = aggregate.plain_bytes
     if round.down is not None:

@@ -68,7 +68,7 @@ class Round:
         plans: the clients that take part, with their numbers of local steps.
         cohort: the same clients with their aggregation weights.
         received: the broadcast.
-        down: the encoded bytes of all downloads by sender; None if nothing encodes the broadcast.
+        down: the encoded bytes of each client's download by sender; None if nothing encodes the broadcast.
         asking: the simulated seconds before the tasks, in which the selection has asked clients for their losses.
         timing: the simulated time after that, once the clients have trained; None without a clock.
         flights: the starts and arrivals of an asynchronous round, whose clients have received earlier broadcasts.
@@ -82,7 +82,7 @@ class Round:
     plans: Mapping[int, int]
     cohort: Cohort
     received: Download
-    down: Mapping[str, int] | None = None
+    down: Mapping[str, Mapping[int, int]] | None = None
     asking: float = 0.0
     timing: Timing | None = None
     flights: Flights | None = None

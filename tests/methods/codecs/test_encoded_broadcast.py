@@ -1,7 +1,8 @@
 """EncodedBroadcast: the bytes of the broadcast, the server's error feedback, and clients that have missed rounds."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import partial
+from math import inf
 from typing import Any
 
 import pytest
@@ -9,14 +10,16 @@ import torch
 from contracts.case import Case
 from contracts.test_user_methods import Median
 from engine.test_what_is_sent import selected
-from harness import BatchNormMLP, adapted, classifier, train
+from harness import BatchNormMLP, RecordingTrainer, adapted, classifier, train
 from reference import codecs, encoded_broadcast
 from torch import Tensor
 
 from flcog.callbacks import (
     DENSE,
     SCAFFOLD,
+    Deadline,
     EncodedBroadcast,
+    FedBuff,
     FedRep,
     FlexLoRA,
     Local,
@@ -27,6 +30,7 @@ from flcog.callbacks import (
     RandomK,
     RotatedQuantize,
     SignSGD,
+    SystemModel,
     TopK,
 )
 from flcog.callbacks.codecs.byte_strings import to_bytes
@@ -67,24 +71,49 @@ def length(codec: Codec, value: Tensor) -> int:
     return len(to_bytes(codec, value, Noise(torch.tensor(0), 0)))
 
 
+def downloads(trainer: RecordingTrainer, codec: Codec, values: Iterable[Tensor]) -> list[dict[int, int]]:
+    """The bytes that each client downloads in each round: the byte strings of missed rounds, or the tensors, if those are shorter."""
+    tensors = list(values)
+    whole, message = sum(value.nbytes for value in tensors), sum(length(codec, value) for value in tensors)
+    found, last = [], dict[int, int]()
+    for round in range(len(trainer.rows)):
+        sizes = {}
+        for client in selected(trainer, round):
+            missed = [whole if number == 0 else message for number in range(last.get(client, -1) + 1, round + 1)]
+            sizes[client] = min(whole, sum(missed)) if client in last else whole
+            last[client] = round
+        found.append(sizes)
+    return found
+
+
 @pytest.mark.parametrize("codec", CODECS, ids=lambda codec: codec.name)
 def test_the_ledger_counts_the_byte_strings_of_missed_rounds_or_the_whole_model(codec: Codec) -> None:
     module, rounds = partial(classifier, network=BatchNormMLP), 6
     trainer = train(SCAFFOLD(), EncodedBroadcast(codec), module=module(), rounds=rounds, clients_per_round=3, precision="32-true")
     tensors = {"model": trainer.state.values(), "SCAFFOLD": trainer.servers["SCAFFOLD"]["c"].values()}
     for sender, values in tensors.items():
-        whole, message = sum(value.nbytes for value in values), sum(length(codec, value) for value in values)
-        expected, last = 0, dict[int, int]()
-        for round in range(rounds):
-            for client in selected(trainer, round):
-                missed = [whole if number == 0 else message for number in range(last.get(client, -1) + 1, round + 1)]
-                expected += min(whole, sum(missed)) if client in last else whole
-                last[client] = round
-        assert trainer.ledger.down[sender] == expected < 3 * rounds * whole
+        expected = sum(sum(sizes.values()) for sizes in downloads(trainer, codec, values))
+        assert trainer.ledger.down[sender] == expected < 3 * rounds * sum(value.nbytes for value in values)
     assert sum(row["comm/down_bytes"] for row in trainer.rows) == trainer.ledger.total_down
     plain = train(SCAFFOLD(), module=module(), rounds=rounds, clients_per_round=3, precision="32-true")
     assert [row["comm/down_plain_bytes"] for row in trainer.rows] == [row["comm/down_bytes"] for row in plain.rows]
     assert trainer.ledger.total_up == plain.ledger.total_up and "comm/down_plain_bytes" not in plain.rows[0]
+
+
+@pytest.mark.filterwarnings("ignore:round .. no client's update counts")
+@pytest.mark.parametrize("methods", [(), (Deadline(seconds=1.0),), (FedBuff(buffer=2),)], ids=repr)
+def test_each_client_takes_the_time_of_its_own_download(methods: tuple[Method, ...]) -> None:
+    codec, clock = TopK(fraction=0.1, error_feedback=True), SystemModel(seconds_per_step=0, download=200.0, upload=None)
+    trainer = train(EncodedBroadcast(codec), clock, *methods, rounds=8, clients_per_round=2, precision="32-true")
+    rounds = [[size / 200 for size in sizes.values()] for sizes in downloads(trainer, codec, trainer.state.values())]
+    assert any(min(seconds) < 1 < max(seconds) for seconds in rounds), "a new client and one that has taken part before"
+    before, seconds_at_most = 0.0, 1.0 if methods and isinstance(methods[0], Deadline) else inf
+    for row, seconds in zip(trainer.rows, rounds, strict=True):
+        end, late = min(max(seconds), seconds_at_most), sum(each > seconds_at_most for each in seconds)
+        assert row["time/simulated"] - before == pytest.approx(end, rel=1e-9) and row.get("clients/late", 0) == late
+        waits = [end - each for each in seconds if each <= end]
+        assert row["time/waiting"] == pytest.approx(sum(waits) / max(1, len(waits)), abs=1e-9)
+        before = row["time/simulated"]
 
 
 @pytest.mark.parametrize("executor", ["loop", "vmap"])
