@@ -189,7 +189,7 @@ class Assembly:
 
 
 def _checked(engine: Engine, server: ServerState) -> tuple[Engine, ServerState]:
-    """Refuse a rule over single uploads that needs more of them than a round has, and numbers of clients that do not fit."""
+    """Refuse a rule that needs more uploads than a round has, and numbers of clients that do not fit. Note the attackers."""
     count = engine.cohort_size
     if (asynchronous := asynchronous_of(engine.methods)) is not None:
         asynchronous.check_clients(engine.num_clients, count)
@@ -202,6 +202,7 @@ def _checked(engine: Engine, server: ServerState) -> tuple[Engine, ServerState]:
         count = selection.expected(count, engine.num_clients)
     note = check_uploads(engine.methods, count, numbers, server.servers, engine.processes.device)
     engine.notes.add(*([note] if note else []))
+    engine.notes.add(*(method.note(engine.seed, engine.num_clients) for method in engine.methods if isinstance(method, Attack)))
     return engine, server
 
 

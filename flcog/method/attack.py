@@ -12,8 +12,15 @@ from flcog.core.randomness import fold, sample_without_replacement
 from flcog.core.types import Slot
 from flcog.method.client_view import ClientView
 from flcog.method.context import Context
+from flcog.method.notes import Note
 from flcog.method.stage import Kind, Stage
 from flcog.wire.envelope import Envelope
+
+
+class AttackersNote(Note):
+    """The clients that attack."""
+
+    topic = "attackers"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,7 +30,7 @@ class Attack(Stage, protocol=True):
     All attacks of a run have the same attackers, as far as their number is the same.
 
     Args:
-        fraction: the share of all clients that attack, in [0, 1].
+        fraction: the share of all clients that attack, in [0, 1]. A share above 0 that rounds to no client is refused.
         count: their number, in the place of ``fraction``.
         clients: the numbers of the attackers, in the place of both.
     """
@@ -43,12 +50,17 @@ class Attack(Stage, protocol=True):
             raise ValueError(f"{self.name}: count must {fault}")
 
     def check_clients(self, num_clients: int) -> None:
-        """Refuse attackers that do not exist."""
+        """Refuse attackers that do not exist, and a share of clients that rounds to none."""
         wrong = [client for client in self.clients or () if not 0 <= client < num_clients]
         if wrong:
             raise ValueError(f"{self.name}: clients must lie in [0, {num_clients - 1}]; got {wrong[0]}")
         if self.count is not None and self.count > num_clients:
             raise ValueError(f"{self.name}: count must be at most the {num_clients} clients of the run; got {self.count}")
+        if self.fraction > 0 and self.count is None and self.clients is None and not self._share(num_clients):
+            raise ValueError(
+                f"{self.name}: fraction must be 0, or above {0.5 / num_clients:g} to make one of {num_clients} clients an attacker; got "
+                f"{self.fraction}: raise it, or set count: 1"
+            )
 
     def attackers(self, seed: int, num_clients: int) -> frozenset[int]:
         """The attackers of a run.
@@ -59,7 +71,16 @@ class Attack(Stage, protocol=True):
         """
         if self.clients is not None:
             return frozenset(self.clients)
-        return _drawn(seed, num_clients, round(self.fraction * num_clients) if self.count is None else self.count)
+        return _drawn(seed, num_clients, self._share(num_clients) if self.count is None else self.count)
+
+    def _share(self, num_clients: int) -> int:
+        return round(self.fraction * num_clients)
+
+    def note(self, seed: int, num_clients: int) -> Note:
+        """The number of attackers and their first numbers, for the summary."""
+        known = sorted(self.attackers(seed, num_clients))
+        shown = ", ".join(map(str, known[:10])) + (", ..." if len(known) > 10 else "")
+        return AttackersNote(f"{self.name}: {len(known)} of {num_clients} clients" + (f" ({shown})" if known else ""))
 
     def draw(self, rng: Generator, client: ClientView) -> Slot:
         """Whether the client attacks."""

@@ -109,6 +109,10 @@ REFUSED: Refusals = {
     [
         (SignFlip(clients=(0, 8)), r"SignFlip: clients must lie in \[0, 7\]; got 8"),
         (SignFlip(count=9), "SignFlip: count must be at most the 8 clients of the run; got 9"),
+        (
+            SignFlip(fraction=0.05),
+            "^SignFlip: fraction must be 0, or above 0.0625 to make one of 8 clients an attacker; got 0.05: raise it, or set count: 1$",
+        ),
     ],
 )
 def test_attackers_exist(method: Method, says: str) -> None:
@@ -121,6 +125,25 @@ def test_attackers_are_fixed_for_the_run_and_differ_between_seeds() -> None:
     assert drawn[0] == drawn[1] != drawn[2] and len(drawn[0]) == 30
     assert LabelFlip(count=30).attackers(0, 100) == drawn[0], "attacks of one run have the same attackers"
     assert len(SignFlip(count=3).attackers(0, 10**9)) == 3
+
+
+@pytest.mark.parametrize("num_clients", [1, 3, 5, 10, 1000])
+def test_the_smallest_fraction_gives_an_attacker(num_clients: int) -> None:
+    limit = 0.5 / num_clients
+    assert len(SignFlip(fraction=1.01 * limit).attackers(0, num_clients)) == 1
+    SignFlip(fraction=1.01 * limit).check_clients(num_clients)
+    for none in (SignFlip(fraction=0.0), SignFlip(count=0), SignFlip(clients=())):
+        none.check_clients(num_clients)
+    with pytest.raises(ValueError, match="to make one of"):
+        SignFlip(fraction=limit).check_clients(num_clients)
+
+
+def test_the_summary_names_the_attackers() -> None:
+    methods = [SignFlip(clients=EVIL), LabelFlip(fraction=0.25), GaussianAttack(count=0)]
+    listed = ", ".join(map(str, sorted(methods[1].attackers(0, 8))))
+    notes = [note for note in train(*methods, rounds=1).notes if note.startswith("attackers")]
+    names = ("SignFlip: 3 of 8 clients (1, 4, 6)", f"LabelFlip: 2 of 8 clients ({listed})", "GaussianAttack: 0 of 8 clients")
+    assert notes == [f"attackers: {name}" for name in names]
 
 
 @dataclass(frozen=True)
