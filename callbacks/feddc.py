@@ -49,6 +49,7 @@ class FedDC(Method):
     alpha: float = 0.01
     evaluate_mean: bool = True
 
+    sums_client_states: ClassVar[bool] = True
     former_options: ClassVar[Mapping[str, str]] = {"form": "use the class FedDCInFedDisco"}
 
     @property

@@ -52,6 +52,7 @@ class FedDyn(Method):
     alpha: float = 0.01
     evaluate_mean: bool = True
 
+    sums_client_states: ClassVar[bool] = True
     former_options: ClassVar[Mapping[str, str]] = {"form": "use the class FedDynInFedDisco"}
 
     @property

@@ -2,6 +2,7 @@
 
 import re
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 
@@ -39,6 +40,8 @@ class FedPVR(Method):
     """
 
     layers: str | None = None
+
+    sums_client_states: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -43,6 +43,7 @@ class SCAFFOLD(Method):
 
     server_lr: float = 1.0
 
+    sums_client_states: ClassVar[bool] = True
     former_options: ClassVar[Mapping[str, str]] = {"form": "use the class SCAFFOLDInFedDisco"}
 
     def __post_init__(self) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import torch
 
+from flcog.advice.feedback import missing_feedback
 from flcog.client.messages import Clients, ClientsElsewhere, RollCall
 from flcog.client.model import ClientModel
 from flcog.client.remote import check_facts
@@ -25,6 +26,7 @@ from flcog.method import (
     Note,
     Notes,
     Selection,
+    WarningNote,
     asynchronous_of,
     selection_of,
 )
@@ -203,6 +205,7 @@ def _checked(engine: Engine, server: ServerState) -> tuple[Engine, ServerState]:
     note = check_uploads(engine.methods, count, numbers, server.servers, engine.processes.device)
     engine.notes.add(*([note] if note else []))
     engine.notes.add(*(method.note(engine.seed, engine.num_clients) for method in engine.methods if isinstance(method, Attack)))
+    engine.notes.add(*(WarningNote(str(finding)) for finding in missing_feedback(engine)))
     return engine, server
 
 

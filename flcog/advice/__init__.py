@@ -1,6 +1,7 @@
 """Advice for ``flcog check``: lost contributions, unread values and options without effect.
 
-To find them, hooks run on random numbers and a round is tried. ``fit`` does neither: it only refuses combinations that cannot work.
+To find them, hooks run on random numbers and a round is tried. ``fit`` does neither: it refuses combinations that cannot work, and its
+summary warns of missing error feedback.
 """
 
 import warnings
@@ -9,6 +10,7 @@ from collections.abc import Iterator
 import torch
 
 from flcog.advice.exchanges import outdated_exchanges
+from flcog.advice.feedback import missing_feedback
 from flcog.advice.finding import Finding
 from flcog.advice.global_randomness import global_randomness
 from flcog.advice.options import options_without_effect
@@ -34,6 +36,7 @@ def advise(engine: Engine, server: ServerState) -> list[Finding]:
 
 def _findings(engine: Engine, server: ServerState) -> Iterator[Finding]:
     yield from options_without_effect(engine)
+    yield from missing_feedback(engine)
     yield from outdated_exchanges(engine)
     with torch.no_grad():
         trial = Trial(engine, server)

@@ -33,7 +33,7 @@ def _replaced(engine: Engine, trial: Trial) -> Iterator[Finding]:
     for hook, value in CHAINS.items():
         chain = _overriding(engine, hook)
         for place, later in enumerate(chain):
-            earlier = [method for method in chain[:place] if _meet(method, later, engine) and trial.changes(method, hook)]
+            earlier = [method for method in chain[:place] if meet(method, later, engine) and trial.changes(method, hook)]
             if earlier and trial.ignores(later, hook):
                 names = _listed(earlier)
                 consequence, fix = f"replaces {value}, so the work of {names} is lost", f"list {later.name} before {names}"
@@ -64,7 +64,7 @@ def _never_computed(engine: Engine, trial: Trial) -> Iterator[Finding]:
 def _never_sent(engine: Engine, trial: Trial) -> Iterator[Finding]:
     chain = _overriding(engine, "finish_client")
     for place, sender in enumerate(chain):
-        later = [other for other in chain[place + 1 :] if _meet(other, sender, engine) and trial.changes(other, "finish_client")]
+        later = [other for other in chain[place + 1 :] if meet(other, sender, engine) and trial.changes(other, "finish_client")]
         if later and trial.sends_no_weights(sender):
             names = _listed(later)
             consequence = f"sends no change of the model, so the work of {names} on it is lost"
@@ -88,10 +88,10 @@ def _overriding(engine: Engine, hook: str) -> list[Method]:
 def _others(methods: Sequence[Method], method: Method, engine: Engine) -> list[Method]:
     """The other methods that act in a round with it, each once."""
     by_name = {other.name: other for other in methods if other.name != method.name}
-    return [other for other in by_name.values() if _meet(other, method, engine)]
+    return [other for other in by_name.values() if meet(other, method, engine)]
 
 
-def _meet(one: Method, other: Method, engine: Engine) -> bool:
+def meet(one: Method, other: Method, engine: Engine) -> bool:
     """Whether both act in some round of the run."""
     return any(
         one.active(round) and other.active(round)

@@ -81,6 +81,9 @@ class Method(KeepsNoState):
 
     The engine calls it after training with the client's final parameters and each batch of a pass over its data, and expects means
     over the batch. Declare it as ``over_data = staticmethod(function)``."""
+    sums_client_states: ClassVar[bool] = False
+    """Keeps a state at the server that is a sum or a mean of the clients' states, and learns their changes from uploads, as SCAFFOLD does.
+    The summary and ``flcog check`` then warn of a codec without ``error_feedback``, whose errors that state would miss."""
     communicates: ClassVar[bool] = True
     """Whether clients and server communicate. If not, the ledger counts no bytes of the model, methods that act at the server are
     refused, and personal models, if the method keeps them, are evaluated instead of the global model."""
