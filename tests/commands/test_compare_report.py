@@ -229,6 +229,23 @@ def test_gains_and_savings_over_another_row_are_neither_judged_nor_shown(tmp_pat
         assert not any(dict(zip(header, row, strict=True)).get("published gain") for row in rows if row[0] != "D")
 
 
+@pytest.mark.parametrize("confidence", [0.5, 0.9, 0.95, 0.99, 0.999])
+@pytest.mark.parametrize(("last", "mark"), [(0.013, "undecided"), (0.016, "reproduced")])
+def test_the_confidence_of_the_shown_intervals_changes_no_verdict(
+    confidence: float, last: float, mark: str, tmp_path: Path
+) -> None:
+    """The 90 % interval of the gain excludes 0, the 99 % interval contains it, and the 95 % interval depends on the last seed."""
+    gains = [0.004, 0.022, 0.016, 0, last]
+    ends = {level: stats.t.interval(level, 4, np.mean(gains), stats.sem(gains))[0] for level in (0.9, 0.95, 0.99)}
+    assert ends[0.99] < 0 < ends[0.9] and (ends[0.95] > 0) == (mark == "reproduced")
+    scores = {"A": [0.6] * 5, "B": [0.6 + gain for gain in gains]}
+    rule = {"margin": 2, "seeds": list(range(5)), "confidence": confidence, **RULE}
+    (verdict,) = verdicts(fill(tmp_path, scores, published={"B": {"": {"gain": "0 to 2"}}}, **rule))
+    assert verdict.mark == mark
+    found = stats.t.interval(0.95, 4, np.mean(gains) * 100 - 1, stats.sem(gains) * 100)
+    assert verdict.interval == (pytest.approx(found[0]), pytest.approx(found[1]))
+
+
 @pytest.mark.parametrize(
     ("b", "published", "shown", "mark"),
     [

@@ -85,7 +85,7 @@ def _on_the_paper(filled: ResultTable) -> Iterator[str]:
         yield (
             f"A published figure is reproduced if the 90 % interval of ours minus the paper's lies within the margin ({margins}; for a "
             "gain at most half of it), contradicted if the 95 % interval lies wholly outside, and undecided otherwise. A gain is "
-            f"reproduced only if our paired interval also excludes 0. The score that counts is the {compared(table)}. {table.reason} "
+            f"reproduced only if our paired 95 % interval also excludes 0. The score that counts is the {compared(table)}. {table.reason} "
             f"The verdicts wait for all {len(table.planned)} seeds of the table, and count no others."
         )
     else:

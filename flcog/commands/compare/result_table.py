@@ -3,7 +3,7 @@
 import math
 import statistics
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -66,9 +66,10 @@ class ResultTable:
         """The results in all settings."""
         return [result for column in self.table.columns for result in self.in_column(column)]
 
-    def on_planned_seeds(self) -> "ResultTable":
-        """The same table with the seeds of its file alone."""
-        return ResultTable(self.table, [result for result in self.results if result.seed in self.table.planned])
+    def on_planned_seeds(self, confidence: float) -> "ResultTable":
+        """The same table with the seeds of its file alone, and with intervals of this confidence."""
+        planned = [result for result in self.results if result.seed in self.table.planned]
+        return ResultTable(replace(self.table, confidence=confidence), planned)
 
     def in_column(self, column: str) -> list[Result]:
         return [result for row in self.table.rows for result in self.of(row, column)]

@@ -120,7 +120,7 @@ KEYS = {
     "average": Key("the name of a further column with the mean over all settings", "", TEXT),
     "worst": Key("the name of a further column with each run's worst score over all settings", "", TEXT),
     "against": Key("the row to compare the others with, by default the first; or {row: the row to compare it with}"),
-    "confidence": Key("the confidence of intervals; 0.95 by default", 0.95, SHARE),
+    "confidence": Key("the confidence of the shown intervals, on which no verdict depends; 0.95 by default", 0.95, SHARE),
     "published": Key(
         "the paper's figures, {row: {column: figure}}: 73.07 or [73.07, 0.08], or {score: ..., rounds: ..., seconds: ..., bytes: ..., "
         'saved: per cent of the bytes to a target that are saved}; "> 100" if a target was not reached, "14 to 20" for a range of gains'

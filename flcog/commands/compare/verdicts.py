@@ -6,12 +6,13 @@ interval therefore decides nothing. The variance of d is the variance of our mea
 square root of the paper's number of trials, if the table states it), and our variance over splits if our seeds draw splits, because the
 paper used one split or does not say. The degrees of freedom are Welch's, with the paper's ± as known.
 
-Gains over the compared row are the primary figures, because arms share seeds and splits. A gain is reproduced only if our paired
-interval also excludes 0. Its margin is at most half of the published gain. Rounds to a target are compared as log ratios; the margin is
-a ratio, and a seed that missed the target counts as a lower bound. Such bounds vary less than the true rounds, so their interval alone
-would contradict a paper whose figure is just within the margin in up to 24 % of cases with two seeds and 12 % with three, and not in
-2.5 %. If a seed missed the target, a figure is therefore contradicted only if each seed also needs more than the margin squared times the
-published rounds: then in 4 and 2.5 %, if a standard deviation over seeds is a factor as large as the margin.
+Gains over the compared row are the primary figures, because arms share seeds and splits. A gain is reproduced only if our paired 95 %
+interval also excludes 0, whatever the confidence of the table's intervals. Its margin is at most half of the published gain. Rounds to a
+target are compared as log ratios; the margin is a ratio, and a seed that missed the target counts as a lower bound. Such bounds vary less
+than the true rounds, so their interval alone would contradict a paper whose figure is just within the margin in up to 24 % of cases with
+two seeds and 12 % with three, and not in 2.5 %. If a seed missed the target, a figure is therefore contradicted only if each seed also
+needs more than the margin squared times the published rounds: then in 4 and 2.5 %, if a standard deviation over seeds is a factor as large
+as the margin.
 
 No verdict is shown before all seeds of the table's file have finished, and runs with further seeds do not count: whoever may add seeds
 until a verdict pleases errs more often. An arm with a diverged seed, and runs with other settings than the table's, are not judged. Bytes
@@ -34,6 +35,8 @@ from flcog.commands.compare.savings import saving
 
 REPRODUCED, CONTRADICTED, UNDECIDED = "reproduced", "contradicted", "undecided"
 NOT_RUN, NOT_JUDGED, NO_MARGIN, DIVERGED, OTHER = "not run", "not judged", "no margin", "diverged", "other settings"
+CONFIDENCE = 0.95
+"""Of the interval of a gain that has to exclude 0."""
 BYTES_AGREE = 0.01
 Interval = tuple[float, float]
 
@@ -112,7 +115,7 @@ def judge(ours: Estimate, confidence: float, published: float, error: float = 0.
 
 def verdicts(filled: ResultTable) -> list[Verdict]:
     """The verdicts on all published figures, gains first, by the seeds of the table's file."""
-    filled = filled.on_planned_seeds()
+    filled = filled.on_planned_seeds(CONFIDENCE)
     found = [
         _verdict(filled, row, column, quantity, figure)
         for column in filled.columns
