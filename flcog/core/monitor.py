@@ -2,7 +2,7 @@
 
 import difflib
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, TypeVar
 
 Number = TypeVar("Number", int, float)
@@ -10,9 +10,38 @@ Number = TypeVar("Number", int, float)
 MAIN_SCORES = ("accuracy", "macro-AP", "mse", "acc", "loss")
 """Candidates for the main metric of an evaluation, in order of preference."""
 
-LOWER_IS_BETTER = {"loss", "mse", "mae", "rmse", "error", "perplexity", "distance"}
-LAST_WORD = {"std": True, "variance": True, "jain": False, "noise": True, "dissimilarity": True, "shift": True}
-"""Last words of the names of metrics that measure a spread over clients, classes or gradients, and whether lower is better."""
+Mode = Literal["max", "min"]
+"""Whether larger or smaller values of a metric are better."""
+
+SMALLER = """
+loss losses lost error errors mse rmse nrmse msle rmsle mae mape smape wmape mase nll nlpd ce bce crossentropy logloss perplexity ppl bpc
+bpb brier ece mce crps rankedprobability deviance distance hamming hausdorff editrate wer cer mer ter eer fpr fnr falsepositive
+falsenegative fallout kl divergence disparity distortionindex drift spectralangle totalvariation bouldin fid kid lpips perceptual dists
+andtexture regret cost risk penalty epsilon time seconds latency bytes rounds staleness
+"""
+LARGER = """
+accuracy acc f1 fbeta precision recall sensitivity specificity auc auroc auprc ap map mrr dcg ndcg hitrate exactmatch iou miou union
+jaccard dice kappa mcc matthews r2 explainedvariance corr correlation pearson spearman cosine likelihood preserved quality bleu rouge chrf
+psnr ssim structural snr sdr signalnoise distortionratio dunn reward throughput
+"""
+BETTER: Mapping[str, Mode] = {**dict.fromkeys(SMALLER.split(), "min"), **dict.fromkeys(LARGER.split(), "max")}
+"""Words, and pairs of words, that tell which values are better."""
+LAST_WORD: Mapping[str, Mode] = {
+    "jain": "max",
+    **dict.fromkeys(("std", "variance", "deviation", "noise", "dissimilarity", "shift", "gap"), "min"),
+}
+"""Last words of the names of metrics that measure a spread or a gap over clients, classes or gradients."""
+
+
+class Metric(str):
+    """A metric's name with its mode, if somebody has stated it. Otherwise the words of the name tell the mode."""
+
+    mode: Mode | None
+
+    def __new__(cls, name: str, mode: Mode | None = None) -> "Metric":
+        made = super().__new__(cls, name)
+        made.mode = mode
+        return made
 
 
 def main_metric(metrics: Mapping[str, float], selecting: bool = False) -> str | None:
@@ -30,16 +59,37 @@ def main_metric(metrics: Mapping[str, float], selecting: bool = False) -> str | 
     return None
 
 
-def lower_is_better(name: str) -> bool:
-    """Whether a metric of this name is an error or a spread, such as ``test/mse`` and ``test/client_accuracy_variance``.
+def mode_of(metric: str) -> Mode | None:
+    """The mode that somebody has stated (:class:`Metric`), or else the one that the last known word of the name tells, or None.
 
-    >>> lower_is_better("test/class_accuracy_std"), lower_is_better("test/client_mae_jain")
-    (True, False)
-    >>> lower_is_better("heterogeneity/shift"), lower_is_better("test/domain_shift_accuracy")
-    (True, False)
+    >>> mode_of("test/class_accuracy_std"), mode_of("test/client_mae_jain"), mode_of("MulticlassCalibrationError")
+    ('min', 'max', 'min')
+    >>> mode_of("heterogeneity/shift"), mode_of("test/domain_shift_accuracy"), mode_of("neg_mean_squared_error"), mode_of("test/foo")
+    ('min', 'max', 'max', None)
     """
-    words = re.split(r"[/_\-]", name.lower())
-    return LAST_WORD.get(words[-1], not LOWER_IS_BETTER.isdisjoint(words))
+    if isinstance(metric, Metric) and metric.mode is not None:
+        return metric.mode
+    words = [word.lower() for word in WORD.findall(metric)]
+    mode = _told(words)
+    if mode and ("neg" in words or "negative log" in " ".join(words)):  # as scikit-learn names its scores
+        return "max" if mode == "min" else "min"
+    return mode
+
+
+WORD = re.compile(r"[A-Z]+\d+|[A-Z]+(?=[A-Z][a-z])|[A-Z]?[a-z]+\d*|[A-Z]+|\d+")
+
+
+def _told(words: Sequence[str]) -> Mode | None:
+    pairs = list(map("".join, zip(["", *words], words, strict=False)))
+    if words and words[-1] in LAST_WORD and pairs[-1] not in BETTER:
+        return LAST_WORD[words[-1]]
+    named = [name for pair, word in zip(pairs, words, strict=True) for name in (word.rstrip("0123456789"), word, pair)]
+    return next((BETTER[name] for name in reversed(named) if name in BETTER), None)
+
+
+def lower_is_better(metric: str) -> bool:
+    """Whether smaller values are better. Of a metric about which nothing is known, larger ones are."""
+    return mode_of(metric) == "min"
 
 
 class Monitor:
@@ -51,7 +101,7 @@ class Monitor:
         selecting: whether it chooses a model (see :func:`main_metric`).
     """
 
-    def __init__(self, name: str | None, mode: Literal["max", "min"] | None, selecting: bool = True) -> None:
+    def __init__(self, name: str | None, mode: Mode | None, selecting: bool = True) -> None:
         if mode not in ("max", "min", None):
             raise ValueError(f"mode must be max or min; got {mode!r}")
         self._name, self._mode, self._selecting, self._seen = name, mode, selecting, False
@@ -81,8 +131,7 @@ class Monitor:
 
     def gain(self, name: str, value: float, over: float) -> float:
         """Return how much better ``value`` is than ``over``."""
-        lower = lower_is_better(name) if self._mode is None else self._mode == "min"
-        return over - value if lower else value - over
+        return over - value if lower_is_better(Metric(name, self._mode)) else value - over
 
 
 def or_none(kind: Callable[[Any], Number], value: Any) -> Number | None:

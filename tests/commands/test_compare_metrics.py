@@ -1,6 +1,7 @@
 """Tables with several metrics of the same runs, such as the training and test accuracies in FedWalk's Table 2."""
 
 import csv
+import math
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -9,8 +10,10 @@ import pytest
 
 from commands.test_compare import TABLES, fake_run, filled, plan_file
 from flcog.commands.cli import main
+from flcog.commands.compare.candidates import sign
 from flcog.commands.compare.curves import curves_figure, draw_curves
 from flcog.commands.compare.latex import latex
+from flcog.commands.compare.notes import notes
 from flcog.commands.compare.plan import Cell, apart, cells, select
 from flcog.commands.compare.report import text
 from flcog.commands.compare.results import check_metric
@@ -18,6 +21,7 @@ from flcog.commands.compare.saved_results import results_of
 from flcog.commands.compare.table import summarise
 from flcog.commands.compare.table_file import read_table
 from flcog.commands.compare.verdicts import verdicts
+from flcog.core.monitor import mode_of
 
 METRICS = {"loss": "test/loss", "training": "training/accuracy"}
 SETTINGS = {"x": None, "y": {"arguments": {"data.seed": 3}}}
@@ -107,6 +111,53 @@ def test_a_metric_may_be_of_a_runs_first_rounds(tmp_path: Path) -> None:
     assert {name: [len(seed) for seed in arms["A"]] for name, arms in panels.items()} == {"round 9": [3]}
 
 
+@pytest.mark.parametrize(
+    "content",
+    [
+        {"metric": "test/foo", "mode": "min", "columns": {"a": {"target": 0.5}}},
+        {"metrics": {"a": {"metric": "test/foo", "mode": "min"}}, "columns": {"": {"target": 0.5}}},
+    ],
+)
+def test_a_table_may_say_that_smaller_values_are_better(content: dict[str, Any], tmp_path: Path) -> None:
+    plan = read_table(plan_file(tmp_path, **content))
+    runs = cells(plan, tmp_path / "out", [])
+    for cell in runs:
+        low = [2.0, 0.25, 3.0] if cell.row == "A" else [3.0, 1.0, 2.0]
+        chosen = [1.0, 9.0, 0.5]  # by the smallest validation score, which is in round 3
+        fake_run(cell, [0.5] * 3, finished=True, test__foo=low, val__foo=chosen)
+    given = filled(plan, runs)
+    assert given.scores("A", "a", "best") == {0: 0.25} and given.scores("A", "a", "val") == {0: 3.0}
+    (a, b) = given.results
+    assert a.targets == {"foo_0.5": (pytest.approx(1 + 1.5 / 1.75), pytest.approx(math.nan, nan_ok=True))} and b.targets == {}
+    assert r"A & \textbf{0.2500}" in latex(given, "std") and "the name does not tell" not in text(given, "std")
+    assert sign([a]) == 1, "--tune takes the configuration with the smallest score"
+
+
+@pytest.mark.parametrize(
+    ("metrics", "said"),
+    [
+        ({"a": "test/foo"}, ["test/foo counts as better the higher it is, because the name does not tell; write mode: min"]),
+        ({"a": "test/foo", "b": "test/bar"}, ["test/foo and test/bar count as better the higher they are"]),
+        ({"a": "test/nll", "b": {"metric": "test/foo", "mode": "max"}}, []),
+    ],
+)
+def test_a_note_names_metrics_whose_names_do_not_tell_what_is_better(
+    metrics: dict[str, Any], said: list[str], tmp_path: Path
+) -> None:
+    plan = read_table(plan_file(tmp_path, metrics=metrics))
+    runs = cells(plan, tmp_path / "out", [])
+    for cell in apart(runs):
+        fake_run(cell, [0.5], finished=True, test__foo=[0.5], test__bar=[0.5], test__nll=[0.5])
+    found = [note for note in notes(filled(plan, runs), "std") if "as better" in note]
+    assert len(found) == len(said) and all(note.startswith(start) for note, start in zip(found, said, strict=True))
+
+
+@pytest.mark.parametrize("path", TABLES, ids=lambda path: path.stem)
+def test_every_table_of_ours_tells_which_values_are_better(path: Path, tmp_path: Path) -> None:
+    runs = cells(read_table(path), tmp_path, [])
+    assert all(mode_of(cell.metric) for cell in runs if cell.metric)
+
+
 @pytest.mark.parametrize("path", TABLES, ids=lambda path: path.stem)
 def test_what_was_noted_at_the_best_evaluation_is_the_last_that_was_noted(path: Path) -> None:
     table = read_table(path)
@@ -150,12 +201,17 @@ def test_a_run_is_trained_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, 
         ({"metrics": {"a": 3}}, "metrics in .* must be columns of metrics.csv by name"),
         (
             {"metrics": {"a": {"summary": "last"}}},
-            r"with their own summary or last round, \{test: \{metric: test/accuracy, summary: last, round: 10\}\}",
+            r"with their own mode \(min or max\), summary or last round, "
+            r"\{test: \{metric: test/accuracy, mode: max, summary: last, round: 10\}\}",
         ),
-        ({"metrics": {"a": {"metric": "test/loss", "summary": "worst"}}}, "or with their own summary or last round"),
-        ({"metrics": {"a": {"metric": "test/loss", "round": 0}}}, "or with their own summary or last round"),
-        ({"metrics": {"a": {"metric": "test/loss", "rounds": 3}}}, "or with their own summary or last round"),
+        ({"metrics": {"a": {"metric": "test/loss", "summary": "worst"}}}, "or with their own mode .*, summary or last round"),
+        ({"metrics": {"a": {"metric": "test/loss", "round": 0}}}, "or with their own mode .*, summary or last round"),
+        ({"metrics": {"a": {"metric": "test/loss", "rounds": 3}}}, "or with their own mode .*, summary or last round"),
+        ({"metrics": {"a": {"metric": "test/loss", "mode": "down"}}}, r"or with their own mode \(min or max\)"),
         ({"metrics": METRICS, "metric": "test/loss"}, "has both metric and metrics: keep one"),
+        ({"metric": "test/foo", "mode": "lower"}, r"mode in .*table.yaml must be max or min; got 'lower'"),
+        ({"mode": "min"}, "has mode min, which is about one metric: name that metric under metric"),
+        ({"mode": "min", "metrics": METRICS}, r"one metric: write \{metric: \.\.\., mode: \.\.\.\} under metrics"),
     ],
 )
 def test_mistakes(content: dict[str, Any], message: str, tmp_path: Path) -> None:

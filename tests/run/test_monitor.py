@@ -1,5 +1,6 @@
 """Which figure observers watch, whether lower values of it are better, and which round was the best."""
 
+import importlib
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -7,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from harness import TinyData, classifier, fit
+from torchmetrics import Metric
 
 import flcog
 from flcog.callbacks import EarlyStopping, RoundsToTarget
@@ -62,11 +64,37 @@ def test_the_best_checkpoint_is_the_best_rounds_model(
         ("test/client_accuracy_variance", True),
         ("test/client_accuracy_jain", False),
         ("test/client_mae_jain", False),
+        *((f"test/{name}", True) for name in ("nll", "ece", "brier", "brier_score", "wer", "mape", "cross_entropy", "log_loss")),
+        *(
+            (f"test/{name}", True)
+            for name in ("MeanSquaredError", "MulticlassCalibrationError", "hamming_distance", "error_rate")
+        ),
+        *((name, True) for name in ("drift/norm", "time/round", "comm/total_bytes", "valLoss", "negative_log_likelihood")),
+        *((f"test/{name}", False) for name in ("f1", "R2Score", "mIoU", "mAP50", "top5_acc", "explained_variance", "foo")),
+        *((name, False) for name in ("drift/cosine", "neg_mean_squared_error", "test/domain_shift_accuracy")),
     ],
 )
 def test_which_way_is_up(name: str, lower: bool) -> None:
     assert lower_is_better(name) == lower
     assert Monitor(name, None).gain(name, 1.0, over=2.0) == (1 if lower else -1)
+    assert Monitor(name, "min").gain(name, 1.0, over=2.0) == 1 and Monitor(name, "max").gain(name, 1.0, over=2.0) == -1
+
+
+DISPUTED = {
+    *("BinaryFairness", "BinaryGroupStatRates", "WordInfoPreserved"),
+    *("DaviesBouldinScore", "PerceptualPathLength", "SpectralDistortionIndex"),
+}
+"""torchmetrics calls rates of groups and the share of preserved words better if they are lower, and three distances if they are higher."""
+
+
+def test_names_of_torchmetrics_tell_what_torchmetrics_says() -> None:
+    found: dict[str, bool] = {}
+    for name in ("classification", "regression", "image", "audio", "text", "retrieval", "clustering", "segmentation", "shape"):
+        module = importlib.import_module(f"torchmetrics.{name}")
+        classes = {key: value for key, value in vars(module).items() if isinstance(value, type) and issubclass(value, Metric)}
+        found |= {key: value.higher_is_better for key, value in classes.items() if isinstance(value.higher_is_better, bool)}
+    assert len(found) > 100
+    assert {name for name, higher in found.items() if lower_is_better(name) == higher} == DISPUTED
 
 
 def test_an_explicit_metric_decides_and_so_does_an_explicit_mode(tmp_path: Path) -> None:

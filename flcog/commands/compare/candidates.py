@@ -10,7 +10,7 @@ from typing import Any
 
 from flcog.commands.compare.facts import facts_of
 from flcog.commands.compare.plan import Cell, Part, Table, cells
-from flcog.commands.compare.results import Result, compared_metric, result_of
+from flcog.commands.compare.results import Result, compared_metric, on_validation, result_of
 from flcog.core.monitor import lower_is_better
 
 Values = Mapping[str, Any]
@@ -94,7 +94,7 @@ def _validated(cell: Cell, table: Table, until: float) -> Result:
     if run is not None and not history and cell.finished:  # it diverged in round 1
         return result_of(cell, history, facts_of(cell, run), table.last, finished=True)
     metric = compared_metric(cell.metric, history)
-    twin = f"val/{(metric or '').removeprefix('test/')}"
+    twin = on_validation(metric or "")
     # Columns of `RoundsToTarget` may be about the test set.
     history = [{name: value for name, value in row.items() if not name.startswith("to_")} for row in history]
     if run is None or not any(twin in row for row in history):

@@ -7,6 +7,7 @@ from flcog.commands.compare.findings import compared, paper_table, percent
 from flcog.commands.compare.plan import file_name, joined
 from flcog.commands.compare.result_table import ResultTable
 from flcog.commands.compare.table import Spread
+from flcog.core.monitor import mode_of
 
 MOST_NAMED = 5
 """The number of slowed runs that a note names."""
@@ -41,6 +42,9 @@ def _on_scores(filled: ResultTable) -> Iterator[str]:
         other = "the score at the best validation is not" if chosen else "no run had a validation set"
         text += f" The best score is picked on the test set, as papers do, and is therefore too good; {other}."
     yield text
+    if unknown := [metric for metric in metrics if mode_of(metric) is None]:
+        are = "counts as better the higher it is" if len(unknown) == 1 else "count as better the higher they are"
+        yield f"{' and '.join(unknown)} {are}, because the name does not tell; write mode: min beside the metric in the table if not."
 
 
 def _on_spread(filled: ResultTable, spread: Spread) -> Iterator[str]:

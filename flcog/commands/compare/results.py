@@ -9,7 +9,7 @@ import numpy as np
 
 from flcog.commands.compare.facts import Facts, History
 from flcog.commands.compare.plan import Cell, Summary, joined
-from flcog.core.monitor import lower_is_better, main_metric
+from flcog.core.monitor import Metric, lower_is_better, main_metric, mode_of
 from flcog.core.waiting import DISTURBED
 
 
@@ -129,11 +129,16 @@ def _scores(metric: str, values: Sequence[float], tail: Sequence[float], history
 
 def chooser_of(metric: str, history: History) -> str | None:
     """The validation metric that chooses a round: the same metric as the compared one if there is one, or the main one."""
-    twin = f"val/{metric.removeprefix('test/')}"
+    twin = on_validation(metric)
     if any(twin in row for row in history):
         return twin if twin != metric else None
     found = next((name for row in reversed(history) if (name := main_metric(row, selecting=True))), None)
     return found if found and found.startswith("val/") and found != metric else None
+
+
+def on_validation(metric: str) -> Metric:
+    """The same metric on the validation set, such as ``val/accuracy``."""
+    return Metric(f"val/{metric.removeprefix('test/')}", mode_of(metric))
 
 
 def _best(metric: str, values: Sequence[float]) -> float:

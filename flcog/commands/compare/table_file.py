@@ -12,6 +12,7 @@ from flcog.commands.compare.axis import read_axis
 from flcog.commands.compare.plan import Part, Table
 from flcog.commands.compare.published import is_number, read_published
 from flcog.commands.compare.table_keys import KEYS, SPLIT, are_texts
+from flcog.core.monitor import Metric
 from flcog.core.yaml_files import load_yaml
 
 FURTHER: Mapping[str, Mapping[str, str]] = {
@@ -21,7 +22,7 @@ FURTHER: Mapping[str, Mapping[str, str]] = {
 """Further entries of rows and columns, with their meanings."""
 
 PLAIN = (
-    *("metric", "last", "confidence", "summary", "over_rounds", "average", "worst"),
+    *("last", "confidence", "summary", "over_rounds", "average", "worst"),
     *("trunks", "reason", "trials", "hypothesis", "halving"),
 )
 LISTS = ("exploratory", "reproduces", "deviations", "unstated")
@@ -100,6 +101,7 @@ class _TableFile:
             rows,
             columns,
             seeds=seeds,
+            metric=Metric(value["metric"], value["mode"]) if value["metric"] else None,
             published=read_published(value["published"], rows, named, self.path),
             against=self._against(rows),
             figure=read_axis(value["figure"], rows, columns, self.path),
@@ -117,6 +119,9 @@ class _TableFile:
         """Refuse keys that contradict each other, and keys without the ones that explain them."""
         if value["metrics"] and value["metric"]:
             raise ValueError(f"{self.path} has both metric and metrics: keep one")
+        if value["mode"] and not value["metric"]:
+            where = "write {metric: ..., mode: ...} under metrics" if value["metrics"] else "name that metric under metric"
+            raise ValueError(f"{self.path} has mode {value['mode']}, which is about one metric: {where}")
         for name in ("average", "worst"):
             if value[name] and (value[name] in columns or (name == "worst" and value[name] == value["average"])):
                 raise ValueError(
@@ -206,7 +211,13 @@ class _TableFile:
 def _with_metrics(columns: Mapping[str, Part], metrics: Mapping[str, Any]) -> Mapping[str, Part]:
     """The columns; if there are metrics, a column for each pair of a column and a metric."""
     return {
-        f"{column} {name}".strip(): replace(part, setting=column, **(metric if isinstance(metric, dict) else {"metric": metric}))
+        f"{column} {name}".strip(): replace(part, setting=column, **_of_metric(metric))
         for column, part in columns.items()
         for name, metric in metrics.items()
     } or columns
+
+
+def _of_metric(given: Any) -> dict[str, Any]:
+    """A column's metric, with its own summary or last round."""
+    own = dict(given) if isinstance(given, dict) else {"metric": given}
+    return own | {"metric": Metric(own["metric"], own.pop("mode", None))}

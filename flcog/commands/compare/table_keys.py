@@ -5,9 +5,11 @@ from typing import Any, NamedTuple, get_args
 
 from flcog.commands.compare.plan import SPLIT_SEED, Summary
 from flcog.commands.compare.published import is_number
+from flcog.core.monitor import Mode
 
 SPLIT = SPLIT_SEED.rpartition(".")[2]
 SUMMARIES = get_args(Summary)
+MODES = get_args(Mode)
 
 
 class Kind(NamedTuple):
@@ -47,12 +49,12 @@ def _are_seeds(value: Any) -> bool:
 
 
 def _is_metric(value: Any) -> bool:
-    """Whether it is a column of metrics.csv, or a mapping of a column with its own summary or last round."""
+    """Whether it is a column of metrics.csv, or a mapping of a column with its own mode, summary or last round."""
     if not isinstance(value, dict):
         return isinstance(value, str)
     summary, round = value.get("summary", "best"), value.get("round", 1)
-    known = isinstance(value.get("metric"), str) and not value.keys() - {"metric", "summary", "round"}
-    return known and summary in SUMMARIES and is_whole(round) and round > 0
+    known = isinstance(value.get("metric"), str) and not value.keys() - {"metric", "mode", "summary", "round"}
+    return known and value.get("mode") in (None, *MODES) and summary in SUMMARIES and is_whole(round) and round > 0
 
 
 def _are_margins(value: Any) -> bool:
@@ -69,9 +71,10 @@ DRAWS = Kind(lambda value: value in (["seed"], ["seed", SPLIT]), f"be [seed] or 
 METRIC = Kind(lambda value: isinstance(value, str), "be a column of metrics.csv, such as test/accuracy")
 METRICS = Kind(
     lambda value: isinstance(value, dict) and all(map(_is_metric, value.values())),
-    "be columns of metrics.csv by name, {test: test/accuracy}, or with their own summary or last round, "
-    "{test: {metric: test/accuracy, summary: last, round: 10}}",
+    "be columns of metrics.csv by name, {test: test/accuracy}, or with their own mode (min or max), summary or last round, "
+    "{test: {metric: test/accuracy, mode: max, summary: last, round: 10}}",
 )
+MODE = Kind(lambda value: value in MODES, f"be {' or '.join(MODES)}")
 SUMMARY = Kind(lambda value: value in SUMMARIES, f"be {' or '.join(SUMMARIES)}")
 COUNT = Kind(lambda value: is_whole(value) and value > 0, "be a whole number of evaluations, at least 1")
 MARGIN = Kind(
@@ -103,9 +106,11 @@ KEYS = {
     ),
     "vary": Key(f"[seed, {SPLIT}] to draw the split of the data from each seed, too; [seed] by default", ["seed"], DRAWS),
     "metric": Key("the column of metrics.csv to compare; by default the task's main one", None, METRIC),
+    "mode": Key("min if smaller values of this metric are better, or max; by default the words of its name decide", None, MODE),
     "metrics": Key(
         "several such columns by name, each of which is shown in every setting: {training: training/accuracy, test: test/accuracy}; "
-        "{metric: ..., summary: ..., round: ...} gives a metric its own summary, or ends its scores and targets after fewer rounds",
+        "{metric: ..., mode: ..., summary: ..., round: ...} gives a metric its own mode or summary, or ends its scores and targets after "
+        "fewer rounds",
         {},
         METRICS,
     ),
