@@ -11,11 +11,12 @@ import pytest
 from commands.test_compare import TABLES, fake_run, filled, plan_file
 from flcog.commands.cli import main
 from flcog.commands.compare.candidates import sign
-from flcog.commands.compare.curves import curves_figure, draw_curves
+from flcog.commands.compare.curves import curves_figure, draw_curves, evaluations
 from flcog.commands.compare.latex import latex
 from flcog.commands.compare.notes import notes
 from flcog.commands.compare.plan import Cell, apart, cells, select
 from flcog.commands.compare.report import text
+from flcog.commands.compare.result_table import ResultTable
 from flcog.commands.compare.results import check_metric
 from flcog.commands.compare.saved_results import results_of
 from flcog.commands.compare.table import summarise
@@ -150,6 +151,32 @@ def test_a_note_names_metrics_whose_names_do_not_tell_what_is_better(
         fake_run(cell, [0.5], finished=True, test__foo=[0.5], test__bar=[0.5], test__nll=[0.5])
     found = [note for note in notes(filled(plan, runs), "std") if "as better" in note]
     assert len(found) == len(said) and all(note.startswith(start) for note, start in zip(found, said, strict=True))
+
+
+def test_only_shares_are_shown_in_percent(tmp_path: Path) -> None:
+    """All values are at most 1. Of the losses, that is chance."""
+    metrics = {
+        "accuracy": "test/accuracy",
+        "spread": "test/accuracy_std",
+        "nll": "test/nll",
+        "drift": "drift/norm",
+        "foo": {"metric": "test/foo", "mode": "min"},
+    }
+    plan = read_table(plan_file(tmp_path, metrics=metrics))
+    runs = cells(plan, tmp_path / "out", [])
+    columns = {name: [0.9] for name in ("test__accuracy_std", "test__nll", "drift__norm", "test__foo")}
+    for cell in apart(runs):
+        fake_run(cell, [0.9], finished=True, **columns)
+    given = filled(plan, runs)
+    header, (a, _) = summarise(given)
+    shown = {"accuracy": "90.00", "spread": "90.00", "nll": "0.9000", "drift": "0.9000", "foo": "0.9000"}
+    assert dict(zip(header[1:6], a[1:6], strict=True)) == shown
+    said = "Scores are test/accuracy and test/accuracy_std, in percent, and drift/norm and test/foo and test/nll, as logged."
+    assert notes(given, "std")[0].startswith(said)
+    _, labels = evaluations(plan, given.results)
+    assert labels["foo"] == "Test foo" and labels["accuracy"] == "Test accuracy (%)"
+    alone = ResultTable(select(plan, ["nll"]), [result for result in given.results if result.column == "nll"])
+    assert notes(alone, "std")[0].startswith("Scores are test/nll, as logged.")
 
 
 @pytest.mark.parametrize("path", TABLES, ids=lambda path: path.stem)

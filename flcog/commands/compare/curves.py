@@ -16,9 +16,8 @@ from flcog.commands.compare.findings import percent
 from flcog.commands.compare.folder import OUT_REMEDY
 from flcog.commands.compare.paired import Estimate, estimate
 from flcog.commands.compare.plan import Table
-from flcog.commands.compare.results import Result, span
+from flcog.commands.compare.results import Result, is_share, span
 from flcog.core.files import write_figure
-from flcog.core.monitor import lower_is_better
 
 Series = Sequence[Sequence[tuple[float, float]]]
 """(round, value) of each evaluation, for each seed."""
@@ -231,7 +230,7 @@ def evaluations(table: Table, results: Sequence[Result]) -> tuple[Evaluations, d
         histories = {(result.row, result.seed): result.history for result in results if result.column == column}
         metric = next((result.metric for result in results if result.column == column and result.metric), None)
         measured = [row[metric] for history in histories.values() for row in history if metric in row] if metric else []
-        scale = 100 if metric and _is_share(metric, measured) else 1
+        scale = 100 if metric and is_share(metric, measured) else 1
         panels[column] = {
             row: _evaluations([histories.get((row, seed), ()) for seed in table.seeds], metric, scale) for row in table.rows
         }
@@ -243,10 +242,6 @@ def metric_label(metric: str | None, percent: bool) -> str:
     """The text of a vertical axis, such as "Test accuracy (%)"."""
     words = f"test {metric.removeprefix('test/')}" if metric and metric.startswith("test/") else metric or ""
     return words[:1].upper() + words[1:] + (" (%)" if percent else "")
-
-
-def _is_share(metric: str, measured: Sequence[float]) -> bool:
-    return not lower_is_better(metric.removesuffix("_std")) and not any(abs(value) > 1 for value in measured)
 
 
 def _evaluations(histories: Sequence[History], metric: str | None, scale: float) -> Series:

@@ -32,11 +32,14 @@ def notes(filled: ResultTable, spread: Spread) -> list[str]:
 
 
 def _on_scores(filled: ResultTable) -> Iterator[str]:
-    metrics = dict.fromkeys(result.metric for column in filled.columns for result in filled.in_column(column) if result.metric)
+    metrics: dict[str, str] = {}
+    for column in filled.columns:
+        unit = "in percent" if filled.is_percent(column) else "as logged"
+        metrics |= {result.metric: unit for result in filled.in_column(column) if result.metric}
     if not metrics:
         return
-    unit = "in percent" if any(map(filled.is_percent, filled.columns)) else "as logged"
-    text = f"Scores are {' and '.join(metrics)}, {unit}."
+    units = {unit: " and ".join(metric for metric in metrics if metrics[metric] == unit) for unit in metrics.values()}
+    text = f"Scores are {', and '.join(f'{names}, {unit}' for unit, names in units.items())}."
     if any(metric.startswith("test/") for metric in metrics):
         chosen = any("val" in result.scores for result in filled.results)
         other = "the score at the best validation is not" if chosen else "no run had a validation set"

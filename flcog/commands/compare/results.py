@@ -186,9 +186,13 @@ def _crossing(cell: Cell, metric: str | None, history: History) -> dict[str, tup
 def percent_scale(results: Sequence[Result]) -> float:
     """100 if the runs' metric is a share, which is shown in percent, else 1."""
     metric = next((result.metric for result in results if result.metric), None)
-    if metric is None or lower_is_better(metric.removesuffix("_std")):  # the spread of a share is shown in percentage points
-        return 1.0
-    return 1.0 if any(abs(value) > 1 for result in results for value in result.scores.values()) else 100.0
+    return 100.0 if metric and is_share(metric, [value for result in results for value in result.scores.values()]) else 1.0
+
+
+def is_share(metric: str, values: Sequence[float]) -> bool:
+    """Whether a metric with these values is a share, or the spread of one. Metrics of which smaller values are better are none."""
+    score = metric.removesuffix("_std") if metric.endswith("_std") else metric  # which keeps a stated mode
+    return not lower_is_better(score) and not any(abs(value) > 1 for value in values)
 
 
 def standard_deviation(values: Sequence[float]) -> float:
