@@ -237,6 +237,13 @@ def test_a_run_is_trained_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, 
         ({"metrics": {"a": {"metric": "test/loss", "mode": "down"}}}, r"or with their own mode \(min or max\)"),
         ({"metrics": METRICS, "metric": "test/loss"}, "has both metric and metrics: keep one"),
         ({"metric": "test/foo", "mode": "lower"}, r"mode in .*table.yaml must be max or min; got 'lower'"),
+        *(
+            (
+                {"metrics": METRICS, name: "all"},
+                rf"{name} in .* would mix test/loss and training/accuracy: remove it, or keep one",
+            )
+            for name in ("average", "worst")
+        ),
         ({"mode": "min"}, "has mode min, which is about one metric: name that metric under metric"),
         ({"mode": "min", "metrics": METRICS}, r"one metric: write \{metric: \.\.\., mode: \.\.\.\} under metrics"),
     ],
@@ -244,6 +251,29 @@ def test_a_run_is_trained_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, 
 def test_mistakes(content: dict[str, Any], message: str, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=message):
         read_table(plan_file(tmp_path, **content))
+
+
+def test_rounds_of_one_metric_have_an_average(tmp_path: Path) -> None:
+    metrics = {"early": {"metric": "test/loss", "round": 1}, "late": "test/loss"}
+    plan = read_table(plan_file(tmp_path, metrics=metrics, average="mean", worst="worst"))
+    runs = cells(plan, tmp_path / "out", [])
+    for cell in apart(runs):
+        fake_run(cell, [0.5, 0.5], finished=True, test__loss=[3.0, 1.0])
+    given = filled(plan, runs)
+    assert given.scores("A", "mean", "best") == {0: 2.0} and given.scores("A", "worst", "best") == {0: 3.0}
+
+
+def test_main_metrics_that_differ_between_settings_have_no_average(tmp_path: Path) -> None:
+    """For example, an image classification and a regression."""
+    plan = read_table(plan_file(tmp_path, columns={"x": None, "y": None}, average="mean", worst="worst case"))
+    for cell in cells(plan, tmp_path / "out", []):
+        run = fake_run(cell, [0.5, 0.75], finished=True)
+        if cell.column == "y":
+            (run / "metrics.csv").write_text("round,test/mse\n1,9.0\n2,4.0\n")
+    given = filled(plan, cells(plan, tmp_path / "out", []))
+    header, (a, _) = summarise(given)
+    assert dict(zip(header[1:5], a[1:5], strict=True)) == {"x": "75.00", "y": "4.0000", "mean": "", "worst case": ""}
+    assert "There is no mean and no worst case, because the main metrics of the settings differ." in notes(given, "std")
 
 
 def test_cells_of_one_run_are_told_apart_from_names_that_clash(tmp_path: Path) -> None:

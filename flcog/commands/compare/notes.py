@@ -45,6 +45,8 @@ def _on_scores(filled: ResultTable) -> Iterator[str]:
         other = "the score at the best validation is not" if chosen else "no run had a validation set"
         text += f" The best score is picked on the test set, as papers do, and is therefore too good; {other}."
     yield text
+    if len(metrics) > 1 and (combined := " and no ".join(filter(None, (filled.table.average, filled.table.worst)))):
+        yield f"There is no {combined}, because the main metrics of the settings differ."
     if unknown := [metric for metric in metrics if mode_of(metric) is None]:
         are = "counts as better the higher it is" if len(unknown) == 1 else "count as better the higher they are"
         yield f"{' and '.join(unknown)} {are}, because the name does not tell; write mode: min beside the metric in the table if not."

@@ -130,7 +130,7 @@ class ResultTable:
 
 
 def _over_settings(table: Table, results: Sequence[Result], name: str, worst: bool = False) -> list[Result]:
-    """The mean over all settings, for each row and seed with a run in every setting.
+    """The mean over all settings, for each row and seed with a run in every setting. None if the main metrics of settings differ.
 
     Args:
         table: the table.
@@ -144,7 +144,7 @@ def _over_settings(table: Table, results: Sequence[Result], name: str, worst: bo
     averages = []
     for row, seed in dict.fromkeys((result.row, result.seed) for result in results):
         parts = [found[row, column, seed] for column in table.columns if (row, column, seed) in found]
-        if len(parts) < len(table.columns):
+        if len(parts) < len(table.columns) or len({part.metric for part in parts} - {None}) > 1:
             continue
         common = [summary for summary in parts[0].scores if all(summary in part.scores for part in parts)]
         extreme = np.max if lower_is_better(parts[0].metric or "") else np.min  # NaN if any score is NaN

@@ -127,6 +127,11 @@ class _TableFile:
                 raise ValueError(
                     f"{name} in {self.path} must be the name of a further column; {value[name]!r} is a column already"
                 )
+            metrics = dict.fromkeys(part.metric or value["metric"] or "the main metric" for part in columns.values())
+            if value[name] and len(metrics) > 1:
+                raise ValueError(
+                    f"{name} in {self.path} would mix {' and '.join(metrics)}: remove it, or keep one of them in a table of its own"
+                )
         if value["margin"] is not None and not value["reason"]:
             raise ValueError(f"{self.path} has margin {value['margin']}: give the reason for it under reason")
         if value["reproduces"] and "deviations" not in self.content:

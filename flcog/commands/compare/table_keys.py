@@ -122,8 +122,8 @@ KEYS = {
     ),
     "last": Key("the number of evaluations in this mean; 5 by default", 5, COUNT),
     "over_rounds": Key("true to show the deviation of this mean over its evaluations, not over seeds", False, FLAG),
-    "average": Key("the name of a further column with the mean over all settings", "", TEXT),
-    "worst": Key("the name of a further column with each run's worst score over all settings", "", TEXT),
+    "average": Key("the name of a further column with the mean over all settings, which need one metric", "", TEXT),
+    "worst": Key("the name of a further column with each run's worst score over all settings, which need one metric", "", TEXT),
     "against": Key("the row to compare the others with, by default the first; or {row: the row to compare it with}"),
     "confidence": Key("the confidence of the shown intervals, on which no verdict depends; 0.95 by default", 0.95, SHARE),
     "published": Key(
