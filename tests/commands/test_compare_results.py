@@ -477,6 +477,29 @@ def test_a_column_of_few_rounds_is_a_low_bound(tmp_path: Path) -> None:
     assert found.text == "> 1.0x, > 0.0 %" and found.beyond, "B needs the two rounds and 20 bytes that did not suffice for A"
 
 
+def test_a_target_that_no_run_reached_is_shown(tmp_path: Path) -> None:
+    """The target of a column, and those of ``RoundsToTarget``, about the main metric and about another one."""
+    asks = [{"target": 0.9}, {"target": 0.1, "monitor": "test/loss"}]
+    parts = [{"class_path": "flcog.callbacks.RoundsToTarget", "init_args": each} for each in asks]
+    (tmp_path / "asks.yaml").write_text(yaml.safe_dump({"trainer": {"callbacks": parts}}))
+    columns = {"x": {"target": 0.8}, "y": {"configs": ["asks.yaml"]}, "z": None}
+    plan, saved = read_table(a_table(tmp_path, columns=columns, seeds=[0, 1, 2])), tmp_path / "saved.csv"
+    runs = cells(plan, tmp_path / "out", [])
+    for cell in runs:
+        real_run(cell)
+    write_results(saved, plan, runs)
+    live = results_of(plan, runs, None)
+    shutil.rmtree(tmp_path / "out")
+    for results in (live, results_of(plan, runs, saved)):
+        given = ResultTable(plan, results)
+        missed = {"x": ["accuracy_0.8"], "y": ["accuracy_0.9", "loss_0.1"], "z": []}
+        for column, names in missed.items():
+            header, rows = in_setting(given, column)
+            assert [name for name in header if name.startswith("rounds to")] == [f"rounds to {name}" for name in names]
+            for name in names:
+                assert [row[header.index(f"rounds to {name}")] for row in rows] == ["> 2 (0 of 3 seeds reached it)"] * 2
+
+
 def test_targets_without_bytes(tmp_path: Path) -> None:
     """Private runs withhold the bytes until a target. The rounds are shown alone."""
     plan = read_table(plan_file(tmp_path, rows={"A": None}, columns={"": {"target": 0.5}}))

@@ -9,6 +9,7 @@ import numpy as np
 
 from flcog.commands.compare.facts import Facts, History
 from flcog.commands.compare.plan import Cell, Summary, joined
+from flcog.commands.compare.targets import target_name, targets_of
 from flcog.core.monitor import Metric, lower_is_better, main_metric, mode_of
 from flcog.core.waiting import DISTURBED
 
@@ -28,7 +29,8 @@ class Result:
         averaged: the number of evaluations in the mean.
         deviation: their standard deviation; NaN for one evaluation.
         until: the last round that counts for its scores and targets; None for all.
-        targets: for each target, such as ``accuracy_0.8``, the rounds and the bytes until it was reached.
+        targets: for each target that it reached, such as ``accuracy_0.8``, the rounds and the bytes until then.
+        asked: the names of all its targets.
         simulated: the simulated seconds until each of these targets, in runs with simulated time.
         diverged: whether its model became NaN or infinite.
         history: its rows.
@@ -46,6 +48,7 @@ class Result:
     deviation: float = math.nan
     until: int | None = None
     targets: Mapping[str, tuple[float, float]] = field(default_factory=dict)
+    asked: Sequence[str] = ()
     simulated: Mapping[str, float] = field(default_factory=dict)
     diverged: bool = False
     history: History = field(default=(), repr=False, compare=False)
@@ -97,6 +100,7 @@ def result_of(cell: Cell, history: History, facts: Facts, last: int, finished: b
         until=cell.until,
         targets={name: (rounds, _bytes_to(name, row)) for name, rounds, row in _logged(seen, "rounds")}
         | _crossing(cell, compared, seen),
+        asked=targets_of(cell, compared, history),
         simulated={name: seconds for name, seconds, _ in _logged(seen, "simulated")},
         diverged=diverged,
         history=history,
@@ -177,7 +181,7 @@ def _crossing(cell: Cell, metric: str | None, history: History) -> dict[str, tup
             before = before or now
             share = 1.0 if now[0] == before[0] else (sign * cell.target - before[0]) / (now[0] - before[0])
             rounds, sent = (before[i] + share * (now[i] - before[i]) for i in (1, 2))
-            return {f"{metric.removeprefix('test/').replace('/', '_')}_{cell.target:g}": (rounds, sent)}
+            return {target_name(metric, cell.target): (rounds, sent)}
         # A lower point later in the run becomes the best so far, at its own round.
         before = (max(now[0], before[0]) if before else now[0], now[1], now[2])
     return {}

@@ -117,7 +117,7 @@ def spread_of(filled: ResultTable, row: str, column: str, summary: Summary, spre
 
 
 def _target_columns(filled: ResultTable, column: str) -> list[Column]:
-    targets = sorted({target for result in filled.in_column(column) for target in result.targets})
+    targets = sorted({target for result in filled.in_column(column) for target in (*result.targets, *result.asked)})
     runs = [filled.of(row, column) for row in filled.table.rows]
     return [(f"rounds to {target}", [_rounds_to(target, results) for results in runs]) for target in targets]
 
