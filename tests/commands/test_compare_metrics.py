@@ -253,6 +253,16 @@ def test_mistakes(content: dict[str, Any], message: str, tmp_path: Path) -> None
         read_table(plan_file(tmp_path, **content))
 
 
+def test_a_target_is_about_the_first_metric(tmp_path: Path) -> None:
+    """It would be "rounds to loss_0.6" in the columns of the loss. The first metric may have a second column of fewer rounds."""
+    (tmp_path / "base.yaml").write_text("")
+    metrics = "{test: test/accuracy, loss: test/loss, early: {metric: test/accuracy, round: 1}}"
+    path = tmp_path / "table.yaml"
+    path.write_text(f"{{configs: [base.yaml], rows: {{A: }}, columns: {{x: {{target: 0.6}}, y: }}, metrics: {metrics}}}")
+    targets = {cell.column: cell.target for cell in cells(read_table(path), tmp_path, [])}
+    assert targets == {"x test": 0.6, "x loss": None, "x early": 0.6, "y test": None, "y loss": None, "y early": None}
+
+
 def test_rounds_of_one_metric_have_an_average(tmp_path: Path) -> None:
     metrics = {"early": {"metric": "test/loss", "round": 1}, "late": "test/loss"}
     plan = read_table(plan_file(tmp_path, metrics=metrics, average="mean", worst="worst"))

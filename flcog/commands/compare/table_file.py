@@ -214,11 +214,13 @@ class _TableFile:
 
 
 def _with_metrics(columns: Mapping[str, Part], metrics: Mapping[str, Any]) -> Mapping[str, Part]:
-    """The columns; if there are metrics, a column for each pair of a column and a metric."""
+    """The columns; if there are metrics, a column for each pair of a column and a metric. Targets are scores of the first metric."""
+    own = {name: _of_metric(given) for name, given in metrics.items()}
+    first = next((one["metric"] for one in own.values()), None)
     return {
-        f"{column} {name}".strip(): replace(part, setting=column, **_of_metric(metric))
+        f"{column} {name}".strip(): replace(part, setting=column, target=part.target if one["metric"] == first else None, **one)
         for column, part in columns.items()
-        for name, metric in metrics.items()
+        for name, one in own.items()
     } or columns
 
 

@@ -94,7 +94,7 @@ KEYS = {
     ),
     "columns": Key(
         "the settings by name, each with configs and arguments, and target: 0.97 for the rounds at which the curve, made monotone and "
-        "interpolated between evaluations, crosses a score; or the file of another table"
+        "interpolated between evaluations, crosses a score of the first metric, on the scale of metrics.csv; or the file of another table"
     ),
     "seeds": Key("the seeds of every arm in every setting; [0] by default", [0], SEEDS),
     "tuning_seeds": Key("the seeds of --tune; by default the number after the largest seed", [], SEEDS),
@@ -127,8 +127,9 @@ KEYS = {
     "against": Key("the row to compare the others with, by default the first; or {row: the row to compare it with}"),
     "confidence": Key("the confidence of the shown intervals, on which no verdict depends; 0.95 by default", 0.95, SHARE),
     "published": Key(
-        "the paper's figures, {row: {column: figure}}: 73.07 or [73.07, 0.08], or {score: ..., rounds: ..., seconds: ..., bytes: ..., "
-        'saved: per cent of the bytes to a target that are saved}; "> 100" if a target was not reached, "14 to 20" for a range of gains'
+        "the paper's figures, shares in percent, {row: {column: figure}}: 73.07 or [73.07, 0.08], or {score: ..., rounds: ..., "
+        'seconds: ..., bytes: ..., saved: per cent of the bytes to a target that are saved}; "> 100" if a target was not reached, '
+        '"14 to 20" for a range of gains'
     ),
     "margin": Key(
         "the largest difference from the paper that reproduces a figure, in points; or {score: points, rounds: ratio, saved: points}. "
