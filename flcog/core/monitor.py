@@ -19,12 +19,17 @@ bpb brier ece mce crps rankedprobability deviance distance hamming hausdorff edi
 falsenegative fallout kl divergence disparity distortionindex drift spectralangle totalvariation bouldin fid kid lpips perceptual dists
 andtexture regret cost risk penalty epsilon time seconds latency bytes rounds staleness
 """
-LARGER = """
-accuracy acc f1 fbeta precision recall sensitivity specificity auc auroc auprc ap map mrr dcg ndcg hitrate exactmatch iou miou union
-jaccard dice kappa mcc matthews r2 explainedvariance corr correlation pearson spearman cosine likelihood preserved quality bleu rouge chrf
-psnr ssim structural snr sdr signalnoise distortionratio dunn reward throughput
+SHARES = """
+accuracy acc f1 fbeta precision recall sensitivity specificity auc auroc auprc ap map mrr ndcg hitrate exactmatch iou miou jaccard dice
 """
-BETTER: Mapping[str, Mode] = {**dict.fromkeys(SMALLER.split(), "min"), **dict.fromkeys(LARGER.split(), "max")}
+LARGER = """
+dcg union kappa mcc matthews r2 explainedvariance corr correlation pearson spearman cosine likelihood preserved quality bleu rouge chrf psnr
+ssim structural snr sdr signalnoise distortionratio dunn reward throughput
+"""
+BETTER: Mapping[str, Mode] = {
+    **dict.fromkeys(SMALLER.split(), "min"),
+    **dict.fromkeys([*SHARES.split(), *LARGER.split()], "max"),
+}
 """Words, and pairs of words, that tell which values are better."""
 LAST_WORD: Mapping[str, Mode] = {
     "jain": "max",
@@ -69,22 +74,32 @@ def mode_of(metric: str) -> Mode | None:
     """
     if isinstance(metric, Metric) and metric.mode is not None:
         return metric.mode
-    words = [word.lower() for word in WORD.findall(metric)]
-    mode = _told(words)
+    words = words_of(metric)
+    mode = {**BETTER, **LAST_WORD}.get(_telling(words))
     if mode and ("neg" in words or "negative log" in " ".join(words)):  # as scikit-learn names its scores
         return "max" if mode == "min" else "min"
     return mode
 
 
+def names_a_share(metric: str) -> bool:
+    """Whether the name tells of a share, such as an accuracy. A module may still log it in percent."""
+    return _telling(words_of(metric)) in SHARES.split()
+
+
 WORD = re.compile(r"[A-Z]+\d+|[A-Z]+(?=[A-Z][a-z])|[A-Z]?[a-z]+\d*|[A-Z]+|\d+")
 
 
-def _told(words: Sequence[str]) -> Mode | None:
+def words_of(metric: str) -> list[str]:
+    return [word.lower() for word in WORD.findall(metric)]
+
+
+def _telling(words: Sequence[str]) -> str:
+    """The last word or pair of words that tells which values are better; empty if there is none."""
     pairs = list(map("".join, zip(["", *words], words, strict=False)))
     if words and words[-1] in LAST_WORD and pairs[-1] not in BETTER:
-        return LAST_WORD[words[-1]]
+        return words[-1]
     named = [name for pair, word in zip(pairs, words, strict=True) for name in (word.rstrip("0123456789"), word, pair)]
-    return next((BETTER[name] for name in reversed(named) if name in BETTER), None)
+    return next((name for name in reversed(named) if name in BETTER), "")
 
 
 def lower_is_better(metric: str) -> bool:

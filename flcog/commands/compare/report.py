@@ -12,6 +12,7 @@ from flcog.commands.compare.notes import notes
 from flcog.commands.compare.plan import Table
 from flcog.commands.compare.result_table import ResultTable
 from flcog.commands.compare.results import Result
+from flcog.commands.compare.scales import check_scales
 from flcog.commands.compare.score_figure import draw_scores
 from flcog.commands.compare.table import Spread, in_setting, summarise
 from flcog.commands.compare.table_csv import write_csv
@@ -44,6 +45,7 @@ def _titled(title: str, table: str) -> str:
 def report(table: Table, results: Sequence[Result], out: Path, spread: Spread) -> None:
     """Print the filled table. If there are results, write the table and its curves into the folder of the runs."""
     filled = ResultTable(table, results)
+    check_scales(filled)
     said = text(filled, spread)
     print(f"\n{said}\n", flush=True)
     if not results:
