@@ -1,6 +1,6 @@
 """The messages between server and clients: tasks and replies. They contain only tensors and primitive values."""
 
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple, Protocol
 
 import torch
@@ -154,6 +154,20 @@ class Scores(NamedTuple):
     joins: Mapping[str, tuple[str, float]] = {}
 
 
+class Question(NamedTuple):
+    """A question of an evaluation: the name of a function of :class:`flcog.client.runtime.ClientRuntime`, and its arguments.
+
+    - ``evaluate``, which returns :class:`Scores` on the clients' held-out parts. Its arguments are the model's parameters and buffers;
+      the split; whether to return loss and metrics on the union of all parts instead of each client's score; and None, or the model's
+      scores on the classes of a test set, which each client weights by its label counts.
+    - ``personal_scores``, which returns the scores of clients' own models on their data. Its arguments are the broadcast, the method's
+      name, the clients, the global parameters, from which clients without a state start, and the split.
+    """
+
+    name: Literal["evaluate", "personal_scores"]
+    arguments: tuple[Any, ...]
+
+
 class Clients(Protocol):
     """The server's interface to the clients, which may run in other processes. All arguments and results are serialisable."""
 
@@ -183,23 +197,11 @@ class Clients(Protocol):
     def commit(self, clients: Sequence[int]) -> None:
         """Keep the provisional states of these clients, whose replies the server has accepted, and forget all others."""
 
-    def evaluate(self, params: Params, buffers: Params, split: Split, figures: bool, classes: Tensor | None = None) -> Scores:
-        """The model's scores on the clients' held-out parts.
-
-        Args:
-            params, buffers: the model's.
-            split: the parts.
-            figures: whether to return loss and metrics on the union of all parts instead of each client's score.
-            classes: the model's scores on the classes of a test set. Each client weights them by its label counts.
-        """
+    def ask(self, questions: Sequence[Question]) -> Iterable[Any]:
+        """The answers to the questions of an evaluation, in order. A host of clients receives all of them in one message."""
 
     def losses(self, received: Download, clients: Sequence[int]) -> list[float]:
         """The mean loss of the broadcast model on each client's training data; NaN without an answer. ``received.server`` is empty."""
-
-    def personal_scores(
-        self, received: Download, method: str, clients: Sequence[int], first: Params, split: Split
-    ) -> list[float]:
-        """The scores of clients' own models on their data. Clients without a state start from ``first``, the global parameters."""
 
     def personal_model(self, received: Download, method: str, client: int, first: Params) -> tuple[Params, Params]:
         """A client's own parameters and buffers."""

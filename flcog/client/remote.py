@@ -1,26 +1,26 @@
 """Clients in other processes: the server's side and the hosts' side of every message. The transport of messages is the user's."""
 
-import functools
-import math
-import warnings
+import itertools
 from collections.abc import Generator, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import torch
-from torch import Tensor
 
 from flcog.client.executor import Choice
-from flcog.client.messages import ClientReply, ClientTask, Download, RollCall, Scores, Split
+from flcog.client.joined_scores import joined_numbers, joined_scores
+from flcog.client.messages import ClientReply, ClientTask, Download, Question, RollCall
 from flcog.client.store import ClientStore, StatesInMemory
 from flcog.core.types import Params, Slot
-from flcog.evaluation_log import POOLED, Logged
 from flcog.wire.population import Population
 
 CALLS = (
     *("begin", "exchange", "roll_call", "set_up", "stateful", "contact", "train", "commit", "evaluate", "losses"),
-    *("personal_scores", "personal_model", "snapshot", "restore"),
+    *("personal_model", "snapshot", "restore"),
 )
 """The requests that a server sends to hosts."""
+
+QUESTIONS = ("evaluate", "personal_scores")
+"""The questions that a request ``evaluate`` may contain."""
 
 
 class NoAnswer(TimeoutError):
@@ -40,13 +40,6 @@ class Host(Protocol):
         """
 
 
-def _over_rows(host: Scores, name: str, rows: int) -> Logged:
-    """A host's figure over the held-out samples of its clients, of which there are ``rows``."""
-    reduction, per_row = host.joins.get(name, ("mean", 1.0))
-    weight = rows * per_row
-    return Logged(reduction, host.figures[name] * weight if reduction == "mean" else host.figures[name], weight)
-
-
 def answer_of(clients: Any, name: str, arguments: Sequence[Any]) -> Any:
     """A host's answer to a request.
 
@@ -56,9 +49,24 @@ def answer_of(clients: Any, name: str, arguments: Sequence[Any]) -> Any:
     """
     if name not in CALLS:
         raise ValueError(f"a host answers {', '.join(CALLS)}; got {name}")
+    if name == "evaluate":
+        return _answers_to(clients, *arguments)
     found = getattr(clients, name)
     result = found(*arguments) if callable(found) else found
     return list(result) if isinstance(result, Generator) else result
+
+
+def _answers_to(clients: Any, questions: Sequence[tuple[str, int]], *arguments: Any) -> list[Any]:
+    """The answers to several questions, each with its number of arguments, which follow one after another.
+
+    As arguments of one request, equal ones such as the model travel once, if the transport stores equal bytes once.
+    """
+    given, asked = iter(arguments), list[Question]()
+    for name, count in questions:
+        if name not in QUESTIONS:
+            raise ValueError(f"a host answers the questions {', '.join(QUESTIONS)}; got {name}")
+        asked.append(Question(name, tuple(itertools.islice(given, count))))  # type: ignore[arg-type]
+    return list(clients.ask(asked))
 
 
 class RemoteExecutor(NamedTuple):
@@ -181,38 +189,38 @@ class RemoteClients:
     def commit(self, clients: Sequence[int]) -> None:
         list(self._each("commit", clients, lambda mine: (mine,)))
 
-    def evaluate(self, params: Params, buffers: Params, split: Split, figures: bool, classes: Tensor | None = None) -> Scores:
-        arguments = (params, buffers, split, figures, classes)
-        parts: dict[int, Scores] = dict(
-            self._answers("evaluate", dict.fromkeys(range(len(self.hosts)), arguments), optional=True)
-        )
+    def ask(self, questions: Sequence[Question]) -> list[Any]:
+        given = [self._by_host(question) for question in questions]
+        asked = {k: mine for k in range(len(self.hosts)) if (mine := [i for i, own in enumerate(given) if k in own])}
+        found: list[dict[int, Any]] = [{} for _ in questions]
+        requests = {
+            k: ([(questions[i].name, len(given[i][k])) for i in mine], *(value for i in mine for value in given[i][k]))
+            for k, mine in asked.items()
+        }
+        for k, answers in self._answers("evaluate", requests, optional=True):
+            for i, answer in zip(asked[k], answers, strict=True):
+                found[i][k] = answer
+        return [self._joined(*each) for each in zip(questions, found, strict=True)]
+
+    def _by_host(self, question: Question) -> dict[int, tuple[Any, ...]]:
+        """The arguments of a question for each host that it concerns."""
+        if question.name == "evaluate":
+            return dict.fromkeys(range(len(self.hosts)), question.arguments)
+        received, method, clients, *rest = question.arguments
+        return {k: (received, method, mine, *rest) for k, mine in self._divided(clients).items()}
+
+    def _joined(self, question: Question, parts: Mapping[int, Any]) -> Any:
+        """The answer to a question, from the hosts' answers."""
+        if question.name == "personal_scores":
+            return joined_numbers(parts, self._home, question.arguments[2])
         if not parts:
             raise NoAnswer("no host has answered the request to evaluate the model")
-        counts = {k: self._calls[k].val if split == "val" else self._calls[k].test for k in parts}
-        sizes = {k: 0 if count is None else int(count.sum()) for k, count in counts.items()}
-        together, withheld = dict[str, float](), list[str]()
-        for name in dict.fromkeys(name for part in parts.values() for name in part.figures):
-            measured = [k for k, part in parts.items() if name in part.figures]  # a host without held-out samples has none
-            if len(measured) > 1 and any(parts[k].joins.get(name, ("", 1))[0] == POOLED for k in measured):
-                withheld.append(name)
-                continue
-            together[name] = functools.reduce(Logged.joined, (_over_rows(parts[k], name, sizes[k]) for k in measured)).value
-        if withheld:
-            warnings.warn(
-                f"{', '.join(withheld)} on the clients' held-out parts: no mean over samples, so the {self.kind}s' figures do not "
-                "tell that of all samples together. It is left out; a validation set of the server's gives it",
-                stacklevel=2,
-            )
-        scores = torch.stack([part.clients for part in parts.values()]).nanmean(0)
-        return Scores(scores, together)
+        counts = {k: self._calls[k].val if question.arguments[2] == "val" else self._calls[k].test for k in parts}
+        return joined_scores(parts, {k: 0 if count is None else int(count.sum()) for k, count in counts.items()}, self.kind)
 
     def losses(self, received: Download, clients: Sequence[int]) -> list[float]:
-        return self._numbers("losses", clients, lambda mine: (received, mine), optional=True)
-
-    def personal_scores(
-        self, received: Download, method: str, clients: Sequence[int], first: Params, split: Split
-    ) -> list[float]:
-        return self._numbers("personal_scores", clients, lambda mine: (received, method, mine, first, split), optional=True)
+        found = self._each("losses", clients, lambda mine: (received, mine), optional=True)
+        return joined_numbers(dict(found), self._home, clients)
 
     def personal_model(self, received: Download, method: str, client: int, first: Params) -> tuple[Params, Params]:
         [(_, model)] = self._answers("personal_model", {self._home[client]: (received, method, client, first)})
@@ -233,10 +241,14 @@ class RemoteClients:
         self, name: str, clients: Iterable[int], arguments: Any, optional: bool = False
     ) -> Generator[tuple[int, Any], None, None]:
         """The answers to a request with ``arguments(its clients)``, for each host of some of these clients."""
+        return self._answers(name, {k: arguments(mine) for k, mine in self._divided(clients).items()}, optional)
+
+    def _divided(self, clients: Iterable[int]) -> dict[int, list[int]]:
+        """These clients by host."""
         hosted: dict[int, list[int]] = {}
         for client in clients:
             hosted.setdefault(self._home[client], []).append(client)
-        return self._answers(name, {k: arguments(mine) for k, mine in sorted(hosted.items())}, optional)
+        return dict(sorted(hosted.items()))
 
     def _answers(
         self, name: str, arguments: Mapping[int, tuple[Any, ...]], optional: bool = False
@@ -272,13 +284,6 @@ class RemoteClients:
             error = raised
         self._unread[k] -= 1
         return answer, error
-
-    def _numbers(self, name: str, clients: Sequence[int], arguments: Any, optional: bool = False) -> list[float]:
-        """A number for each client, from the answers of all hosts; NaN for clients of a host without an answer."""
-        found: dict[int, float] = {}
-        for k, numbers in self._each(name, clients, arguments, optional):
-            found.update(zip(self._of(k, clients), numbers, strict=True))
-        return [found.get(client, math.nan) for client in clients]
 
     def _of(self, k: int, clients: Iterable[int]) -> list[int]:
         return [client for client in clients if self._home[client] == k]

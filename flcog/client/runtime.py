@@ -12,7 +12,7 @@ from torch.utils import _pytree as pytree
 
 from flcog.client.executor import Assignment, Executor, Placement, Result, longest_first
 from flcog.client.first_states import FirstStates
-from flcog.client.messages import ClientReply, ClientTask, Download, RollCall, Scores, Split, unsent_by
+from flcog.client.messages import ClientReply, ClientTask, Download, Question, RollCall, Scores, Split, unsent_by
 from flcog.client.personal import PersonalModel, PersonalModels
 from flcog.client.program import Program
 from flcog.client.residuals import filled, residual_stages
@@ -173,6 +173,9 @@ class ClientRuntime:
         self.prepare([work], [chosen], first, received.buffers, received.round)
         return models.make(received, chosen, work)
 
+    def ask(self, questions: Sequence[Question]) -> Generator[Any, None, None]:
+        return (getattr(self, name)(*arguments) for name, arguments in questions)
+
     def personal_scores(
         self, received: Download, method: str, clients: Sequence[int], first: Params, split: Split
     ) -> list[float]:
@@ -192,8 +195,7 @@ class ClientRuntime:
         federation = self.federation
         parts = federation.client_val if split == "val" else federation.client_test
         if classes is not None:
-            clients = [reweighted(classes, federation.label_counts(client)) for client in range(federation.num_clients)]
-            return Scores(torch.stack(clients))
+            return Scores(torch.stack([reweighted(classes, federation.label_counts(k)) for k in range(federation.num_clients)]))
         assert parts is not None
         if figures:
             nobody = torch.full((federation.num_clients,), torch.nan, dtype=torch.float64)
@@ -295,6 +297,4 @@ class ClientRuntime:
 
 
 def _are_equal(one: Tensor | None, other: Tensor | None) -> bool:
-    if one is None or other is None or one.dtype != other.dtype:
-        return False
-    return torch.equal(one.cpu(), other.cpu())
+    return one is not None and other is not None and one.dtype == other.dtype and torch.equal(one.cpu(), other.cpu())

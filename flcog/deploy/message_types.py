@@ -9,7 +9,6 @@ TYPES = {
     "train": "train",
     "evaluate": "evaluate",
     "losses": "evaluate.losses",
-    "personal_scores": "evaluate.personal",
     "personal_model": "query.personal_model",
     "end": "query.end",
 }

@@ -1,17 +1,18 @@
 """Evaluate the global model on the central sets and on the clients' data, and evaluate the clients' own models."""
 
 from collections.abc import Sequence
+from functools import partial
 
 from torch import Tensor
 
-from flcog.client.messages import Split
+from flcog.client.messages import Question, Scores, Split
 from flcog.client_module import ClientModule
 from flcog.core.trees import containers_copied
 from flcog.core.types import Params
 from flcog.method.returned import check_params
 from flcog.metrics import spread
 from flcog.server.engine import Engine
-from flcog.server.personal import evaluate_personal, mean_over_clients, only_personal
+from flcog.server.personal import Asked, mean_over_clients, only_personal, personal_questions
 from flcog.server.state import ServerState
 
 
@@ -34,7 +35,7 @@ def evaluate(engine: Engine, server: ServerState, splits: Sequence[Split] = SPLI
     Without a central validation set, the clients' held-out validation parts are used as one set. If there are only personal models,
     the figures on the central sets are means over these models.
     """
-    params, roll_call, central = evaluated_params(engine, server), engine.roll_call, engine.central
+    params, central = evaluated_params(engine, server), engine.central
     metrics: dict[str, float] = {}
     alone = only_personal(engine, server)
     for split in splits:
@@ -45,23 +46,36 @@ def evaluate(engine: Engine, server: ServerState, splits: Sequence[Split] = SPLI
             else:
                 figures = mean_over_clients(engine, server, alone, params, samples)
             metrics |= {f"{split}/{name}": value for name, value in figures.items()}
-    if "val" in splits and central["val"] is None and roll_call.val is not None and alone is None:
-        together = engine.clients.evaluate(params, server.buffers, "val", figures=True).figures
-        metrics |= {f"val/{name}": value for name, value in together.items()}
-    module = engine.model.module
-    if isinstance(module, ClientModule):
-        parts: dict[Split, Tensor | None] = {"val": roll_call.val, "test": roll_call.test}
-        for split in splits:
-            sizes = parts[split]
-            if sizes is not None:
-                if alone is None:
-                    scores = engine.clients.evaluate(params, server.buffers, split, figures=False).clients
-                    metrics |= spread(scores, f"{split}/client_{module.score_name}", lower_is_better=module.task == "regression")
-                metrics |= evaluate_personal(engine, server, params, sizes, split)
-        if "test" in splits and engine.reweighted_test and central["test"] is not None:
-            if alone is None:
-                classes = engine.evaluator.on_classes(params, server.buffers, central["test"])
-                scores = engine.clients.evaluate({}, {}, "test", figures=False, classes=classes).clients
-                metrics |= spread(scores, f"test/client_{module.score_name}", lower_is_better=False)
-            metrics |= evaluate_personal(engine, server, params, None, "test")
+    asked = _questions(engine, server, params, splits)
+    for (_, figures_of), answer in zip(asked, engine.clients.ask([question for question, _ in asked]), strict=True):
+        metrics |= figures_of(answer)
     return metrics
+
+
+def _questions(engine: Engine, server: ServerState, params: Params, splits: Sequence[Split]) -> list[Asked]:
+    """All questions to the clients, each with the function that turns its answer into figures."""
+    module, roll_call, central = engine.model.module, engine.roll_call, engine.central
+    alone, asked = only_personal(engine, server), list[Asked]()
+    if "val" in splits and central["val"] is None and roll_call.val is not None and alone is None:
+        together = Question("evaluate", (params, server.buffers, "val", True, None))
+        asked.append((together, lambda answer: {f"val/{name}": value for name, value in answer.figures.items()}))
+    if not isinstance(module, ClientModule):
+        return asked
+    parts: dict[Split, Tensor | None] = {"val": roll_call.val, "test": roll_call.test}
+    for split in splits:
+        sizes = parts[split]
+        if sizes is not None:
+            if alone is None:
+                question = Question("evaluate", (params, server.buffers, split, False, None))
+                asked.append((question, partial(_spread, module, split, module.task == "regression")))
+            asked += personal_questions(engine, server, params, sizes, split)
+    if "test" in splits and engine.reweighted_test and central["test"] is not None:
+        if alone is None:
+            classes = engine.evaluator.on_classes(params, server.buffers, central["test"])
+            asked.append((Question("evaluate", ({}, {}, "test", False, classes)), partial(_spread, module, "test", False)))
+        asked += personal_questions(engine, server, params, None, "test")
+    return asked
+
+
+def _spread(module: ClientModule, split: Split, lower_is_better: bool, scores: Scores) -> dict[str, float]:
+    return spread(scores.clients, f"{split}/client_{module.score_name}", lower_is_better=lower_is_better)

@@ -1,12 +1,14 @@
 """Evaluate personal models of clients, for methods that keep them."""
 
 from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from flcog.client.messages import Download, Split
+from flcog.client.messages import Download, Question, Split
 from flcog.client_module import ClientModule
 from flcog.core.precision import float64_device
 from flcog.core.types import Params
@@ -17,11 +19,12 @@ from flcog.metrics import spread
 from flcog.server.engine import Engine
 from flcog.server.state import ServerState
 
+Asked = tuple[Question, Callable[[Any], dict[str, float]]]
+"""A question to the clients, and the figures of its answer."""
 
-def evaluate_personal(
-    engine: Engine, server: ServerState, params: Params, sizes: Tensor | None, split: Split
-) -> dict[str, float]:
-    """The spread of the scores of the clients' own models; empty if no method keeps such models.
+
+def personal_questions(engine: Engine, server: ServerState, params: Params, sizes: Tensor | None, split: Split) -> list[Asked]:
+    """The question about the scores of the clients' own models, and their spread; empty if no method keeps such models.
 
     Args:
         engine, server: the run.
@@ -31,17 +34,21 @@ def evaluate_personal(
     """
     method = next((method for method in engine.methods if method.overrides("personal")), None)
     if method is None:
-        return {}
+        return []
     module = engine.model.module
     assert isinstance(module, ClientModule)
     tested = torch.ones(engine.num_clients, dtype=torch.bool) if sizes is None else sizes > 0
     mine = [client for client in tested.nonzero().flatten().tolist() if _is_mine(engine, client)]
-    received, scores = _received(engine, server, method, params), torch.zeros(engine.num_clients, dtype=torch.float64)
-    found = engine.clients.personal_scores(received, method.name, mine, server.params, split)
-    scores[mine] = torch.tensor(found, dtype=torch.float64)
-    scores = engine.processes.total(scores.to(float64_device(engine.processes.device))).cpu()
-    scores[~tested] = torch.nan
-    return spread(scores, f"{split}/personal_{module.score_name}", lower_is_better=module.task == "regression")
+    received = _received(engine, server, method, params)
+
+    def figures(found: Sequence[float]) -> dict[str, float]:
+        scores = torch.zeros(engine.num_clients, dtype=torch.float64)
+        scores[mine] = torch.tensor(found, dtype=torch.float64)
+        scores = engine.processes.total(scores.to(float64_device(engine.processes.device))).cpu()
+        scores[~tested] = torch.nan
+        return spread(scores, f"{split}/personal_{module.score_name}", lower_is_better=module.task == "regression")
+
+    return [(Question("personal_scores", (received, method.name, mine, server.params, split)), figures)]
 
 
 def only_personal(engine: Engine, server: ServerState) -> Method | None:

@@ -10,10 +10,12 @@ from harness import NUM_CLASSES, NUM_FEATURES, SIZES, TinyData, classifier, make
 from torchmetrics.classification import MulticlassF1Score
 
 import flcog
-from flcog.client.messages import ClientTask, RollCall, Scores
+from flcog.client.messages import ClientTask, Question, RollCall, Scores
 from flcog.client.remote import NoAnswer, RemoteClients, answer_of
 from flcog.hosting import host_clients
 from flcog.models import MLP
+
+ON_ALL = Question("evaluate", ({}, {}, "val", True))
 
 
 class Host:
@@ -28,7 +30,7 @@ class Host:
     def answer(self) -> Any:
         if self._asked == "begin":
             return RollCall(10 * self._mine, self._held_out * self._mine, None, 2, "classification", 3)
-        return Scores(torch.full((2,), torch.nan, dtype=torch.float64), self._figures, self._joins)
+        return [Scores(torch.full((2,), torch.nan, dtype=torch.float64), self._figures, self._joins)]
 
 
 class Answers:
@@ -127,7 +129,7 @@ def test_answers_after_an_error_in_a_round_are_not_taken_for_later_ones() -> Non
 def test_hosts_without_a_figure_have_no_part_in_it(first: Any, second: Any, figures: dict[str, float]) -> None:
     clients = RemoteClients([Host(0, *first), Host(1, *second)])
     clients.begin()
-    assert clients.evaluate({}, {}, "val", figures=True).figures == figures
+    assert clients.ask([ON_ALL])[0].figures == figures
 
 
 def test_clients_of_a_silent_host_report_no_loss() -> None:
@@ -204,7 +206,8 @@ class LogsMetrics(flcog.Classifier):
 def test_metrics_that_a_module_logs_are_no_means_over_samples() -> None:
     trainer = make_trainer(None)
     trainer.prepare(LogsMetrics(), TinyData(client_val=0.3))
-    scores = trainer.run.engine.clients.evaluate(trainer.run.server.params, trainer.run.server.buffers, "val", figures=True)
+    server = trainer.run.server
+    (scores,) = trainer.run.engine.clients.ask([Question("evaluate", (server.params, server.buffers, "val", True))])
     assert scores.figures.keys() == {"loss", "margin", "f1", "accuracy"} and set(scores.joins) == {"accuracy", "f1"}
 
 
@@ -214,4 +217,4 @@ def test_hosts_join_sums_and_maxima_as_such_and_weigh_means_by_the_samples_that_
     second = Host(1, 30, {"sum": 2.0, "max": 3.0, "min": 3.0, "some": 2.0}, kinds | {"some": ("mean", 0.1)})
     clients = RemoteClients([first, second])
     clients.begin()
-    assert clients.evaluate({}, {}, "val", figures=True).figures == {"sum": 3, "max": 5, "min": 3, "some": 7 / 4}
+    assert clients.ask([ON_ALL])[0].figures == {"sum": 3, "max": 5, "min": 3, "some": 7 / 4}
