@@ -680,6 +680,14 @@ def test_curves_are_means_with_their_intervals(tmp_path: Path) -> None:
         assert ("grey" in curves_figure({"": dict.fromkeys(arms, series)}, {"": ""}, 0.95).get_supxlabel()) == are_grey
 
 
+def test_the_caption_is_not_wider_than_the_figure() -> None:
+    """A single panel is narrower than the caption on bands in one line."""
+    figure = curves_figure({"FMNIST NIID-2": {"A": [[(1, 20.0), (2, 40.0)]] * 3}}, {"FMNIST NIID-2": "Test accuracy (%)"}, 0.95)
+    figure.draw_without_rendering()
+    (box,) = [text.get_window_extent() for text in figure.texts]
+    assert "Student's t" in figure.get_supxlabel() and box.x0 >= 0 and box.x1 <= figure.bbox.width
+
+
 def test_panels_whose_axes_differ_say_so() -> None:
     settings = {"easy": {"A": [[(1, 90.0), (2, 91.0)]]}, "hard": {"A": [[(1, 10.0), (2, 30.0)]]}}
     figure = curves_figure(settings, dict.fromkeys(settings, "Test accuracy (%)"), 0.95)

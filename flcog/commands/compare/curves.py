@@ -1,6 +1,7 @@
 """The curves of a comparison: the compared metric against rounds, one panel per setting, each line labelled at its end."""
 
 import math
+import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -89,8 +90,14 @@ def curves_figure(settings: Mapping[str, Mapping[str, Series]], metrics: Mapping
         if place % columns == 0 or not shared:
             axes.set_ylabel(panel.ylabel)
     caption = _caption(settings, confidence, any(panel.grey for panel in panels), shared or len(panels) == 1)
-    figure.supxlabel(caption, fontsize=8, color="#555555")
+    write_caption(figure, caption)
     return figure
+
+
+def write_caption(figure: Figure, text: str) -> None:
+    """Write a text below the figure, in lines that are no longer than the figure is wide."""
+    letters_an_inch = 15  # of eight points
+    figure.supxlabel(textwrap.fill(text, round(letters_an_inch * figure.get_figwidth())), fontsize=8, color="#555555")
 
 
 def _panels(settings: Mapping[str, Mapping[str, Series]], metrics: Mapping[str, str]) -> list[Panel]:

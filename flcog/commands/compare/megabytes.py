@@ -8,7 +8,16 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from flcog.commands.compare.curves import COLOURS, STYLES, Series, bars_caption, evaluations, over_seeds, write_both
+from flcog.commands.compare.curves import (
+    COLOURS,
+    STYLES,
+    Series,
+    bars_caption,
+    evaluations,
+    over_seeds,
+    write_both,
+    write_caption,
+)
 from flcog.commands.compare.plan import Table
 from flcog.commands.compare.results import Result
 
@@ -43,7 +52,7 @@ def draw_megabytes(table: Table, results: Sequence[Result], out: Path) -> list[P
             _draw(axes, panels[column], amounts, table.confidence)
             axes.set(title=column, xlabel=label, ylabel=labels[column])
         counts = [len(series) for arms in panels.values() for series in arms.values() if series]
-        made.supxlabel(bars_caption(counts, table.confidence, "last mean"), fontsize=8, color="#555555")
+        write_caption(made, bars_caption(counts, table.confidence, "last mean"))
         return made
 
     return write_both(figure, out, "megabytes")

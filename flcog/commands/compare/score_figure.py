@@ -8,7 +8,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from flcog.commands.compare.axis import Axis
-from flcog.commands.compare.curves import COLOURS, STYLES, bars_caption, metric_label, write_both
+from flcog.commands.compare.curves import COLOURS, STYLES, bars_caption, metric_label, write_both, write_caption
 from flcog.commands.compare.paired import Estimate
 from flcog.commands.compare.result_table import ResultTable
 
@@ -43,7 +43,7 @@ def draw_scores(filled: ResultTable, out: Path) -> list[Path]:
         if len(handles[0]) > 1:
             places[-1].legend(*handles, loc="center left", bbox_to_anchor=(1.01, 0.5), fontsize=7.5, frameon=False)
         counts = [score.count for lines in panels.values() for line in lines.values() for _, score in line]
-        made.supxlabel(bars_caption(counts, filled.table.confidence, "mean"), fontsize=8, color="#555555")
+        write_caption(made, bars_caption(counts, filled.table.confidence, "mean"))
         return made
 
     return write_both(figure, out, "scores")

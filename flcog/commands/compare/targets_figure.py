@@ -7,7 +7,7 @@ from statistics import fmean
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from flcog.commands.compare.curves import COLOURS, write_both
+from flcog.commands.compare.curves import COLOURS, write_both, write_caption
 from flcog.commands.compare.result_table import ResultTable
 from flcog.commands.compare.results import Result
 
@@ -36,7 +36,7 @@ def draw_targets(filled: ResultTable, out: Path) -> list[Path]:
             if timed:
                 seconds = {row: [run.simulated[target] for run in runs if target in run.simulated] for row, runs in rows.items()}
                 _draw(line[1], rows, seconds, f"Simulated seconds to {target}")
-        made.supxlabel("Points: seeds; lines: means, where all seeds reached the target.", fontsize=8, color="#555555")
+        write_caption(made, "Points: seeds; lines: means, where all seeds reached the target.")
         return made
 
     return write_both(figure, out, "targets")
