@@ -146,6 +146,18 @@ def test_options_choose_partner_confidence_and_spread(tmp_path: Path, capsys: py
     }
 
 
+def test_no_option_changes_the_mean_that_a_verdict_compares(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = plan_file(tmp_path, published={"A": {"": 60}}, summary="mean")
+    command = ["compare", str(path), "--out", str(tmp_path / "out"), "--show", "--last"]
+    with pytest.raises(SystemExit):
+        main([*command, "9"])
+    assert "compared with the paper by the mean of the last 5 evaluations; got --last 9" in capsys.readouterr().err
+    main([*command, "5"])
+    plan_file(tmp_path, published={"A": {"": 60}}, summary="best")
+    main([*command, "9"])
+    assert "mean of last 9" in capsys.readouterr().out
+
+
 RULE: dict[str, Any] = {"reason": "A test."}
 
 

@@ -189,7 +189,7 @@ def _add_options_of_the_table(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--last", type=COUNT, help="the number of evaluations in the mean, instead of the table's (or 5)")
     against = "the row that the others are compared with, instead of the table's (or the first)"
     parser.add_argument("--against", metavar="ROW", help=against)
-    confidence = "the confidence of intervals, instead of the table's (or 0.95)"
+    confidence = "the confidence of the shown intervals, instead of the table's (or 0.95); verdicts have their own"
     parser.add_argument("--confidence", type=SHARE, help=confidence)
     spread = "the figure after ±: standard deviation over seeds (default), standard error of the mean, or half of its interval"
     parser.add_argument("--spread", choices=("std", "sem", "interval"), default="std", help=spread)
@@ -209,6 +209,11 @@ def _chosen(options: argparse.Namespace, path: Path) -> Table:
     table = with_bounds(read_table(path)) if options.bounds else read_table(path)
     seeds = tuple(dict.fromkeys(options.seeds or ()))
     given: dict[str, Any] = {"seeds": seeds, "last": options.last, "confidence": options.confidence}
+    if options.last and options.last != table.last and table.published and "mean" in map(table.summary_of, table.columns):
+        raise ValueError(
+            f"{table.name} is compared with the paper by the mean of the last {table.last} evaluations; got --last {options.last}: "
+            "leave it out, or set last in a copy of the table"
+        )
     table = replace(table, **{name: value for name, value in given.items() if value})
     if options.only:
         table = select(table, options.only)
