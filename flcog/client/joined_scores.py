@@ -43,8 +43,10 @@ def joined_numbers(parts: Mapping[int, Sequence[float]], home: Mapping[int, int]
         home: the host of each client.
         clients: the clients.
     """
-    own = {k: iter(numbers) for k, numbers in parts.items()}
-    return [next(own[home[client]]) if home[client] in own else math.nan for client in clients]
+    found: dict[int, float] = {}
+    for k, numbers in parts.items():
+        found.update(zip((client for client in clients if home[client] == k), numbers, strict=True))
+    return [found.get(client, math.nan) for client in clients]
 
 
 def _over_rows(host: Scores, name: str, rows: int) -> Logged:
