@@ -16,6 +16,7 @@ from torch.utils import _pytree as pytree
 from flcog.core.states import difference, not_saved
 from flcog.core.types import Batch, Params, Slot
 from flcog.method.aggregator import UploadAggregator, UploadMatrix
+from flcog.method.broadcast_stage import BroadcastStage, SentBroadcast
 from flcog.method.context import Gradient, GradientFunction, Personal, Plan, Upload
 from flcog.method.method import Method
 from flcog.method.selection import Participants
@@ -184,6 +185,18 @@ def check_participants(method: Method, value: Any) -> Participants:
     if (wrong := next((client for client in clients if not isinstance(client, Integral)), None)) is not None:
         _refuse(method, "select", f"Participants with {_form(wrong)}", wanted)
     return value  # type: ignore[no-any-return]
+
+
+def check_sent(method: BroadcastStage, value: Any, count: int) -> SentBroadcast:
+    """Refuse a sent broadcast without the bytes of each of ``count`` clients."""
+    sent = check_type(method, "send_down", value, SentBroadcast, "flcog.method.SentBroadcast(broadcast, state, sizes)")
+    for sender, each in sent.sizes.items():
+        if not isinstance(each, Sequence) or len(each) != count:
+            raise ValueError(
+                f"{method.name}.send_down must return sizes with the bytes of each of the {count} clients, by sender; got {each!r} for "
+                f"{sender}"
+            )
+    return sent
 
 
 def check_finished(method: Method, values: Any, like: Mapping[str, Params]) -> Mapping[str, Params]:

@@ -8,6 +8,7 @@ from flcog.client.messages import ClientTask, Download
 from flcog.core.randomness import make_rng
 from flcog.method import Broadcast, BroadcastStage, Method
 from flcog.method.given import broadcast_of
+from flcog.method.returned import check_sent
 from flcog.server.engine import Engine
 from flcog.server.state import ServerState
 from flcog.wire.envelope import num_bytes
@@ -30,7 +31,8 @@ def send_down(
     stage = next((method for method in methods if isinstance(method, BroadcastStage)), None)
     if stage is not None and clients:
         rng = make_rng(engine.seed, server.round, "broadcast", stage.name)
-        broadcast, state, sizes = stage.send_down(server.servers[stage.name], broadcast, clients, engine.num_clients, rng)
+        sent = stage.send_down(server.servers[stage.name], broadcast, clients, engine.num_clients, rng)
+        broadcast, state, sizes = check_sent(stage, sent, len(clients))
         server.servers[stage.name] = state
         down = {sender: dict(zip(clients, each, strict=True)) for sender, each in sizes.items()}
         if not stage.server_keeps_its_model:

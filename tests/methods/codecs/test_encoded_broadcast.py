@@ -36,6 +36,7 @@ from flcog.callbacks import (
 from flcog.callbacks.codecs.byte_strings import to_bytes
 from flcog.callbacks.codecs.codec import Codec, Noise
 from flcog.method import Broadcast, Method
+from flcog.method.broadcast_stage import SentBroadcast
 
 FRACTION = 0.3
 
@@ -186,6 +187,19 @@ def test_a_vote_of_one_server_is_refused() -> None:
     assert str(error.value) == (
         "EncodedBroadcast: SignSGD cannot vote with combine=majority, because only the server sends: use combine=mean"
     )
+
+
+class Totals(EncodedBroadcast):
+    """Returns the bytes of all clients together."""
+
+    def send_down(self, *arguments: Any) -> SentBroadcast:
+        sent = super().send_down(*arguments)
+        return sent._replace(sizes={sender: sum(each) for sender, each in sent.sizes.items()})  # type: ignore[misc]
+
+
+def test_a_stage_that_returns_no_bytes_of_each_client_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"^Totals.send_down must return sizes with the bytes of each of the \d clients"):
+        train(Totals(TopK()))
 
 
 def test_it_joins_a_codec_for_uploads_and_an_aggregator() -> None:
