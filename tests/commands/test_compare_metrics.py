@@ -137,8 +137,11 @@ def test_a_table_may_say_that_smaller_values_are_better(content: dict[str, Any],
 @pytest.mark.parametrize(
     ("metrics", "said"),
     [
-        ({"a": "test/foo"}, ["test/foo counts as better the higher it is, because the name does not tell; write mode: min"]),
-        ({"a": "test/foo", "b": "test/bar"}, ["test/foo and test/bar count as better the higher they are"]),
+        (
+            {"a": "test/foo"},
+            ["Larger values of test/foo count as better, because the name does not tell."],
+        ),
+        ({"a": "test/foo", "b": "test/bar"}, ["Larger values of test/foo and test/bar count as better, because"]),
         ({"a": "test/nll", "b": {"metric": "test/foo", "mode": "max"}}, []),
     ],
 )

@@ -48,8 +48,10 @@ def _on_scores(filled: ResultTable) -> Iterator[str]:
     if len(metrics) > 1 and (combined := " and no ".join(filter(None, (filled.table.average, filled.table.worst)))):
         yield f"There is no {combined}, because the main metrics of the settings differ."
     if unknown := [metric for metric in metrics if mode_of(metric) is None]:
-        are = "counts as better the higher it is" if len(unknown) == 1 else "count as better the higher they are"
-        yield f"{' and '.join(unknown)} {are}, because the name does not tell; write mode: min beside the metric in the table if not."
+        yield (
+            f"Larger values of {' and '.join(unknown)} count as better, because the name does not tell. If smaller ones are better, write "
+            "mode: min beside the metric in the table."
+        )
 
 
 def _on_spread(filled: ResultTable, spread: Spread) -> Iterator[str]:

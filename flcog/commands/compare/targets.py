@@ -1,4 +1,4 @@
-"""The targets that a run is to reach: the one of its column, and those of the observer ``RoundsToTarget``."""
+"""The targets of a run: its column's target, and the targets of the observer ``RoundsToTarget``."""
 
 from flcog.commands.compare.facts import History
 from flcog.commands.compare.plan import Cell
