@@ -27,6 +27,7 @@ from flcog.commands.compare.plan import cells
 from flcog.commands.compare.result_table import ResultTable
 from flcog.commands.compare.saved_results import results_of
 from flcog.commands.compare.table_file import read_table
+from flcog.commands.compare.tuning import with_choice
 from flcog.commands.methods import all_methods
 from flcog.core.commands import TrainerCommand
 from flcog.core.text import first_paragraph
@@ -204,12 +205,19 @@ def _uses(rows: Any, path: Path, name: str) -> bool:
     return any(_adds(config.resolve(), name) for config in configs)
 
 
+@cache
+def _saved(path: Path) -> ResultTable:
+    """The saved results of a table, with the values that --tune chose."""
+    table = with_choice(read_table(ROOT / "configs/tables" / f"{path.stem}.yaml"), path.with_suffix(".tuned.yaml"))
+    return ResultTable(table, results_of(table, cells(table, path.with_suffix(""), []), path))
+
+
 def _measured(name: str) -> str:
     """The measured scores of the method's rows (``results/``) beside the published ones."""
     lines = []
     for path in sorted((ROOT / "results").glob("*.csv")):
-        table = read_table(ROOT / "configs/tables" / f"{path.stem}.yaml")
-        filled = ResultTable(table, results_of(table, cells(table, path.with_suffix(""), []), path))
+        filled = _saved(path)
+        table = filled.table
         for row, column in product(table.rows, table.columns):
             scores = list(filled.scores(row, column, "best").values())
             if scores and any(_adds(config, name) for config in table.rows[row].configs):
