@@ -86,6 +86,11 @@ def names_a_share(metric: str) -> bool:
     return _telling(words_of(metric)) in SHARES.split()
 
 
+def names_no_share(metric: str) -> bool:
+    """Whether the name tells of another score of which larger values are better, such as R² or a cosine."""
+    return _telling(words_of(metric)) in LARGER.split()
+
+
 WORD = re.compile(r"[A-Z]+\d+|[A-Z]+(?=[A-Z][a-z])|[A-Z]?[a-z]+\d*|[A-Z]+|\d+")
 
 

@@ -79,6 +79,12 @@ def test_errors_are_best_where_they_are_small(cell: Cell) -> None:
     assert spread.scores["best"] == 0.2 and percent_scale([spread]) == 100
 
 
+@pytest.mark.parametrize(("metric", "scale"), [("test/r2", 1), ("local/cosine", 1), ("test/macro-AP", 100), ("test/hits", 100)])
+def test_only_shares_are_shown_in_percent(cell: Cell, metric: str, scale: int) -> None:
+    fake_run(cell, [0.0] * 2, **{metric.replace("/", "__"): [0.5, 0.25]})
+    assert percent_scale([came_to(cell, metric)]) == scale
+
+
 def test_no_score_is_no_best_one(cell: Cell) -> None:
     fake_run(cell, [float("nan"), 0.25, 0.125], val__accuracy=[float("nan")] * 3)
     scores = came_to(cell, "test/accuracy").scores

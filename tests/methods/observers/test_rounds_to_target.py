@@ -1,5 +1,6 @@
 """The first round that reaches a target, and the bytes sent until then."""
 
+import warnings
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,7 @@ from flcog.core.text import human
 def test_rounds_and_bytes_to_a_target_are_logged_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     plain = fit(tmp_path / "plain", eval_every=1, rounds=6)
     losses, accuracies = ([row[f"test/{name}"] for row in plain.history] for name in ("loss", "accuracy"))
-    targets = [RoundsToTarget(losses[3], "test/loss"), RoundsToTarget(max(accuracies)), RoundsToTarget(2.0)]
+    targets = [RoundsToTarget(losses[3], "test/loss"), RoundsToTarget(max(accuracies)), RoundsToTarget(1.0)]
     capsys.readouterr()
     trainer = fit(tmp_path / "targets", *targets, eval_every=1, rounds=6)
     printed = capsys.readouterr().out
@@ -26,8 +27,8 @@ def test_rounds_and_bytes_to_a_target_are_logged_once(tmp_path: Path, capsys: py
         up, down = (sum(r[f"comm/{way}_bytes"] for r in trainer.history[:reached]) for way in ("up", "down"))
         assert (row[f"{column}/up_bytes"], row[f"{column}/down_bytes"]) == (up, down)
         assert f"in round {reached}, after {human(up)} up and {human(down)} down" in printed
-    assert not any(name.startswith("to_accuracy_2/") for row in trainer.history for name in row)
-    assert "the main metric did not reach 2 in 6 rounds" in printed
+    assert not any(name.startswith("to_accuracy_1/") for row in trainer.history for name in row)
+    assert "the main metric did not reach 1 in 6 rounds" in printed
 
 
 def test_a_target_reached_before_a_resume_is_not_reached_again(tmp_path: Path) -> None:
@@ -50,3 +51,15 @@ def test_a_private_run_tells_neither_bytes_nor_seconds_of_its_secret_cohorts(
     trainer = fit(tmp_path, private, PoissonSampling(rate=0.5), SystemModel(), RoundsToTarget(0.0), eval_every=1, rounds=1)
     assert [name for name in trainer.history[0] if name.startswith("to_")] == ["to_accuracy_0/rounds"]
     assert "test/accuracy reached 0 in round 1\n" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("target", "monitor", "warned"), [(80, None, True), (80, "test/loss", False), (0.8, None, False)])
+def test_a_target_in_percent_of_a_share_of_one_is_warned_of_once(
+    target: float, monitor: str | None, warned: bool, tmp_path: Path
+) -> None:
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always")
+        fit(tmp_path, RoundsToTarget(target, monitor), eval_every=2, rounds=4)
+    told = [str(warning.message) for warning in seen if "RoundsToTarget" in str(warning.message)]
+    assert len(told) == warned
+    assert all("target=80, but test/accuracy is 0." in line and "for 80 % write target=0.8" in line for line in told)
