@@ -2,16 +2,18 @@
 
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from typing import Any
 
 import lightning as L
 from torch.utils.data import DataLoader
 
 from flcog.core.lightning_packages import overrides
+from flcog.data import Splits
 from flcog.datamodules.item_set import ItemSet
 from flcog.datamodules.item_sets import ItemSets
-from flcog.datamodules.read_loader import ReadLoader, read_loader
-from flcog.datamodules.stand_ins import StandIn, the_loader
+from flcog.datamodules.read_loader import ReadLoader, read_loaders
+from flcog.datamodules.stand_ins import StandIn, the_loaders
 from flcog.datamodules.targets import TaskOrAuto
 from flcog.datamodules.torch_dataset import PARTS, by_part, parts_of
 from flcog.datamodules.workers import Target
@@ -24,7 +26,8 @@ class LightningData(ItemSets):
     """Any plain ``LightningDataModule``: clients share the data set of its ``train_dataloader``.
 
     Batch size, ``drop_last`` and number of workers are the loader's (two worker processes if it has none); ``val_dataloader`` and
-    ``test_dataloader`` provide the sets for evaluation, and the larger of their batch sizes. Each set has its own loader's
+    ``test_dataloader`` provide the sets for evaluation, and the largest of their batch sizes. Either may return several loaders, whose
+    figures have the columns ``val/<name>/dataloader_idx_0`` and so on. Each set has its own loader's
     ``collate_fn``, and of the samples only those of a ``SubsetRandomSampler``; a note names all other samplers, which are not used.
     ``trainer.fit(model, datamodule)`` wraps the data module in this class by itself, with ten random clients. Items are read as in
     :class:`TorchDataset`.
@@ -86,38 +89,43 @@ class LightningData(ItemSets):
         self._stage = stage
         super().setup(stage)
 
-    def _loaders(self) -> dict[str, DataLoader | None]:
+    def load(self) -> Splits:
+        sets = {part: samples for part, samples in vars(super().load()).items() if samples is not None}
+        return Splits(**{part: replace(samples, loaders=self._counts[part]) for part, samples in sets.items()})
+
+    def _loaders(self) -> dict[str, list[DataLoader]]:
         """The loaders of all sets, also for an evaluation of one of them."""
         validates = self._stage == "validate"
         with self._trainer_visible():
             self.module.setup("fit")
-            found = {"train": self._loader("train"), "val": None if validates else self._loader("val")}
+            found = {"train": self._loaders_of("train"), "val": [] if validates else self._loaders_of("val")}
             self.module.setup("test")
-            found["test"] = self._loader("test")
+            found["test"] = self._loaders_of("test")
             if self._stage in ("validate", "predict"):
                 self.module.setup(self._stage)
-            return found | ({"val": self._loader("val")} if validates else {})
+            return found | ({"val": self._loaders_of("val")} if validates else {})
 
     def _parts(self) -> Mapping[str, ItemSet]:
-        found = {part: loader for part, loader in self._loaders().items() if loader is not None}
+        found = {part: loaders for part, loaders in self._loaders().items() if loaders}
         if "train" not in found:
             raise ValueError(f"{type(self.module).__name__} has no train_dataloader: write one, or give its training set alone")
-        read = {part: read_loader(found[part], part) for part in PARTS if part in found}
+        read = {part: read_loaders(found[part], part) for part in PARTS if part in found}
         train = read["train"]
         self.batch_size = train.batch_size
         self.eval_batch_size = max((read[part].batch_size for part in ("val", "test") if part in read), default=self.batch_size)
-        self.drop_last, self.num_workers = train.drop_last, found["train"].num_workers or WORKERS
+        self.drop_last, self.num_workers = train.drop_last, found["train"][0].num_workers or WORKERS
         self.collate_fn = train.collate_fn
         self.notes = (self._note(read),)
         targets = {part: loader.of_its_rows(self._given_targets.get(part)) for part, loader in read.items()}
         users, collate_fns = train.of_its_rows(self._users), {part: loader.collate_fn for part, loader in read.items()}
+        self._counts = {part: loader.counts for part, loader in read.items()}
         return parts_of({part: loader.dataset for part, loader in read.items()}, targets, users, collate_fns)
 
-    def _loader(self, part: str) -> DataLoader | None:
+    def _loaders_of(self, part: str) -> list[DataLoader]:
         hook = f"{part}_dataloader"
         if not overrides(self.module, "LightningDataModule", hook):
-            return None
-        return the_loader(getattr(self.module, hook)(), f"{type(self.module).__name__}.{hook} returns", part)
+            return []
+        return the_loaders(getattr(self.module, hook)(), f"{type(self.module).__name__}.{hook} returns", part)
 
     def _note(self, read: Mapping[str, ReadLoader]) -> str:
         """How the sets become a federation."""

@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader, Dataset
 from flcog.core.lightning_packages import lightning_base, overrides
 from flcog.data import FederatedDataModule, Partition, Partitioner, Samples
 from flcog.datamodules.lightning_data import LightningData
-from flcog.datamodules.stand_ins import EvaluatedLoader, Loaders, OwnLoaders, StandIn, the_loader
+from flcog.datamodules.stand_ins import EvaluatedLoader, Loaders, OwnLoaders, StandIn, the_loaders
 
 PARTS = {"validate": "val", "test": "test", "predict": "test"}
 """The set that a verb evaluates."""
@@ -36,9 +36,9 @@ def with_datamodule(
     given = {keywords[name]: named.pop(name, None) for name in keywords if name in named}
     if len(rest) > 2 and not isinstance(rest[2], str | Path | None):
         given["val"] = rest.pop(2)
-    if len(rest) > 1 and (given or part != "train") and isinstance(rest[1], DataLoader | Dataset | list):
+    if len(rest) > 1 and (given or part != "train") and isinstance(rest[1], DataLoader | Dataset | list | dict):
         given[part] = rest.pop(1)
-    loaders = {name: _loader(loader, verb, name) for name, loader in given.items() if loader is not None}
+    loaders = {name: _loaders(loader, verb, name) for name, loader in given.items() if loader is not None}
     if not loaders:
         data = _data(verb, rest, named, last)
         if evaluated := _alone(verb, data):
@@ -50,7 +50,7 @@ def with_datamodule(
     if len(rest) > 1 or named.get("datamodule") is not None:
         raise ValueError(f"{verb} takes a data module or loaders; got both: leave one of them out")
     if part != "train":
-        return rest, named | {"datamodule": _evaluated(Loaders(**{"train": loaders[part]} | loaders), clients)}
+        return rest, named | {"datamodule": _evaluated(Loaders(**{"train": loaders[part][:1]} | loaders), clients)}
     if "train" not in loaders:
         raise ValueError(f"{verb} needs a training set; got a validation set alone: give train_dataloaders, too")
     return rest, named | {"datamodule": Loaders(**loaders)}
@@ -104,8 +104,8 @@ def _has(owner: Any, base: str, loader: str) -> bool:
     return lightning_base(owner, base) is not None and overrides(owner, base, loader)
 
 
-def _loader(data: Any, verb: str, part: str) -> Any:
-    """The loader, or one of a data set with the default batch size of flcog's data modules."""
-    if isinstance(data, list | tuple | dict):
-        return the_loader(data, f"{verb} got", "predict" if verb == "predict" else part)
-    return DataLoader(data, batch_size=64) if isinstance(data, Dataset) else data
+def _loaders(data: Any, verb: str, part: str) -> Any:
+    """The loaders, or one of a data set with the default batch size of flcog's data modules."""
+    if isinstance(data, DataLoader | list | tuple | dict):
+        return the_loaders(data, f"{verb} got", "predict" if verb == "predict" else part)
+    return [DataLoader(data, batch_size=64)] if isinstance(data, Dataset) else data

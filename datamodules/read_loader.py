@@ -1,11 +1,12 @@
 """What a ``DataLoader`` of the user's contributes to a federation: its samples, batch size and ``collate_fn``."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 from torch.utils.data import (
     BatchSampler,
+    ConcatDataset,
     DataLoader,
     RandomSampler,
     SequentialSampler,
@@ -28,6 +29,7 @@ class ReadLoader(NamedTuple):
         drop_last: whether the last, smaller batch is dropped.
         collate_fn: the user's; None for torch's own.
         unused: the name of a sampler that is not used, or of which only the indices are; empty for none.
+        counts: the number of samples of each loader, if these are several; else empty.
     """
 
     dataset: Any
@@ -36,6 +38,7 @@ class ReadLoader(NamedTuple):
     drop_last: bool
     collate_fn: Callable[[list[Any]], Any] | None
     unused: str
+    counts: tuple[int, ...] = ()
 
     def of_its_rows(self, values: Any) -> Any:
         """Values of the loader's own data set (an array, or a function of the index) for the chosen samples."""
@@ -45,6 +48,34 @@ class ReadLoader(NamedTuple):
             return [values(int(row)) for row in self.rows]
         array = as_array(values)
         return array if len(array) == len(self.rows) else array[self.rows]
+
+
+def read_loaders(loaders: Sequence[DataLoader], part: str) -> ReadLoader:
+    """Read the loaders of a set. Several have their data sets one after another, and the largest of their batch sizes."""
+    read = [read_loader(loader, part) for loader in loaders]
+    first = read[0]
+    if len(read) == 1:
+        return first
+    if any(each.collate_fn != first.collate_fn for each in read):
+        raise ValueError(
+            f"the {part} loaders have different collate_fns, and an evaluation uses one for all of them: give them the same function"
+        )
+    return first._replace(
+        dataset=ConcatDataset([each.dataset for each in read]),
+        rows=_rows_of_all(loaders, read),
+        batch_size=max(each.batch_size for each in read),
+        unused=", ".join(dict.fromkeys(each.unused for each in read if each.unused)),
+        counts=tuple(len(each.dataset) for each in read),
+    )
+
+
+def _rows_of_all(loaders: Sequence[DataLoader], read: Sequence[ReadLoader]) -> np.ndarray | None:
+    """The rows that the samplers choose, counted over the data sets of all loaders; None for all."""
+    if all(each.rows is None for each in read):
+        return None
+    sizes = [len(loader.dataset) for loader in loaders]  # type: ignore[arg-type]
+    rows = [np.arange(size) if each.rows is None else each.rows for size, each in zip(sizes, read, strict=True)]
+    return np.concatenate([start + chosen for start, chosen in zip(np.cumsum([0, *sizes[:-1]]), rows, strict=True)])
 
 
 def read_loader(loader: DataLoader, part: str) -> ReadLoader:

@@ -8,22 +8,21 @@ from torch.utils.data import DataLoader
 from flcog.core.lightning_packages import overrides
 
 
-def the_loader(loader: Any, where: str, part: str) -> DataLoader | None:
-    """A part's loader, also from a list of one. Refuses several, and other objects."""
-    if isinstance(loader, list | tuple) and len(loader) == 1:
-        loader = loader[0]
-    if loader is None or isinstance(loader, DataLoader):
-        return loader
-    if part == "train":
-        remedy = (
-            "clients share the data set of one torch DataLoader: return one, or give the sets to flcog.datamodules.TorchDataset"
-        )
-    else:
-        verb = {"val": "validate"}.get(part, part)
-        remedy = (
-            f"an evaluation reads one torch DataLoader: take one, and call trainer.{verb}(model, loader) for each of the others"
-        )
-    raise ValueError(f"{where} a {type(loader).__name__}, and {remedy}")
+def the_loaders(given: Any, where: str, part: str) -> list[DataLoader]:
+    """A part's loaders, also from a list or a dict. Several are refused where one set is read, and other objects everywhere."""
+    if given is None:
+        return []
+    loaders = list(given.values()) if isinstance(given, dict) else list(given) if isinstance(given, list | tuple) else [given]
+    if part in ("val", "test") or len(loaders) == 1:
+        other = next((loader for loader in loaders if not isinstance(loader, DataLoader)), None)
+        if other is None:
+            return loaders
+        given = other
+    remedy = {
+        "train": "clients share the data set of one torch DataLoader: return one, or give the sets to flcog.datamodules.TorchDataset",
+        "predict": "predictions read one torch DataLoader: take one, and call trainer.predict(model, loader) for each of the others",
+    }.get(part, "an evaluation reads torch DataLoaders: return one, or a list of them")
+    raise ValueError(f"{where} a {type(given).__name__}, and {remedy}")
 
 
 class StandIn(L.LightningDataModule):
@@ -80,15 +79,17 @@ class EvaluatedLoader(StandIn):
             self._datamodule.setup({"val": "validate"}.get(self._part, self._part))
 
     def train_dataloader(self) -> Any:
-        owner = type(self.loaders_of or self.hooked).__name__
-        loader = getattr(self._datamodule, f"{self._part}_dataloader")()
-        return the_loader(loader, f"{owner}.{self._part}_dataloader returns", self._part)
+        return next(iter(self._loaders()), None)
 
     def val_dataloader(self) -> Any:
-        return self.train_dataloader() if self._part == "val" else None
+        return self._loaders() if self._part == "val" else None
 
     def test_dataloader(self) -> Any:
-        return None if self._part == "val" else self.train_dataloader()
+        return None if self._part == "val" else self._loaders()
+
+    def _loaders(self) -> list[DataLoader]:
+        owner, hook = type(self.loaders_of or self.hooked).__name__, f"{self._part}_dataloader"
+        return the_loaders(getattr(self._datamodule, hook)(), f"{owner}.{hook} returns", self._part)
 
 
 class OwnLoaders(StandIn):

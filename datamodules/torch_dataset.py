@@ -184,12 +184,17 @@ def attribute_of(dataset: Any, names: tuple[str, ...]) -> Any:
 
 
 def _plain_tensors(dataset: Any) -> tuple[torch.Tensor, ...] | None:
-    """Return the tensors of a ``TensorDataset``, or None."""
+    """Return the tensors of a ``TensorDataset``, of a subset or of a concatenation, or None."""
     if type(dataset) is TensorDataset:
         return tuple(dataset.tensors)
     if type(dataset) is Subset and (whole := _plain_tensors(dataset.dataset)) is not None:
         chosen = torch.as_tensor(np.asarray(dataset.indices))
         return tuple(tensor[chosen] for tensor in whole)
+    if type(dataset) is ConcatDataset:
+        parts = [_plain_tensors(part) for part in dataset.datasets]
+        forms = [part and [(tensor.shape[1:], tensor.dtype) for tensor in part] for part in parts]
+        if forms[0] is not None and all(form == forms[0] for form in forms):
+            return tuple(torch.cat(tensors) for tensors in zip(*filter(None, parts), strict=True))
     return None
 
 

@@ -26,18 +26,19 @@ class BatchHooks:
         self.exist = bool(self._of_data) or bool(users_hooks(module, OF_A_BATCH))
         """Whether the user has written such a hook."""
 
-    def __call__(self, module: Any, batch: Any, device: torch.device) -> Any:
+    def __call__(self, module: Any, batch: Any, device: torch.device, loader: int = 0) -> Any:
         """The batch after the hooks.
 
         Args:
             module: the client's module, or its copy in evaluation mode.
             batch: as the step would receive it without hooks.
             device: of the module.
+            loader: the index of the batch's loader.
         """
         if not self.exist:
             return batch
         before, transfer, after = (getattr(self.datamodule if name in self._of_data else module, name) for name in OF_A_BATCH)
-        return after(transfer(before(batch, 0), device, 0), 0)
+        return after(transfer(before(batch, loader), device, loader), loader)
 
     @contextmanager
     def show(self, trainer: Any) -> Iterator[None]:

@@ -8,11 +8,11 @@ from typing import Literal
 import lightning as L
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from flcog.apply import OwnForward
+from flcog.batchnorm_statistics import recomputed_statistics
 from flcog.client_module import ClientModule
-from flcog.core.lightning_packages import overrides
 from flcog.core.precision import float64_device, to_float64_device
 from flcog.core.processes import Processes
 from flcog.core.trees import Tree, first_leaf, num_rows
@@ -20,9 +20,9 @@ from flcog.core.types import Params, changed, given
 from flcog.data import Partition, Samples
 from flcog.evaluation_hooks import EvaluationHooks
 from flcog.evaluation_log import EvaluationLog, joins_of
-from flcog.metrics import pooled_figures
+from flcog.metrics import SetFigures, pooled_figures
 from flcog.model_function import ModelFunction, forward, one_tensor
-from flcog.own_steps import among_rounds
+from flcog.own_steps import among_rounds, step_for
 from flcog.reading import Reader
 from flcog.trainer_view import TrainerView
 
@@ -62,24 +62,21 @@ class Evaluator:
         metrics = module.metrics(self.federation.num_classes) if isinstance(module, ClientModule) else None
         self._metrics = metrics and metrics.to(processes.device)
 
-    def _batches(self, samples: Samples, indices: np.ndarray) -> Iterator[tuple[Tree, Tree]]:
+    def batches(self, samples: Samples, indices: np.ndarray, loader: int = 0) -> Iterator[tuple[Tree, Tree]]:
+        """Inputs and targets of samples in batches, after the hooks that change batches."""
         starts = range(0, len(indices), self.batch_size)
         read = self.reader.each(samples, ((indices[first : first + self.batch_size], None) for first in starts))
-        return map(self._changed, read) if self.hooks.batches.exist else read
+        return (self._changed(batch, loader) for batch in read) if self.hooks.batches.exist else read
 
-    def _changed(self, read: tuple[Tree, Tree]) -> tuple[Tree, Tree]:
+    def _changed(self, read: tuple[Tree, Tree], loader: int) -> tuple[Tree, Tree]:
         """The batch after the hooks that change it."""
         with self.in_stage(self._stage) as trainer, self.hooks.batches.show(trainer):
-            return changed(self.hooks.batches(self.model.eval_module, given(*read), self.processes.device), read[1])
+            return changed(self.hooks.batches(self.model.eval_module, given(*read), self.processes.device, loader), read[1])
 
     def in_stage(self, stage: str) -> AbstractContextManager[TrainerView]:
         """Show the module a trainer in this stage, in the epoch of the run's trainer."""
         self._stage, module = stage, self.model.eval_module
         return among_rounds(module, getattr(module._trainer, "current_epoch", 0), stage)
-
-    def each_batch(self, samples: Samples, count: int) -> Iterator[Tree]:
-        """The first ``count`` samples of a set in batches, as a module's step receives them."""
-        return (given(*batch) for batch in self._batches(samples, np.arange(count)))
 
     def _mine(self, count: int) -> np.ndarray:
         """Return this process's share of ``count`` rows."""
@@ -103,27 +100,39 @@ class Evaluator:
             split: the purpose of the set, which selects a module's own ``validation_step`` or ``test_step``.
             lasting: whether the module keeps what its step leaves, such as a ``MaxMetric`` of all rounds.
         """
-        count, self.joins = self.limited(len(samples) if indices is None else len(indices), split), {}
-        if not count:
+        loaders, self.joins = self._loaders(samples, indices, split), {}
+        counts = [len(rows) for rows in loaders]
+        if not (count := sum(counts)):
             return {}
-        rows = self._mine(count) if indices is None else indices[self._mine(count)]
+        mine = [rows[self._mine(len(rows))] for rows in loaders]
+        total = sum(len(rows) for rows in mine)
         self._stage = "validating" if split == "val" else "testing"
         module, kind = self.model.eval_module, "validation" if split == "val" else "test"
-        step = self._own_step(kind)
+        step = step_for(module, kind, len(loaders))
         self._log = log = EvaluationLog(self.model.log.names.of(split)) if step == kind else EvaluationLog()
         with self.hooks.state_of(self.model, lasting, step == kind) if step else nullcontext():
-            with self.hooks.around_set(self.model, params, buffers, split, log, len(rows)), self._without_gradients():
-                figures = self._by_metrics(params, buffers, samples, rows, count, "" if step else f"on_{kind}_batch")
+            with self.hooks.around_set(self.model, params, buffers, split, log, total), self._without_gradients():
+                figures = self._by_metrics(params, buffers, samples, mine, counts, "" if step else f"on_{kind}_batch")
                 pooled = pooled_figures(self._metrics, figures) if self._metrics else set()
                 if step:
-                    self._by_own_step(params, buffers, samples, rows, step, kind)
-            logged = log.over_processes(module, len(rows), self.processes) if step or self.hooks.has_callbacks else {}
+                    self._by_own_step(params, buffers, samples, mine, step, kind)
+            logged = log.over_processes(module, total, self.processes) if step or self.hooks.has_callbacks else {}
         self.joins = joins_of(logged, pooled, count)
         return figures | {name: each.value for name, each in logged.items()}
 
     def _callbacks_with(self, params: Params, buffers: Params) -> Callable[..., None]:
         """Calls a hook of the callbacks, for the model with these weights."""
         return functools.partial(self.hooks.of_callbacks, self.model, params, buffers)
+
+    def _loaders(self, samples: Samples, indices: np.ndarray | None, split: str) -> list[np.ndarray]:
+        """The rows to evaluate, of each loader that provides the set."""
+        rows = np.arange(len(samples)) if indices is None else indices
+        ends = np.cumsum(samples.loaders[:-1]) if indices is None else ()
+        return [part[: self.limited(len(part), split)] for part in np.split(rows, ends)]
+
+    def num_batches(self, samples: Samples, split: str) -> list[int]:
+        """The number of batches to evaluate, of each loader that provides the set."""
+        return [-(-len(rows) // self.batch_size) for rows in self._loaders(samples, None, split)]
 
     def limited(self, count: int, split: str) -> int:
         """The number of rows that are evaluated or predicted, of a set with ``count`` rows."""
@@ -147,51 +156,54 @@ class Evaluator:
             self._limits = before
 
     def _by_metrics(
-        self, params: Params, buffers: Params, samples: Samples, rows: np.ndarray, count: int, hook: str
+        self, params: Params, buffers: Params, samples: Samples, loaders: Sequence[np.ndarray], counts: Sequence[int], hook: str
     ) -> dict[str, float]:
         """A client module's loss and metrics. ``hook`` begins the names of the callbacks' hooks of batches, if they fire here."""
         if self._metrics is None:
             return {}
-        self._metrics.reset()
-        total = torch.zeros((), dtype=torch.float64, device=float64_device(self.processes.device))
+        figures = SetFigures(self._metrics, counts, self.processes.device)
         watched, call = bool(hook) and self.hooks.watches_batches, self._callbacks_with(params, buffers)
-        for index, (inputs, targets) in enumerate(self._batches(samples, rows)):
-            with self._log.of(self.model.eval_module, num_rows(inputs)) if watched else nullcontext():
+        for loader, place, (inputs, targets) in self._each_of(samples, loaders):
+            with self._log.of(self.model.eval_module, num_rows(inputs), False, *place[1:]) if watched else nullcontext():
                 if watched:
-                    call(f"{hook}_start", given(inputs, targets), index)
+                    call(f"{hook}_start", given(inputs, targets), *place)
                 outputs = self._outputs(params, buffers, inputs)
                 losses: Tensor = self.model.module.per_example_loss(outputs, targets)  # type: ignore[operator,union-attr]
-                total += to_float64_device(losses).sum(dtype=torch.float64)
-                self._metrics.update(outputs, targets)
+                figures.update(outputs, targets, losses, loader)
                 if watched:
-                    call(f"{hook}_end", losses.mean(), given(inputs, targets), index)
-        loss = float(self.processes.total(total)) / count
-        return {"loss": loss} | {name: float(value) for name, value in self._metrics.compute().items()}
+                    call(f"{hook}_end", losses.mean(), given(inputs, targets), *place)
+        return figures.compute(self.processes.total)
 
-    def _own_step(self, kind: str) -> str | None:
-        """The module's own step for a set, ``validation`` or ``test``, if it has any. A single step serves both kinds of set."""
-        kinds = ("validation", "test") if kind == "validation" else ("test", "validation")
-        return next((kind for kind in kinds if overrides(self.model.eval_module, "LightningModule", f"{kind}_step")), None)
+    def _each_of(
+        self, samples: Samples, loaders: Sequence[np.ndarray]
+    ) -> Iterator[tuple[int, tuple[int, ...], tuple[Tree, Tree]]]:
+        """The batches of each loader, with its index and the hooks' arguments for the batch's place."""
+        for loader, rows in enumerate(loaders):
+            place = (loader,) if len(loaders) > 1 else ()
+            yield from ((loader, (index, *place), batch) for index, batch in enumerate(self.batches(samples, rows, loader)))
 
-    def _by_own_step(self, params: Params, buffers: Params, samples: Samples, rows: np.ndarray, kind: str, of: str) -> None:
+    def _by_own_step(
+        self, params: Params, buffers: Params, samples: Samples, loaders: Sequence[np.ndarray], kind: str, of: str
+    ) -> None:
         """Call the user's ``validation_step`` or ``test_step``, and collect the values that it logs. ``of`` is the kind of the set."""
         module, log = self.model.eval_module, self._log
         call = functools.partial(self.hooks.of_module, self.model, params, buffers)
         watch = self._callbacks_with(params, buffers)
+        count = sum(len(rows) for rows in loaders)
         with self.in_stage(self._stage):
-            with log.of(module, len(rows), whole=True):
+            with log.of(module, count, whole=True):
                 for when in ("model_zero_grad", "model_eval", "start", "epoch_start"):
                     call(f"on_{kind}_{when}")
-            for index, batch in enumerate(self._batches(samples, rows)):
-                size = min(self.batch_size, len(rows) - index * self.batch_size)
-                with log.of(module, size):
-                    watch(f"on_{of}_batch_start", given(*batch), index)
-                    call(f"on_{kind}_batch_start", given(*batch), index)
-                    result = self.hooks.step(self.model, params, buffers, f"{kind}_step", given(*batch), index)
+            for loader, place, batch in self._each_of(samples, loaders):
+                size = min(self.batch_size, len(loaders[loader]) - place[0] * self.batch_size)
+                with log.of(module, size, False, *place[1:]):
+                    watch(f"on_{of}_batch_start", given(*batch), *place)
+                    call(f"on_{kind}_batch_start", given(*batch), *place)
+                    result = self.hooks.step(self.model, params, buffers, f"{kind}_step", given(*batch), *place)
                     log.take_result(result, size)
-                    watch(f"on_{of}_batch_end", result, given(*batch), index)
-                    call(f"on_{kind}_batch_end", result, given(*batch), index)
-            with log.of(module, len(rows), whole=True):
+                    watch(f"on_{of}_batch_end", result, given(*batch), *place)
+                    call(f"on_{kind}_batch_end", result, given(*batch), *place)
+            with log.of(module, count, whole=True):
                 for when in ("epoch_end", "end", "model_train"):
                     call(f"on_{kind}_{when}")
         module.eval()
@@ -200,7 +212,7 @@ class Evaluator:
     def outputs(self, params: Params, buffers: Params, samples: Samples) -> Tensor:
         """The model's outputs on the samples of a set, in order, on the CPU of every process."""
         count = self.number_predicted(samples)
-        mine = [self._outputs(params, buffers, inputs).cpu() for inputs, _ in self._batches(samples, self._mine(count))]
+        mine = [self._outputs(params, buffers, inputs).cpu() for inputs, _ in self.batches(samples, self._mine(count))]
         parts = [part for part in self.processes.gather(torch.cat(mine) if mine else None) if part is not None]
         outputs = parts[0].new_empty(count, *parts[0].shape[1:])
         for rank, part in enumerate(parts):  # processes without a row come last
@@ -230,7 +242,7 @@ class Evaluator:
     ) -> np.ndarray:
         """The sums of a measure over some rows of the training set, by owner."""
         sums, done = np.zeros(num_owners), 0
-        for inputs, targets in self._batches(self.federation.train, rows):
+        for inputs, targets in self.batches(self.federation.train, rows):
             outputs = self._outputs(params, buffers, inputs)
             values: Tensor = getattr(self.model.module, measure)(outputs, targets)
             sums += np.bincount(owners[done : done + len(values)], values.cpu().double().numpy(), num_owners)
@@ -251,7 +263,7 @@ class Evaluator:
         """
         num_classes = self.federation.num_classes
         sums = torch.zeros(2, num_classes, dtype=torch.float64, device=float64_device(self.processes.device))
-        for inputs, targets in self._batches(samples, np.arange(len(samples)) if alone else self._mine(len(samples))):
+        for inputs, targets in self.batches(samples, np.arange(len(samples)) if alone else self._mine(len(samples))):
             outputs = self._outputs(params, buffers, inputs, own)
             scores = self.model.module.per_example_score(outputs, targets)  # type: ignore[operator,union-attr]
             scores, labels = to_float64_device(scores), to_float64_device(first_leaf(targets))
@@ -263,20 +275,8 @@ class Evaluator:
     @torch.no_grad()
     def statistics(self, params: Params, buffers: Params, rows: np.ndarray) -> Params:
         """Return the buffers with BatchNorm's statistics recomputed for these parameters on some rows of the training set."""
-        norms = [m for m in self.model.module.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)]
-        momenta = [norm.momentum for norm in norms]
-        fresh = {name: torch.zeros_like(b) if name.endswith("num_batches_tracked") else b.clone() for name, b in buffers.items()}
-        self.model.renew_buffers()
-        try:
-            for norm in norms:
-                norm.momentum = None  # the mean over batches
-            for inputs, _ in self._batches(self.federation.train, rows):
-                if num_rows(inputs) > 1:
-                    self.model.training(params, fresh, forward, inputs)
-        finally:
-            for norm, momentum in zip(norms, momenta, strict=True):
-                norm.momentum = momentum
-        return fresh
+        batches = (inputs for inputs, _ in self.batches(self.federation.train, rows))
+        return recomputed_statistics(self.model, params, buffers, batches)
 
     @torch.no_grad()
     def on_rows(self, params: Params, buffers: Params, rows: np.ndarray, own: OwnForward | None = None) -> float:
@@ -288,7 +288,7 @@ class Evaluator:
             own: the outputs of a personal model that are not those of one model alone.
         """
         total = 0.0
-        for inputs, targets in self._batches(self.federation.train, rows):
+        for inputs, targets in self.batches(self.federation.train, rows):
             outputs = self._outputs(params, buffers, inputs, own)
             total += float(self.model.module.per_example_score(outputs, targets).sum())  # type: ignore[operator,union-attr]
         return total / len(rows)

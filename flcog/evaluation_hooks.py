@@ -141,7 +141,7 @@ class EvaluationHooks:
             model: the client's model.
             params, buffers: the evaluated model's.
             name: of the step.
-            arguments: the batch and its number.
+            arguments: the batch, its index, and the index of its loader if there are several.
         """
         try:
             return model.frozen(params, buffers, call_step, name, *arguments)

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from torchmetrics import Metric
 
+from flcog.core.monitor import OF_A_LOADER
 from flcog.core.processes import Processes
 from flcog.logged_names import SetNames
 from flcog.own_steps import logging_to
@@ -71,17 +72,20 @@ class EvaluationLog:
     _of_the_set: set[str | None] = field(default_factory=set)
 
     @contextmanager
-    def of(self, module: L.LightningModule, rows: int, whole: bool = False) -> Iterator[None]:
+    def of(self, module: L.LightningModule, rows: int, whole: bool = False, loader: int | None = None) -> Iterator[None]:
         """Collect the values that the module logs for a batch. The last value of each name counts.
 
         Args:
             module: the module.
             rows: the number of rows of the batch.
             whole: whether the values describe the whole set. They then replace the values of its batches, as in Lightning.
+            loader: the index of the batch's loader, which the names tell unless ``add_dataloader_idx`` is False; None if there is one.
         """
         logged: dict[str, Logged] = {}
 
         def log(name: str, value: Any, reduce_fx: Any = "mean", batch_size: int | None = None, **options: Any) -> None:
+            if loader is not None and options.get("add_dataloader_idx", True):
+                name = f"{name}{OF_A_LOADER}{loader}"
             column = self.names.column(name, bool(options.get("on_step")) and options.get("on_epoch") is not False)
             if isinstance(value, Metric):
                 self.metrics[column] = value

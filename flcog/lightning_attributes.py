@@ -27,7 +27,7 @@ BATCHES: Mapping[str, Split] = {"num_val_batches": "val", "num_test_batches": "t
 def _num_batches(run: Session, split: Split) -> list[int]:
     """As in Lightning a list with one number for each loader, which is empty without a central set."""
     samples = run.engine.central[split]
-    return [] if samples is None else [-(-run.evaluator.limited(len(samples), split) // run.evaluator.batch_size)]
+    return [] if samples is None else run.evaluator.num_batches(samples, split)
 
 
 class LightningAttributes:

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TypeVar
 
+from flcog.core.monitor import OF_A_LOADER
 from flcog.core.processes import Processes
 from flcog.own_steps import column_of
 
@@ -45,6 +46,16 @@ class SetNames:
             self.of_epochs |= other.of_epochs
 
 
+def of_epoch(name: str) -> str:
+    """Lightning's name for the value over an epoch, where a value is logged for steps and for epochs.
+
+    >>> of_epoch("val_acc"), of_epoch("val_acc/dataloader_idx_1")
+    ('val_acc_epoch', 'val_acc_epoch/dataloader_idx_1')
+    """
+    value, loader, index = name.partition(OF_A_LOADER)
+    return f"{value}_epoch{loader}{index}"
+
+
 class LoggedNames:
     """The names that a module logs in a run, by the purpose of the set."""
 
@@ -74,5 +85,5 @@ class LoggedNames:
             for name, column in names.columns.items():
                 if (full := f"{purpose}/{column}") in figures:
                     logged[name] = figures[full]
-                    of_epochs |= {f"{name}_epoch": figures[full]} if name in names.of_epochs else {}
+                    of_epochs |= {of_epoch(name): figures[full]} if name in names.of_epochs else {}
         return {name.replace("/", "_"): value for name, value in figures.items()} | of_epochs | logged | dict(figures)

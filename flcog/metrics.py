@@ -4,7 +4,7 @@ The collections take raw outputs and targets, and combine the samples of all pro
 """
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 import torch
 from torch import Tensor
@@ -14,7 +14,8 @@ from torchmetrics.regression import MeanAbsoluteError, MeanSquaredError
 from torchmetrics.utilities import dim_zero_cat
 
 from flcog.core.checks import at_least, within
-from flcog.core.precision import number_dtype
+from flcog.core.monitor import OF_A_LOADER
+from flcog.core.precision import float64_device, number_dtype, to_float64_device
 
 
 def classification_metrics(num_classes: int) -> MetricCollection:
@@ -165,6 +166,42 @@ class RegressionScores(_AllSamples):
         if columns > 1:
             outputs, targets = outputs.view(-1, columns), targets.view(-1, columns)
         return regression_scores(outputs, targets)
+
+
+class SetFigures:
+    """Adds up the loss and the metrics of a set, and of each loader if several provide the set.
+
+    Args:
+        metrics: of the whole set.
+        counts: the number of rows of each loader, of all processes.
+        device: for the sums.
+    """
+
+    def __init__(self, metrics: MetricCollection, counts: Sequence[int], device: torch.device) -> None:
+        metrics.reset()
+        several = len(counts) > 1
+        self._counts = [sum(counts), *(counts if several else ())]
+        self._metrics = [metrics, *(metrics.clone() for _ in counts if several)]
+        self._losses = torch.zeros(len(self._counts), dtype=torch.float64, device=float64_device(device))
+
+    def update(self, outputs: Tensor, targets: Tensor, losses: Tensor, loader: int) -> None:
+        """Add a batch of a loader."""
+        for part in (0, loader + 1)[: len(self._metrics)]:
+            self._losses[part] += to_float64_device(losses).sum(dtype=torch.float64)
+            self._metrics[part].update(outputs, targets)
+
+    def compute(self, total: Callable[[Tensor], Tensor]) -> dict[str, float]:
+        """The figures of the set, and of each loader.
+
+        Args:
+            total: the sum over all processes.
+        """
+        found = dict[str, float]()
+        for part, (loss, count, metrics) in enumerate(zip(total(self._losses), self._counts, self._metrics, strict=True)):
+            if count:
+                figures = {"loss": float(loss) / count} | {name: float(value) for name, value in metrics.compute().items()}
+                found |= {f"{name}{OF_A_LOADER}{part - 1}" if part else name: value for name, value in figures.items()}
+        return found
 
 
 def pooled_figures(metrics: MetricCollection, figures: Iterable[str]) -> set[str]:

@@ -12,6 +12,7 @@ from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signatu
 from torch import Tensor, nn
 from torchmetrics import Metric
 
+from flcog.core.lightning_packages import overrides
 from flcog.core.trees import Tree
 from flcog.trainer_view import TrainerView
 
@@ -32,10 +33,37 @@ def loss_of(module: nn.Module, result: Any) -> Tensor:
     return loss.reshape(())
 
 
-def call_step(module: Any, name: str, batch: Tree, index: int) -> Any:
-    """Call a module's own ``training_step`` or ``test_step``. As in Lightning, it gets ``batch_idx`` if it has such a parameter."""
+def call_step(module: Any, name: str, batch: Tree, index: int, *loader: int) -> Any:
+    """Call a module's own ``training_step`` or ``test_step``. As in Lightning, it gets ``batch_idx`` if it has such a parameter.
+
+    Args:
+        module: the module.
+        name: of the step.
+        batch: the batch.
+        index: of the batch.
+        loader: the index of the batch's loader, if there are several.
+    """
     step = getattr(module, name)
-    return step(batch, index) if is_param_in_hook_signature(step, "batch_idx", min_args=2) else step(batch)
+    return step(batch, index, *loader) if loader or is_param_in_hook_signature(step, "batch_idx", min_args=2) else step(batch)
+
+
+def step_for(module: L.LightningModule, kind: str, loaders: int) -> str | None:
+    """The kind of the module's own step for a set, if it has any. A single step serves validation and test sets.
+
+    Args:
+        module: the module.
+        kind: of the set, ``validation`` or ``test``.
+        loaders: the number of its loaders. A step without the parameter ``dataloader_idx`` is refused for several.
+    """
+    kinds = (kind, "test" if kind == "validation" else "validation")
+    found = next((kind for kind in kinds if overrides(module, "LightningModule", f"{kind}_step")), None)
+    name = f"{found}_step"
+    if found and loaders > 1 and not is_param_in_hook_signature(getattr(module, name), "dataloader_idx", min_args=3):
+        raise ValueError(
+            f"{type(module).__name__}.{name} has no parameter dataloader_idx, and the {kind} set has {loaders} loaders: write "
+            f"{name}(self, batch, batch_idx, dataloader_idx=0)"
+        )
+    return found
 
 
 ALONE: Mapping[str, Any] = {

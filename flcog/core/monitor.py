@@ -5,6 +5,9 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, TypeVar
 
+OF_A_LOADER = "/dataloader_idx_"
+"""Between the name of a metric and the index of its loader, if several loaders provide a set, as in Lightning."""
+
 Number = TypeVar("Number", int, float)
 
 MAIN_SCORES = ("accuracy", "macro-AP", "mse", "acc", "loss")
@@ -52,15 +55,18 @@ class Metric(str):
 def main_metric(metrics: Mapping[str, float], selecting: bool = False) -> str | None:
     """Return the main metric: accuracy, macro-AP or mse according to the task, otherwise a loss. None if nothing was evaluated.
 
+    Where a module logs its figures for each of several loaders, those of the first loader count.
+
     Args:
         metrics: an evaluation's figures.
         selecting: whether the metric will choose a model. This uses the validation set if there is one, because the best of many
             test figures is too good. Other uses prefer the test set.
     """
     for split in ("val", "test") if selecting else ("test", "val"):
-        for score in MAIN_SCORES:
-            if f"{split}/{score}" in metrics:
-                return f"{split}/{score}"
+        for place in ("", f"{OF_A_LOADER}0"):
+            for score in MAIN_SCORES:
+                if f"{split}/{score}{place}" in metrics:
+                    return f"{split}/{score}{place}"
     return None
 
 

@@ -49,6 +49,7 @@ class Samples:
         whole: whether the inputs are whole batches of the data set, which the steps of a LightningModule receive alone. Targets
             then serve splits and statistics.
         returned: the pairs that the steps of a LightningModule receive instead; None if they are the same.
+        loaders: the number of samples of each loader, in their order, if several provide the set; else empty.
     """
 
     inputs: Tree
@@ -56,6 +57,7 @@ class Samples:
     users: np.ndarray | None = None
     whole: bool = False
     returned: Returned | None = None
+    loaders: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         for what, tree in (("inputs", self.inputs), ("targets", self.targets)):
@@ -109,7 +111,9 @@ class Samples:
     def subset(self, rows: np.ndarray) -> "Samples":
         """The samples at some rows, in memory."""
         index, users = torch.from_numpy(rows), None if self.users is None else self.users[rows]
-        return replace(self, inputs=self.gather(index), users=users, **self._targets_by(lambda leaf: leaf[index.to(leaf.device)]))
+        return replace(
+            self, inputs=self.gather(index), users=users, loaders=(), **self._targets_by(lambda leaf: leaf[index.to(leaf.device)])
+        )
 
     def to(self, device: torch.device) -> "Samples":
         def moved(leaf: Any) -> Any:

@@ -6,6 +6,7 @@ from typing import Any
 from lightning.pytorch.trainer.states import TrainerFn
 
 from flcog.client.messages import Split
+from flcog.core.monitor import OF_A_LOADER
 from flcog.run.lightning_callbacks import LightningCallbacks
 from flcog.run.session import Session
 from flcog.server.evaluate import evaluate
@@ -20,13 +21,21 @@ class Figures(dict[str, float]):
     >>> figures = Figures({"test/acc": 0.75})
     >>> figures["test/acc"] == figures[0]["test_acc"] == figures[0]["acc"]
     True
+
+    If several loaders provide the set, each of them has an index.
+
+    >>> figures = Figures({"test/acc/dataloader_idx_0": 0.5, "test/acc/dataloader_idx_1": 0.25, "test/gap": 0.25})
+    >>> figures[1]
+    {'test/acc/dataloader_idx_1': 0.25, 'test/gap': 0.25}
     """
 
     def __missing__(self, key: Any) -> Any:
-        if key == 0:
-            return self
+        loaders = sorted({int(name.partition(OF_A_LOADER)[2]) for name in self if OF_A_LOADER in name}) or [0]
+        if isinstance(key, int) and key in loaders:
+            of_others = tuple(f"{OF_A_LOADER}{loader}" for loader in loaders if loader != key)
+            return Figures({name: value for name, value in self.items() if not name.endswith(of_others)}) if of_others else self
         for name, value in self.items():
-            if key in (name.replace("/", "_"), name.partition("/")[2]):
+            if str(key).replace("/", "_") == name.replace("/", "_") or key == name.partition("/")[2]:
                 return value
         raise KeyError(f"the figures are {', '.join(self) or 'none'}; got {key!r}")
 

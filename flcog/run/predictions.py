@@ -14,6 +14,7 @@ from flcog.core.files import replacing
 from flcog.core.lightning_packages import overrides
 from flcog.core.source import Source
 from flcog.core.trees import Tree
+from flcog.core.types import given
 from flcog.data import Federation, Samples
 from flcog.run.session import Session
 from flcog.server.personal import only_personal
@@ -60,8 +61,8 @@ def _by_own_step(run: Session, samples: Samples) -> list[Any]:
     with evaluator.in_stage("predicting"):
         for when in ("model_eval", "start", "epoch_start"):
             call(f"on_predict_{when}")
-        batches = evaluator.each_batch(samples, evaluator.number_predicted(samples))
-        for index, batch in enumerate(batches):
+        rows = np.arange(evaluator.number_predicted(samples))
+        for index, batch in enumerate(given(*read) for read in evaluator.batches(samples, rows)):
             call("on_predict_batch_start", batch, index)
             result = evaluator.hooks.step(run.model, params, run.buffers, "predict_step", batch, index)
             call("on_predict_batch_end", result, batch, index)

@@ -239,27 +239,19 @@ def test_what_cannot_be_wrapped(data: Any, what: str) -> None:
         make_trainer(None).prepare(module(), data)
 
 
-def test_an_evaluation_reads_one_loader() -> None:
-    class Lists(Plain):
-        def val_dataloader(self) -> Any:
-            return [super().train_dataloader()] * 2
-
-    class EvaluatedLists(L.LightningDataModule):
-        predict_dataloader = test_dataloader = lambda self: [DataLoader(TESTS)] * 2
+def test_training_and_predictions_read_one_loader() -> None:
+    class Lists(L.LightningDataModule):
+        def predict_dataloader(self) -> Any:
+            return [DataLoader(TESTS)] * 2
 
     trainer, loader = make_trainer(None), DataLoader(TENSORS)
-    remedy = "an evaluation reads one torch DataLoader: take one, and call trainer.{}\\(model, loader\\) for each of the others"
-    for call, verb, got in [
-        (lambda: trainer.validate(module(), [loader, loader]), "validate", "validate got a list"),
-        (lambda: trainer.test(module(), dataloaders={"a": loader, "b": loader}), "test", "test got a dict"),
-        (lambda: trainer.prepare(module(), loader, [loader, loader]), "validate", "prepare got a list"),
-        (lambda: trainer.prepare(module(), Lists()), "validate", "Lists.val_dataloader returns a list"),
-        (lambda: trainer.test(module(), EvaluatedLists()), "test", "EvaluatedLists.test_dataloader returns a list"),
-        (lambda: trainer.predict(module(), EvaluatedLists()), "predict", "EvaluatedLists.predict_dataloader returns a list"),
-    ]:
-        with one_line(ValueError, f"{got}, and {remedy.format(verb)}"):
-            call()
-    assert trainer.validate(module(), [loader])
+    with one_line(ValueError, "prepare got a list, and clients share the data set of one torch DataLoader"):
+        trainer.prepare(module(), [loader, loader], loader)
+    remedy = "predictions read one torch DataLoader: take one, and call trainer.predict\\(model, loader\\) for each of the others"
+    with one_line(ValueError, f"Lists.predict_dataloader returns a list, and {remedy}"):
+        trainer.predict(module(), Lists())
+    with one_line(ValueError, "validate got a str, and an evaluation reads torch DataLoaders: return one, or a list of them"):
+        trainer.validate(module(), [loader, "loader"])
 
 
 def test_sets_to_validate_on_are_no_checkpoint() -> None:

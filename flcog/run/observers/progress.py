@@ -102,6 +102,6 @@ def score(metrics: Mapping[str, float]) -> str:
     name = main_metric(metrics)
     if name is None:
         return ""
-    split, measure = name.split("/")
+    split, _, measure = name.partition("/")
     text = f"{split} {measure} {figure(metrics[name])}"
     return f"{text}, loss {figure(metrics[f'{split}/loss'])}" if measure != "loss" and f"{split}/loss" in metrics else text

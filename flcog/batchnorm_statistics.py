@@ -1,0 +1,34 @@
+"""Recompute the running statistics of BatchNorm."""
+
+from collections.abc import Iterable
+
+import torch
+from torch import nn
+
+from flcog.core.trees import Tree, num_rows
+from flcog.core.types import Params
+from flcog.model_function import ModelFunction, forward
+
+
+def recomputed_statistics(model: ModelFunction, params: Params, buffers: Params, batches: Iterable[Tree]) -> Params:
+    """The buffers with the means of BatchNorm's statistics over batches, computed with these parameters.
+
+    Args:
+        model: the client's model.
+        params, buffers: its weights.
+        batches: inputs; a batch of one sample has no variance and is left out.
+    """
+    norms = [layer for layer in model.module.modules() if isinstance(layer, nn.modules.batchnorm._BatchNorm)]
+    momenta = [norm.momentum for norm in norms]
+    fresh = {name: torch.zeros_like(b) if name.endswith("num_batches_tracked") else b.clone() for name, b in buffers.items()}
+    model.renew_buffers()
+    try:
+        for norm in norms:
+            norm.momentum = None  # the mean over batches
+        for inputs in batches:
+            if num_rows(inputs) > 1:
+                model.training(params, fresh, forward, inputs)
+    finally:
+        for norm, momentum in zip(norms, momenta, strict=True):
+            norm.momentum = momentum
+    return fresh
