@@ -1,5 +1,6 @@
 """Several loaders of a validation or test set, in agreement with ``lightning.Trainer``."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -9,8 +10,9 @@ import torch
 from datamodules.common import one_line
 from harness import make_trainer
 from lightning.pytorch.callbacks import ModelCheckpoint
-from torch.utils.data import DataLoader, Dataset, SubsetRandomSampler, TensorDataset
+from torch.utils.data import DataLoader, Dataset, Subset, SubsetRandomSampler, TensorDataset
 from torchmetrics.classification import MulticlassAccuracy
+from two_processes import on_one_and_two_processes
 
 import flcog
 
@@ -160,3 +162,21 @@ def test_a_step_without_the_index_and_unlike_collate_functions_are_refused() -> 
     other = DataLoader(SETS[2], collate_fn=lambda items: torch.utils.data.default_collate(items))
     with one_line(ValueError, "the val loaders have different collate_fns, and an evaluation uses one for all of them"):
         make_trainer(None).validate(scores(), [DataLoader(SETS[1]), other])
+
+
+def evaluations(end: str, devices: int) -> None:
+    """Validates on three sets, one of which has a single sample and leaves the second process without any."""
+    torch.set_num_threads(1)
+    trainer = flcog.FederatedTrainer(1, local_steps=1, accelerator="cpu", devices=devices, logger=False, default_root_dir=None)
+    sets = loaders(SETS[1], Subset(SETS[2], [3]), SETS[3])
+    torch.manual_seed(0)
+    found = [trainer.validate(scores(), sets), trainer.validate(flcog.Classifier(torch.nn.Linear(6, 3)), sets)]
+    if trainer.is_global_zero:
+        Path(end).write_text(json.dumps(found))
+
+
+@pytest.mark.slow
+def test_two_processes_have_the_figures_of_one(tmp_path: Path) -> None:
+    one, two = on_one_and_two_processes(evaluations, tmp_path)
+    assert "val/acc/dataloader_idx_1" in one[0] and "val/accuracy/dataloader_idx_1" in one[1]
+    assert [part == pytest.approx(other, rel=1e-6) for part, other in zip(one, two, strict=True)] == [True, True]
