@@ -124,6 +124,13 @@ def _with_methods(
             model.configure_model()
     _check_task(model, datamodule)
     notes = []
+    if datamodule.federation.client_test is not None and not isinstance(model, ClientModule):
+        notes.append(
+            Note(
+                f"data.client_test holds out samples that nothing measures, because {type(model).__name__} is no flcog.ClientModule, which "
+                "has a score for each sample: leave it out"
+            )
+        )
     for method in methods:
         model = _with_method(settings, method, model, datamodule.federation, processes)
         unmeasured = datamodule.federation.client_test is None and not datamodule.federation.reweighted_test

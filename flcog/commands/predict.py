@@ -34,7 +34,7 @@ def predict(arguments: list[str]) -> None:
     inputs = None if options.inputs is None else read_inputs(options.inputs)
     cli = open_run(options.run, options.import_from)
     predictions = by_name(cli.trainer.predict(cli.model, cli.datamodule, str(checkpoint), inputs))
-    write_predictions(output, predictions, cli.datamodule.class_names)
+    write_predictions(output, predictions, getattr(cli.datamodule, "class_names", None))  # Lightning's have none
     print(f"{short(output)}: {len(next(iter(predictions.values()))):,} samples, by {short(checkpoint)}")
 
 

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -128,9 +129,14 @@ def _by(key: Fits, fits: Fits) -> Fits:
     return lambda value: isinstance(value, dict) and all(key(name) and fits(part) for name, part in value.items())
 
 
-def _with(parts: Mapping[str, Fits]) -> Fits:
-    """A test for dicts with exactly these keys, each with its own test."""
-    return lambda value: isinstance(value, dict) and value.keys() == parts.keys() and all(parts[n](value[n]) for n in parts)
+def _with(parts: Mapping[str, Fits], optional: Mapping[str, Fits] = MappingProxyType({})) -> Fits:
+    """A test for dicts with exactly these keys, each with its own test, and with optional ones, which earlier versions did not write."""
+    every = {**parts, **optional}
+    return lambda value: (
+        isinstance(value, dict)
+        and parts.keys() <= value.keys() <= every.keys()
+        and all(every[name](part) for name, part in value.items())
+    )
 
 
 TENSORS, STATE, COUNTS = _by(_is_text, is_tensor), _by(_is_text, is_state), _by(_is_text, _is_count)
@@ -146,7 +152,8 @@ EXPERIMENT = _with(
         "settings": STATE,
         "objects": STATE,
         "config": _or_none(STATE),
-    }
+    },
+    optional={"inputs": _by(_is_text, _is_text)},
 )
 """A test for the result of :func:`flcog.run.experiment.describe`."""
 

@@ -5,6 +5,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from torch import Tensor
 
 from flcog.client.model import ClientModel
@@ -12,9 +13,12 @@ from flcog.core.arguments import by_name, constructor_arguments, digest, plain
 from flcog.core.masking import masked
 from flcog.core.text import clipped
 from flcog.core.trees import leaves
-from flcog.data import FederatedDataModule
+from flcog.data import FederatedDataModule, Samples
 from flcog.method import Method
 from flcog.settings import Settings
+
+HASHED_BYTES = 32 * 2**20
+"""The most bytes of a set's inputs that are hashed, which takes a tenth of a second."""
 
 HOW_IT_RUNS = (
     *("rounds", "callbacks", "seed", "executor", "chunk_size", "compile", "accelerator", "strategy", "devices", "num_nodes"),
@@ -46,6 +50,7 @@ def describe(
         "partition": federation.split.hash,
         "trained_on": federation.partition.hash,
         "targets": "-".join(map(digest, leaves(federation.train.targets) or stored_inputs)),
+        "inputs": {part: _inputs(samples) for part in ("train", "val", "test") if (samples := getattr(federation, part))},
         "layers": {name: type(layer).__qualname__ for name, layer in module.named_modules()},
         **describe_settings(settings, methods, config),
         "objects": by_name(
@@ -57,6 +62,12 @@ def describe(
             }
         ),
     }
+
+
+def _inputs(samples: Samples) -> str:
+    """The digests of a set's stored inputs, or of evenly spread rows of a large set; empty for inputs that are made when they are read."""
+    stored = [leaf for leaf in leaves(samples.inputs) if isinstance(leaf, Tensor | np.ndarray)]
+    return "-".join(digest(leaf[:: max(1, -(-leaf.nbytes // HASHED_BYTES))]) for leaf in stored)
 
 
 def describe_settings(settings: Settings, methods: Iterable[Method], config: Mapping[str, Any] | None) -> dict[str, Any]:
@@ -81,6 +92,11 @@ def check_same(path: Path, saved: Mapping[str, Any], present: Mapping[str, Any])
         raise ValueError(
             f"{path} was written by a run on other training samples: use the data set of that run, or start a new one"
         )
+    for part, now in present["inputs"].items():
+        if saved.get("inputs", {}).get(part, now) != now:
+            raise ValueError(
+                f"{path} was written by a run with other inputs in the {part} set: use the data set of that run, or start a new one"
+            )
     if (saved["partition"], saved["clients"]) != (present["partition"], present["clients"]):
         raise ValueError(
             f"{path} was written by a run with {saved['clients']} clients (partition {saved['partition']}); this one has "

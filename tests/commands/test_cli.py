@@ -123,6 +123,24 @@ def test_a_run_is_predicted_with_exported_and_loaded(capsys: pytest.CaptureFixtu
 
 
 @pytest.mark.slow
+def test_a_run_on_a_lightning_data_module_is_predicted() -> None:
+    boring = "lightning.pytorch.demos.boring_classes"
+    words = [
+        "--data",
+        f"{boring}.BoringDataModule",
+        "--trainer.rounds",
+        "1",
+        "--trainer.local_steps",
+        "1",
+        "--trainer.logger",
+        "false",
+    ]
+    assert run("fit", "--model", f"{boring}.BoringModel", *words) == 0
+    assert run("predict", str(the_run()), "--checkpoint", "last") == 0
+    assert len((the_run() / "predictions.csv").read_text().splitlines()) == 65
+
+
+@pytest.mark.slow
 def test_a_run_of_another_machine_is_looked_at_here(capsys: pytest.CaptureFixture[str]) -> None:
     """The other machine has GPUs."""
     assert run("fit", "-c", QUICKSTART, *SMALL, "--trainer.rounds", "1") == 0

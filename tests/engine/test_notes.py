@@ -3,8 +3,9 @@
 from pathlib import Path
 from typing import Any
 
+import lightning as L
 import torch
-from harness import TinyData, classifier, fit, make_trainer
+from harness import NUM_CLASSES, NUM_FEATURES, TinyData, classifier, fit, make_trainer
 
 from flcog.method import Callback, ExecutorNote, Method, Note, WarningNote
 
@@ -25,6 +26,25 @@ def test_what_a_user_should_know_is_noted() -> None:
     assert "the optimiser's groups differ" in notes(FedProx(mu=0.1), module=classifier(groups))
     assert "Ditto are measured only with data.client_test" in notes(Ditto())
     assert "measured" not in notes(Ditto(), client_test=0.2)
+
+
+def test_held_out_samples_that_nothing_measures_are_noted() -> None:
+    class Own(L.LightningModule):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = torch.nn.Linear(NUM_FEATURES, NUM_CLASSES)
+
+        def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
+            return torch.nn.functional.cross_entropy(self.layer(batch[0]), batch[1])
+
+        def configure_optimizers(self) -> torch.optim.Optimizer:
+            return torch.optim.SGD(self.parameters(), 0.1)
+
+    trainer = make_trainer(None)
+    trainer.prepare(Own(), TinyData(client_test=0.2))
+    assert any("samples that nothing measures, because Own is no flcog.ClientModule" in note for note in trainer.notes)
+    trainer.prepare(Own(), TinyData(client_val=0.2))
+    assert not any("nothing measures" in note for note in trainer.notes)
 
 
 def test_observers_receive_each_note_once(tmp_path: Path) -> None:

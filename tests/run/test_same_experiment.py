@@ -45,6 +45,21 @@ class OtherTargets(TinyData):
         return splits
 
 
+class OtherInputs(TinyData):
+    """One value of one set differs."""
+
+    part = "train"
+
+    def load(self) -> Any:
+        splits = super().load()
+        getattr(splits, self.part).inputs[3, 1] += 1
+        return splits
+
+
+class OtherTests(OtherInputs):
+    part = "test"
+
+
 def rates(lr: float, **options: Any) -> Any:
     return partial(torch.optim.SGD, lr=lr, **options)
 
@@ -59,6 +74,8 @@ def rates(lr: float, **options: Any) -> Any:
         ({"data": lambda: TinyData(order=(0, 1, 2, 3, 4, 5))}, r"a run with 8 clients .*; this one has 6 \(partition"),
         ({"data": lambda: TinyData(client_test=0.2)}, "held out other samples of its clients: use the same data.client_test"),
         ({"data": OtherTargets}, "written by a run on other training samples: use the data set of that run"),
+        ({"data": OtherInputs}, "written by a run with other inputs in the train set: use the data set of that run"),
+        ({"data": OtherTests}, "written by a run with other inputs in the test set: use the data set of that run"),
         ({"module": lambda: classifier(network=Tanh)}, r"holds another model: model.* is \w+ there, \w+ here"),
         ({"methods": lambda: [SCAFFOLD()]}, r"with methods \['FedProx'\]; this run has \['SCAFFOLD'\]"),
         ({"seed": 3}, "with seed 0; this one has 3"),
