@@ -1,14 +1,16 @@
 """Evaluate the global model on the central sets and on the clients' data, and evaluate the clients' own models."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 
 from torch import Tensor
 
 from flcog.client.messages import Question, Scores, Split
 from flcog.client_module import ClientModule
-from flcog.core.trees import containers_copied
+from flcog.core.trees import containers_copied, leaves
 from flcog.core.types import Params
+from flcog.data import Samples
 from flcog.method.returned import check_params
 from flcog.metrics import spread
 from flcog.server.engine import Engine
@@ -41,15 +43,38 @@ def evaluate(engine: Engine, server: ServerState, splits: Sequence[Split] = SPLI
     for split in splits:
         samples = central[split]
         if samples is not None:
-            if alone is None:
-                figures = engine.evaluator.on_set(params, server.buffers, samples, split=split, lasting=True)
-            else:
-                figures = mean_over_clients(engine, server, alone, params, samples)
+            with _naming_unlike_inputs(engine, split, samples):
+                if alone is None:
+                    figures = engine.evaluator.on_set(params, server.buffers, samples, split=split, lasting=True)
+                else:
+                    figures = mean_over_clients(engine, server, alone, params, samples)
             metrics |= {f"{split}/{name}": value for name, value in figures.items()}
     asked = _questions(engine, server, params, splits)
     for (_, figures_of), answer in zip(asked, engine.clients.ask([question for question, _ in asked]), strict=True):
         metrics |= figures_of(answer)
     return metrics
+
+
+@contextmanager
+def _naming_unlike_inputs(engine: Engine, split: Split, samples: Samples) -> Iterator[None]:
+    """Tell of an error that the set's stored inputs have another shape or type than the training set's, if they have."""
+    try:
+        yield
+    except Exception as error:
+        ours, theirs = _form(samples), _form(engine.evaluator.federation.train)
+        if ours == theirs or not (ours and theirs):
+            raise
+        first = str(error).strip().partition("\n")[0]
+        raise ValueError(
+            f"the {split} set has inputs {ours}, and the training set {theirs}: give both the same form ({first})"
+        ) from error
+
+
+def _form(samples: Samples) -> str:
+    """The shape and type of a sample's stored inputs; empty for inputs that are made when they are read."""
+    if not samples.stored:
+        return ""
+    return ", ".join(f"{list(leaf.shape[1:])} ({str(leaf.dtype).removeprefix('torch.')})" for leaf in leaves(samples.inputs))
 
 
 def _questions(engine: Engine, server: ServerState, params: Params, splits: Sequence[Split]) -> list[Asked]:
