@@ -96,6 +96,10 @@ class ClientModule(L.LightningModule):
         return ""
 
     def configure_optimizers(self) -> Any:
+        if not any(parameter.requires_grad for parameter in self.parameters()):
+            raise ValueError(
+                f"{type(self).__name__} has no parameter that trains: let requires_grad be True for some, or give another network"
+            )
         try:
             return self.optimizer(p for p in self.parameters() if p.requires_grad)
         except ValueError as error:  # torch's optimisers check their arguments

@@ -17,6 +17,7 @@ from flcog.core.trees import copied_from, map_once
 from flcog.core.types import Batch, Params, Slot
 from flcog.execute.optimizer import stepper
 from flcog.execute.own_steps import own_steps
+from flcog.execute.remedies import add_remedy
 from flcog.execute.trainer import Learner
 from flcog.method import Gradient
 from flcog.settings import Compile
@@ -57,6 +58,7 @@ class OneClient:
                 return self._client(assignment, work, {name: int(values[0]) for name, values in keys.items()})
         except Exception as error:
             step = min(self._step + 1, work.num_steps)
+            add_remedy(error)
             error.add_note(f"in client {work.client}, round {assignment.round + 1}, local step {step} of {work.num_steps}")
             raise
 

@@ -20,6 +20,7 @@ from flcog.core.types import Batch, Params, Slot
 from flcog.execute.one_client import widened
 from flcog.execute.own_steps import own_steps
 from flcog.execute.plain_steps import Chunk, Steps
+from flcog.execute.remedies import add_remedy
 from flcog.execute.stacking import by_client
 from flcog.execute.trainer import Learner
 from flcog.method import Method
@@ -69,6 +70,7 @@ class StackedClients:
             clients = "client" + "s" * (len(works) > 1) + " " + ", ".join(str(work.client) for work in works)
             names_step = self.compiled and len(works) == 1
             hint = "compile=false names the local step" if names_step else "executor=loop names the client and the local step"
+            add_remedy(error)
             error.add_note(f"in {clients}, round {assignment.round + 1}; trainer.{hint}")
             raise
 

@@ -103,3 +103,20 @@ def test_outputs_are_logits_or_have_a_name(wrap: Any, output: Any) -> None:
 def test_other_returns_say_how_to_name_the_outputs(wrap: Any, output: Any, message: str) -> None:
     with pytest.raises(ValueError, match=f"^Returns .*{message}" if "returns" not in message else message):
         flcog.Classifier(Returns(wrap), output=output)(torch.randn(2, 3))
+
+
+@pytest.mark.parametrize("network", [nn.Linear(3, 2).requires_grad_(False), nn.Flatten()], ids=["frozen", "without parameters"])
+def test_a_network_that_cannot_train_is_refused(network: nn.Module) -> None:
+    with pytest.raises(ValueError, match=r"^Classifier has no parameter that trains: let requires_grad be True for some"):
+        flcog.Classifier(network).configure_optimizers()
+
+
+@pytest.mark.parametrize("executor", ["loop", "vmap"])
+def test_a_batch_of_one_sample_before_batchnorm_has_a_remedy(executor: str, tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    rows, targets = torch.randn(27, 3).numpy(), torch.arange(27).numpy() % 2
+    data = flcog.datamodules.ArrayData(train_inputs=rows, train_targets=targets, num_clients=3, batch_size=4)
+    with pytest.raises(ValueError, match="Expected more than 1 value per channel") as error:
+        options = {"local_epochs": 1, "rounds": 1, "clients_per_round": 3, "precision": "32-true", "executor": executor}
+        make_trainer(tmp_path, **options).fit(nn.Sequential(nn.Linear(3, 2), nn.BatchNorm1d(2)), data)
+    assert any("data.drop_last=True leaves out the last, smaller batch" in note for note in error.value.__notes__)
