@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from flcog.core.trees import Tree
+from flcog.data.samples import checked_users
 
 
 @dataclass(frozen=True)
@@ -34,18 +35,7 @@ class ItemSet:
     collate_fn: Callable[[list[Any]], Any] | None = None
 
     def __post_init__(self) -> None:
-        for what, values in (("targets", self.targets), ("users", self.users)):
-            if values is not None and len(values) != len(self.items):
-                raise ValueError(f"{len(self.items)} items but {len(values)} {what}: give one for each item, in their order")
-        if self.users is not None:
-            _require_users(self.users)
-
-
-def _require_users(users: np.ndarray) -> None:
-    """Refuse missing users, and users that are not single names or numbers."""
-    if users.ndim != 1:
-        raise ValueError(f"users are one name or number per item; they have shape {users.shape}")
-    if users.dtype.kind in "Of":
-        missing = [item for item, user in enumerate(users.tolist()) if user is None or user != user]
-        if missing:
-            raise ValueError(f"item {missing[0]} has no user, and {len(missing) - 1} others: fill or drop them")
+        if self.targets is not None and len(self.targets) != len(self.items):
+            raise ValueError(f"{len(self.items)} items but {len(self.targets)} targets: give one for each item, in their order")
+        if self.users is not None:  # now, because reading the items may take hours
+            checked_users(self.users, len(self.items))

@@ -45,7 +45,7 @@ class Samples:
             :class:`flcog.core.source.Source`, which makes them when they are asked for.
         targets: class indices [N] (int64), multi-hot rows [N, C] (float32) or values [N] (float32). Splits by label and label
             statistics use the first of several targets. An empty tuple if there are none.
-        users: a natural owner for each sample, where the data set has one.
+        users: a natural owner for each sample, where the data set has one: an array or a list of names or numbers.
         whole: whether the inputs are whole batches of the data set, which the steps of a LightningModule receive alone. Targets
             then serve splits and statistics.
         returned: the pairs that the steps of a LightningModule receive instead; None if they are the same.
@@ -72,6 +72,8 @@ class Samples:
             raise ValueError(f"{len(self)} inputs but {len(self.labels)} targets: a set needs one target per input")
         if len(self) == 0:
             raise ValueError("the set has no samples: check the path, the split's name and any subset you asked for")
+        if self.users is not None:
+            object.__setattr__(self, "users", checked_users(self.users, len(self)))
 
     def __len__(self) -> int:
         return len(first_leaf(self.inputs))
@@ -131,6 +133,20 @@ def _gathered(leaf: Any, indices: Tensor) -> Tensor:
     if isinstance(leaf, Tensor):
         return leaf.index_select(0, indices.to(leaf.device))
     return torch.from_numpy(leaf[indices.cpu().numpy()])
+
+
+def checked_users(users: Any, count: int) -> np.ndarray:
+    """Return the owners of ``count`` samples as an array. Refuse missing users, and users that are not single names or numbers."""
+    users = users.detach().cpu().numpy() if isinstance(users, Tensor) else np.asarray(users)
+    if users.ndim != 1:
+        raise ValueError(f"users are one name or number per sample; they have shape {users.shape}")
+    if len(users) != count:
+        raise ValueError(f"{count} samples but {len(users)} users: give one for each sample, in their order")
+    if users.dtype.kind in "Of":
+        missing = [sample for sample, user in enumerate(users.tolist()) if user is None or user != user]
+        if missing:
+            raise ValueError(f"sample {missing[0]} has no user, and {len(missing) - 1} others: fill or drop them")
+    return users
 
 
 def require_finite_inputs(samples: Samples, where: str) -> None:

@@ -13,7 +13,7 @@ from harness import fit
 
 import flcog
 from datamodules.common import bytes_of, everything, one_line, save
-from flcog.data import Partition
+from flcog.data import Partition, Samples
 from flcog.datamodules import IID, ArrayData, Dirichlet, LongTail, Natural
 from flcog.models import MLP
 
@@ -119,6 +119,32 @@ def test_tensors_tokens_and_users() -> None:
     )
     assert data.federation.partition.sizes.tolist() == [2, 3, 1]
     assert torch.equal(everything(data.federation, data.federation.train)[0], tokens)
+
+
+@pytest.mark.parametrize(
+    ("users", "message"),
+    [
+        (list("ab"), "6 samples but 2 users: give one for each sample, in their order"),
+        (list("ab") * 6, "6 samples but 12 users"),
+        (np.array([1.0, np.nan, 2, 2, np.nan, 1]), "sample 1 has no user, and 1 others: fill or drop them"),
+        (["ann", None, *"bbcc"], "sample 1 has no user, and 0 others"),
+        (np.ones((6, 2)), r"users are one name or number per sample; they have shape \(6, 2\)"),
+    ],
+    ids=["short", "long", "nan", "none", "rows"],
+)
+@pytest.mark.parametrize("own", [False, True], ids=["ArrayData", "Samples"])
+def test_users_are_one_per_sample(users: Any, message: str, own: bool) -> None:
+    with one_line(ValueError, message):
+        if own:
+            Samples(torch.ones(6, 2), torch.arange(6) % 2, users)
+        else:
+            ArrayData(train_inputs=np.ones((6, 2)), train_targets=np.arange(6) % 2, train_users=users).setup()
+
+
+def test_users_may_be_a_list() -> None:
+    data = ArrayData(train_inputs=np.ones((6, 2)), train_targets=[0, 1] * 3, train_users=list("abbccc"), partitioner=Natural())
+    own = data.only([1]).federation
+    assert own.sizes.tolist() == [0, 2, 0] and own.train.users is not None and own.train.users.tolist() == ["b", "b"]
 
 
 def test_a_memory_mapped_array_stays_on_disk(tmp_path: Path) -> None:

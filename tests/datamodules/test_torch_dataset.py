@@ -537,7 +537,7 @@ def nothing(items: list[Any]) -> Any:
     ("make", "what"),
     [
         (lambda: TorchDataset(Items(), targets=LABELS[:-1]), "60 items but 59 targets: give one for each item"),
-        (lambda: TorchDataset(Items(), users=LABELS[:-1]), "60 items but 59 users: give one for each item"),
+        (lambda: TorchDataset(Items(), users=LABELS[:-1]), "60 samples but 59 users: give one for each sample"),
         (lambda: TorchDataset(Items(), Items(FEATURES[:0])), "the test set is empty"),
         (
             lambda: TorchDataset(FEATURES),
@@ -573,8 +573,8 @@ def nothing(items: list[Any]) -> Any:
         ),
         (lambda: TorchDataset(iter([])), "train is a list_iterator, no data set"),
         (lambda: TorchDataset(Stream()), "train is a Stream, a stream, whose samples cannot be given to clients"),
-        (lambda: TorchDataset(Items(), users=[None, "ann", *"ab" * 29]), "item 0 has no user, and 0 others"),
-        (lambda: TorchDataset(Items(), users=FEATURES), r"one name or number per item; they have shape \(60, 6\)"),
+        (lambda: TorchDataset(Items(), users=[None, "ann", *"ab" * 29]), "sample 0 has no user, and 0 others"),
+        (lambda: TorchDataset(Items(), users=FEATURES), r"one name or number per sample; they have shape \(60, 6\)"),
         (lambda: TorchDataset(Items(), num_workers=-1), "num_workers must be at least 0"),
         (
             lambda: TorchDataset(Items(), targets={"train": ["a"] * 60, "test": ["b"] * 9}, test=Items(FEATURES[:9])),
