@@ -13,6 +13,7 @@ from flcog.core.checks import one_of
 from flcog.data import Augment, Preprocess, Samples, Splits
 from flcog.datamodules.augmentations import Augmentation, augmentation
 from flcog.datamodules.files import reading, require_files, require_finite, standardisation
+from flcog.datamodules.partitioners import Natural
 from flcog.datamodules.targets import Targets, WithTargets, read_targets
 
 # An np.ndarray or a Tensor. With those types the command line's help would list all of their subclasses, for each argument.
@@ -47,7 +48,7 @@ class ArrayData(WithTargets):
         test_targets: test targets, from Python only.
         val_inputs: validation inputs, from Python only.
         val_targets: validation targets, from Python only.
-        train_users: the natural owner of each training sample, from Python only.
+        train_users: the owner of each training sample, from Python only. Every user is a client unless a partitioner is given.
 
     Example:
         >>> import numpy as np
@@ -74,6 +75,8 @@ class ArrayData(WithTargets):
         train_users: Array | None = None,
         **kwargs: Any,
     ) -> None:
+        if train_users is not None:
+            kwargs["partitioner"] = kwargs.get("partitioner") or Natural()
         super().__init__(**kwargs)
         arrays = {
             "train_inputs": train_inputs,

@@ -141,6 +141,12 @@ def test_users_are_one_per_sample(users: Any, message: str, own: bool) -> None:
             ArrayData(train_inputs=np.ones((6, 2)), train_targets=np.arange(6) % 2, train_users=users).setup()
 
 
+def test_users_are_the_clients_unless_a_partitioner_is_given() -> None:
+    arrays: dict[str, Any] = {"train_inputs": np.ones((6, 2)), "train_targets": [0, 1] * 3, "train_users": list("abbccc")}
+    assert ArrayData(**arrays).federation.sizes.tolist() == [1, 2, 3]
+    assert ArrayData(**arrays, partitioner=IID(), num_clients=2).federation.sizes.tolist() == [3, 3]
+
+
 def test_users_may_be_a_list() -> None:
     data = ArrayData(train_inputs=np.ones((6, 2)), train_targets=[0, 1] * 3, train_users=list("abbccc"), partitioner=Natural())
     own = data.only([1]).federation
