@@ -134,6 +134,12 @@ class ArrayData(WithTargets):
                     "needs a target, and there must be some"
                 )
             samples[part] = Samples(inputs, learnt.tensors[part], users)
+            if str(inputs.dtype).removeprefix("torch.") != str(samples["train"].inputs.dtype).removeprefix("torch."):
+                own, other = arrays[inputs_name].dtype, arrays[names["train"][0]].dtype
+                raise ValueError(
+                    f"{source}: {inputs_name} has type {own} and {names['train'][0]} {other}: give both the same type, because uint8 is "
+                    "scaled to [0, 1], floats stay as they are and wider integers are token ids"
+                )
         return learnt, Splits(**samples)
 
 

@@ -22,7 +22,7 @@ def test_a_test_set_like_the_clients() -> None:
     rng = np.random.default_rng(0)
     train, test = rng.permutation(np.arange(5000) % 10), rng.permutation(np.arange(1000) % 10)
     arrays = {
-        "train_inputs": train[:, None],
+        "train_inputs": train[:, None].astype(float),
         "train_targets": train,
         "test_inputs": np.arange(1000.0)[:, None],
         "test_targets": test,
@@ -139,6 +139,18 @@ def test_users_are_one_per_sample(users: Any, message: str, own: bool) -> None:
             Samples(torch.ones(6, 2), torch.arange(6) % 2, users)
         else:
             ArrayData(train_inputs=np.ones((6, 2)), train_targets=np.arange(6) % 2, train_users=users).setup()
+
+
+@pytest.mark.parametrize(
+    ("train", "test"), [("uint8", "float32"), ("float64", "uint8"), ("float32", "int64"), ("uint8", "int32")]
+)
+def test_all_parts_have_one_type(train: str, test: str) -> None:
+    """uint8 is scaled and floats are not, so that training and test images would differ by a factor of 255."""
+    inputs = bytes_of(6, 4)
+    options = {"train_targets": [0, 1] * 3, "test_targets": [0, 1] * 3, "num_clients": 2}
+    with one_line(ValueError, f"ArrayData: test_inputs has type {test} and train_inputs {train}: give both the same type"):
+        ArrayData(train_inputs=inputs.astype(train), test_inputs=inputs.astype(test), **options).setup()
+    ArrayData(train_inputs=inputs.astype(np.float64), test_inputs=inputs.astype(np.float32), **options).setup()
 
 
 def test_users_are_the_clients_unless_a_partitioner_is_given() -> None:
