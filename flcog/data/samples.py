@@ -132,7 +132,19 @@ class Samples:
 def _gathered(leaf: Any, indices: Tensor) -> Tensor:
     if isinstance(leaf, Tensor):
         return leaf.index_select(0, indices.to(leaf.device))
-    return torch.from_numpy(leaf[indices.cpu().numpy()])
+    read = torch.from_numpy(leaf[indices.cpu().numpy()])
+    if (row := _not_finite(read)) is not None:
+        raise ValueError(
+            f"the inputs of sample {int(indices[row])}, read from disk, are NaN or infinite: correct or drop that sample"
+        )
+    return read
+
+
+def _not_finite(leaf: Tensor) -> int | None:
+    """Return the first row with a NaN or infinite value, or None."""
+    if not leaf.is_floating_point() or bool((finite := leaf.isfinite()).all()):
+        return None
+    return int((~finite).reshape(len(leaf), -1).any(1).nonzero()[0])
 
 
 def checked_users(users: Any, count: int) -> np.ndarray:
@@ -152,8 +164,7 @@ def checked_users(users: Any, count: int) -> np.ndarray:
 def require_finite_inputs(samples: Samples, where: str) -> None:
     """Refuse NaN and infinite inputs in memory: in training they would look like a learning rate that is too high."""
     for leaf in leaves(samples.inputs):
-        if isinstance(leaf, Tensor) and leaf.is_floating_point() and not bool((finite := leaf.isfinite()).all()):
-            row = int((~finite).flatten(1).any(1).nonzero()[0]) if leaf.ndim > 1 else int((~finite).nonzero()[0])
+        if isinstance(leaf, Tensor) and (row := _not_finite(leaf)) is not None:
             raise ValueError(f"{where} has NaN or infinite inputs, the first in sample {row}: correct or drop that sample")
 
 

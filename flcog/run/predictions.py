@@ -16,6 +16,7 @@ from flcog.core.source import Source
 from flcog.core.trees import Tree
 from flcog.core.types import given
 from flcog.data import Federation, Samples
+from flcog.data.samples import require_finite_inputs
 from flcog.run.session import Session
 from flcog.server.personal import only_personal
 
@@ -99,7 +100,10 @@ def _samples(federation: Federation, inputs: Tree) -> Samples:
     leaves = [_as_stored(leaf, stored) for leaf, stored in zip(given, own, strict=True)]
     train, targets = federation.train, torch.zeros(len(leaves[0]), dtype=torch.int64)
     returned = train.returned and train.returned._replace(targets=targets)
-    return Samples(pytree.tree_unflatten(leaves, spec), targets, whole=train.whole, returned=returned)
+    samples = Samples(pytree.tree_unflatten(leaves, spec), targets, whole=train.whole, returned=returned)
+    if not train.whole:  # items of other forms than pairs may use NaN in a sense of their own
+        require_finite_inputs(samples, "the array to predict")
+    return samples
 
 
 def _as_stored(given: Any, stored: Any) -> Tensor:

@@ -12,7 +12,7 @@ import torch
 from harness import fit
 
 import flcog
-from datamodules.common import bytes_of, everything, one_line, save
+from datamodules.common import CPU, bytes_of, everything, one_line, save
 from flcog.data import Partition, Samples
 from flcog.datamodules import IID, ArrayData, Dirichlet, LongTail, Natural
 from flcog.models import MLP
@@ -176,6 +176,17 @@ def test_a_memory_mapped_array_stays_on_disk(tmp_path: Path) -> None:
     np.testing.assert_allclose(inputs[:, 0], images / 255, rtol=1e-6)
     with one_line(ValueError, "cannot be computed of a memory-mapped array"):
         ArrayData(mean="auto", std="auto", **options).setup()
+
+
+def test_a_memory_mapped_array_has_no_nan(tmp_path: Path) -> None:
+    features = np.ones((20, 4), np.float32)
+    features[13, 2] = np.nan
+    np.save(tmp_path / "features.npy", features)
+    mapped = np.load(tmp_path / "features.npy", mmap_mode="r")
+    federation = ArrayData(train_inputs=mapped, train_targets=np.arange(20) % 2, num_clients=2).federation
+    assert federation.load(federation.train, torch.tensor([12, 14]), CPU)[0].tolist() == [[1] * 4] * 2
+    with one_line(ValueError, "inputs of sample 13, read from disk, are NaN or infinite: correct or drop that sample"):
+        federation.load(federation.train, torch.tensor([12, 13, 14]), CPU)
 
 
 @pytest.mark.parametrize("kind", ["bytes", "floats", "features", "byte features"])

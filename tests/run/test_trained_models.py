@@ -77,6 +77,9 @@ def test_other_tasks_predict_what_they_learn(tmp_path: Path) -> None:
     torch.testing.assert_close(found["prediction"], outputs_of(regressor).squeeze(1))
     with pytest.raises(ValueError, match="inputs hold 1e\\+300 in sample 0, and the data set stores float32"):
         trainer.predict(inputs=np.full((1, 6), 1e300))
+    for value in (np.nan, np.inf):
+        with pytest.raises(ValueError, match=r"^the array to predict has NaN or infinite inputs, the first in sample 2: correct"):
+            trainer.predict(inputs=np.where(np.arange(4)[:, None] == 2, value, np.ones((4, 6))))
     labels = flcog.MultiLabelClassifier(MLP(6, (4,), 3))
     found = fit(tmp_path, module=labels, data=TinyData(targets="multilabel"), **FLOAT).predict()
     torch.testing.assert_close(found["probability"], outputs_of(labels).sigmoid())
