@@ -12,8 +12,9 @@ from torch import Tensor
 from flcog.core.checks import one_of
 from flcog.data import Augment, Preprocess, Samples, Splits
 from flcog.datamodules.augmentations import Augmentation, augmentation
-from flcog.datamodules.files import reading, require_files, require_finite, standardisation
+from flcog.datamodules.files import reading, require_files, require_finite
 from flcog.datamodules.partitioners import Natural
+from flcog.datamodules.standardisation import standardisation, warn_of_large_offsets
 from flcog.datamodules.targets import Targets, WithTargets, read_targets
 
 # An np.ndarray or a Tensor. With those types the command line's help would list all of their subclasses, for each argument.
@@ -202,6 +203,8 @@ def _inputs(inputs: np.ndarray, where: str, layout: str) -> Tensor | np.ndarray:
         return inputs if inputs.ndim != 3 else inputs[..., None]
     if inputs.dtype.kind == "f":
         require_finite(inputs, where)
+        if inputs.ndim == 2 and len(inputs):
+            warn_of_large_offsets(inputs, where, [f"feature {index}" for index in range(inputs.shape[1])])
         inputs = inputs.astype(np.float32, copy=False)
     elif inputs.dtype == np.bool_:
         inputs = inputs.astype(np.float32)

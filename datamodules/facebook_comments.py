@@ -11,7 +11,8 @@ from torch import Tensor
 
 from flcog.core.checks import at_least, within
 from flcog.data import FederatedDataModule, Preprocess, Samples, Splits
-from flcog.datamodules.files import missing_files, reading, require_finite, standardisation
+from flcog.datamodules.files import missing_files, reading, require_finite
+from flcog.datamodules.standardisation import standardisation
 
 _HOW_TO_GET = "unpack Dataset.zip of https://archive.ics.uci.edu/dataset/363 and pass --data.data_dir"
 

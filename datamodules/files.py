@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from torch import Tensor
 
 
 def require_files(data_set: str, paths: Iterable[Path], remedy: str) -> None:
@@ -62,10 +61,3 @@ def require_finite(values: np.ndarray, where: str) -> None:
     if not finite.all():
         first = ", ".join(str(i) for i in np.argwhere(~finite)[0])
         raise ValueError(f"{where} has {np.count_nonzero(~finite)} NaN or infinite values, the first at index ({first})")
-
-
-def standardisation(features: Tensor) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Mean and standard deviation of each column; columns that never change keep their scale."""
-    std = features.double().std(0, correction=0)
-    std[std == 0] = 1
-    return tuple(features.double().mean(0).tolist()), tuple(std.tolist())

@@ -12,8 +12,9 @@ from flcog.core.checks import within
 from flcog.core.extras import require
 from flcog.core.trees import Tree
 from flcog.data import Preprocess, Samples, Splits
-from flcog.datamodules.files import missing_files, reading, standardisation
+from flcog.datamodules.files import missing_files, reading
 from flcog.datamodules.partitioners import Natural
+from flcog.datamodules.standardisation import standardisation, warn_of_large_offsets
 from flcog.datamodules.targets import Targets, WithTargets, read_targets
 
 MOST_VALUES = 1000
@@ -106,7 +107,11 @@ class Table(WithTargets):
         samples = {}
         for part, frame in frames.items():
             parts = [_numbers(frame, name, kinds[name], part) for name in columns]
-            inputs = torch.from_numpy(np.concatenate(parts, 1).astype(np.float32))
+            features = np.concatenate(parts, 1)
+            if part == "train":
+                names = [f"column {name!r}" for name, values in zip(columns, parts, strict=True) for _ in range(values.shape[1])]
+                warn_of_large_offsets(features, "Table", names)
+            inputs = torch.from_numpy(features.astype(np.float32))
             users = _column(frame, self.users, part) if self.users is not None and part == "train" else None
             samples[part] = Samples(inputs, learnt.tensors[part], users)
         return learnt, Splits(**samples)

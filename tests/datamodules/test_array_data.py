@@ -201,6 +201,23 @@ def test_automatic_normalisation(kind: str) -> None:
     torch.testing.assert_close(channels.std(1, correction=0), torch.tensor([1.0, 1.0, 0.0]), atol=1e-4, rtol=1e-4)
 
 
+@pytest.mark.parametrize(("offset", "steps"), [(1e7, "1 "), (-1e7, "1 "), (1e8, "8 ")], ids=str)
+def test_features_far_from_zero_are_suspicious(offset: float, steps: str) -> None:
+    features = np.stack([np.ones(40), offset + np.arange(40) % 2 * 2.0], 1)  # the second column's deviation is 1
+    with pytest.warns(
+        UserWarning, match=f"train_inputs: feature 1 has mean .* and .* deviation 1, .* steps of {steps}.*subtract"
+    ):
+        ArrayData(train_inputs=features, train_targets=np.arange(40) % 2, mean="auto", std="auto").setup()
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize(
+    "features", [np.full((40, 1), 123456789.123), 1e4 + np.arange(40.0)[:, None] % 2], ids=["constant", "near"]
+)
+def test_constant_features_and_small_offsets_are_usual(features: np.ndarray) -> None:
+    ArrayData(train_inputs=features, train_targets=np.arange(40) % 2, mean="auto", std="auto").setup()
+
+
 def test_labels_from_one_are_suspicious() -> None:
     with pytest.warns(UserWarning, match="no label is 0, and 3 classes are assumed"):
         assert ArrayData(train_inputs=np.ones((4, 2)), train_targets=[1, 2, 1, 2]).num_classes == 3

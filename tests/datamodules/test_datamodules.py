@@ -15,7 +15,7 @@ import flcog.datamodules
 from datamodules.common import one_line, parse
 from flcog.data import FederatedDataModule, Preprocess
 from flcog.datamodules import CIFAR10, IID, ArrayData, Dirichlet, Natural, RandomData
-from flcog.datamodules.files import standardisation
+from flcog.datamodules.standardisation import standardisation
 
 EXPORTED = {name: getattr(flcog.datamodules, name) for name in flcog.datamodules.__all__}
 MODULES = {name for name, cls in EXPORTED.items() if isinstance(cls, type) and issubclass(cls, FederatedDataModule)}

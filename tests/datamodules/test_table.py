@@ -42,6 +42,14 @@ def test_files(name: str, tmp_path: Path) -> None:
     )
 
 
+def test_a_column_far_from_zero_is_suspicious() -> None:
+    rows = frame(colour=["red", "blue"] * 30, seen=1.7e9 + np.arange(60) * 10.0)
+    with pytest.warns(
+        UserWarning, match="^Table: column 'seen' has mean 1.7e.09 and standard deviation 173.2, .* subtract a constant"
+    ):
+        Table(rows, target="label", users="owner").setup()
+
+
 def test_text_and_categories_become_columns() -> None:
     rows = pandas.DataFrame(
         {"size": pandas.Series([1, 2, 3], dtype="Int64"), "colour": ["red", "blue", "red"], "ok": [True, False, True]}
