@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from flcog.core.checks import one_of
 from flcog.data import FederatedDataModule, Task
 from flcog.datamodules.files import require_finite
 
@@ -72,6 +73,7 @@ def read_targets(
         task: the kind of targets; ``auto`` takes integers and names for classes and floats for values.
         num_classes: the number of classes, if some do not occur.
     """
+    one_of(None, ("auto", "classification", "multilabel", "regression"), task=task)
     names = _class_names(*given["train"])
     arrays = {part: (_numbered(array, names, where), where) for part, (array, where) in given.items()}
     targets = {part: _check_targets(array, where) for part, (array, where) in arrays.items()}
