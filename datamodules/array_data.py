@@ -31,7 +31,7 @@ class ArrayData(WithTargets):
     Inputs are uint8 images or features (scaled to [0, 1]), floats, or wider integers, which are token ids. Images are [N, H, W]
     or [N, H, W, C], or [N, C, H, W] with ``layout=NCHW``. Targets are [N] or [N, 1], with integers or text for classes and floats
     for values, or [N, C]: rows of 0 and 1 are labels, other floats are several values. Rows with exactly one 1 each are classes
-    too. Memory-mapped arrays, from Python, stay on disk.
+    too, and with ``task=multilabel`` a single column of 0 and 1 is one label. Memory-mapped arrays, from Python, stay on disk.
 
     Args:
         path: the ``.npz`` file; None if arrays are given.

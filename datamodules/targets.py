@@ -70,7 +70,8 @@ def read_targets(
 
     Args:
         given: by part, an array and its name in messages.
-        task: the kind of targets; ``auto`` takes integers and names for classes and floats for values.
+        task: the kind of targets; ``auto`` takes integers and names for classes and floats for values. ``multilabel`` takes [N] and
+            [N, 1] for one label.
         num_classes: the number of classes, if some do not occur.
     """
     one_of(None, ("auto", "classification", "multilabel", "regression"), task=task)
@@ -79,6 +80,8 @@ def read_targets(
     targets = {part: _check_targets(array, where) for part, (array, where) in arrays.items()}
     where = given["train"][1]
     known = _task_of(targets["train"], where) if task == "auto" else task
+    if known == "multilabel":  # a single label is a column, too
+        targets, names = {part: array.reshape(len(array), -1) for part, array in targets.items()}, None
     count = num_classes if num_classes is not None else _count_classes(targets, known, names)
     if num_classes is None and count > MOST_CLASSES:
         raise ValueError(
@@ -154,8 +157,12 @@ def _targets(targets: np.ndarray, task: Task, num_classes: int, where: str) -> T
     if task == "regression":
         return torch.from_numpy(targets.astype(np.float32))
     if task == "multilabel":
-        if targets.ndim != 2 or targets.shape[1] != num_classes or not np.isin(targets, (0, 1)).all():
-            raise ValueError(f"{where} must be [N, {num_classes}] of 0 and 1 for multi-label data; its shape is {targets.shape}")
+        outside = targets[~np.isin(targets, (0, 1))]
+        if targets.shape[1] != num_classes or len(outside):
+            holds = f", and it holds {outside[0]}" if len(outside) else ""
+            raise ValueError(
+                f"{where} must be [N, {num_classes}] of 0 and 1 for multi-label data; its shape is {targets.shape}{holds}"
+            )
         return torch.from_numpy(targets.astype(np.float32))
     if targets.ndim == 2:
         if not np.isin(targets, (0, 1)).all() or (targets.sum(1) != 1).any():

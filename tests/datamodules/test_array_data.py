@@ -256,7 +256,12 @@ def test_a_part_of_the_classes_is_usual(train: list[int], test: list[int]) -> No
         ({"train_labels": [0.5, 1, 2]}, {"task": "classification"}, "train_labels holds fractions"),
         ({}, {"task": "multi-label"}, "task must be auto, classification, multilabel or regression; got 'multi-label'"),
         ({"train_labels": [[1, 1], [0, 1], [0, 1]]}, {"task": "classification"}, "train_labels has rows that are not one-hot"),
-        ({"train_labels": [0, 1, 1]}, {"task": "multilabel"}, r"train_labels must be \[N, 2\] of 0 and 1"),
+        (
+            {"train_labels": [0, 1, 2]},
+            {"task": "multilabel"},
+            r"train_labels must be \[N, 1\] of 0 and 1 .*; its shape is \(3, 1\), and it holds 2",
+        ),
+        ({"train_labels": [0, 1, 1]}, {"task": "multilabel", "num_classes": 2}, r"must be \[N, 2\] of 0 and 1 .* is \(3, 1\)$"),
         ({"train_labels": [[1, 2], [0, 1], [0, 1]]}, {}, "has 2 columns of whole numbers: .* set task=regression for values"),
         ({"test_images": np.ones((3, 4))}, {}, "test_labels\\) together; it has test_images, train_images"),
     ],
@@ -318,6 +323,22 @@ def test_classes_may_have_names() -> None:
     names = np.array(["owl", "cat", "owl", "dog"])
     data = ArrayData(train_inputs=np.ones((4, 2)), train_targets=names, num_clients=2)
     assert data.federation.train.targets.tolist() == [2, 0, 2, 1] and data.federation.class_names == ("cat", "dog", "owl")
+
+
+@pytest.mark.parametrize(
+    "targets",
+    [np.arange(40) % 2, (np.arange(40) % 2)[:, None], np.array(["no", "yes"])[np.arange(40) % 2]],
+    ids=["N", "N1", "text"],
+)
+def test_one_label_trains_one_logit(tmp_path: Path, targets: np.ndarray) -> None:
+    features = (np.arange(40) % 2 - 0.5)[:, None]
+    arrays = {"train_inputs": features, "train_targets": targets, "test_inputs": features, "test_targets": targets}
+    data = ArrayData(**arrays, task="multilabel", num_clients=4)
+    assert (data.num_classes, data.class_names) == (1, None)
+    assert data.federation.train.targets.tolist() == (np.arange(40.0) % 2)[:, None].tolist()
+    client = flcog.MultiLabelClassifier(MLP(1, (), 1), optimizer=partial(torch.optim.SGD, lr=1.0))
+    trainer = fit(tmp_path, module=client, data=data, rounds=4, local_steps=8, eval_every=1, clients_per_round=4)
+    assert trainer.rows[-1]["test/O-F1"] == pytest.approx(1)
 
 
 def test_several_values_per_sample_are_learnt_together(tmp_path: Path) -> None:
