@@ -32,8 +32,14 @@ def require_targets(targets: Tensor, task: str, num_classes: int, where: str) ->
     """The same for the targets of any task: class indices [N], multi-hot rows [N, num_classes], or values without NaN."""
     if task == "classification" and targets.ndim == 1:
         require_labels(targets, num_classes, where)
-    elif task == "multilabel" and (targets.ndim != 2 or targets.shape[1] != num_classes):
-        raise ValueError(f"{where} needs a row of {num_classes} labels per sample; its targets have shape {tuple(targets.shape)}")
+    elif task == "multilabel":
+        if targets.ndim != 2 or targets.shape[1] != num_classes:
+            raise ValueError(
+                f"{where} needs a row of {num_classes} labels per sample; its targets have shape {tuple(targets.shape)}"
+            )
+        if (wrong := (targets != 0) & (targets != 1)).any():
+            row, label = wrong.nonzero()[0].tolist()
+            raise ValueError(f"{where} holds {targets[row, label].item()} for label {label} at row {row}: labels are 0 or 1")
     elif task == "regression" and not targets.isfinite().all():
         row = int((~targets.isfinite()).nonzero()[0, 0])
         raise ValueError(f"{where} has the value {targets[row].tolist()} at row {row}: targets must be finite")

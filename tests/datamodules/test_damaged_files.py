@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import math
 import zipfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -26,6 +27,7 @@ from datamodules.test_mnist import write_mnist
 from flcog.callbacks import BetaVAE, Fedssyn
 from flcog.callbacks.fedwalk.command import leash
 from flcog.commands.refusals import refusal
+from flcog.core.labels import require_targets
 from flcog.data import Samples, Splits
 from flcog.datamodules import FEMNIST, FLAIR, HAM10000, MNIST, AGNews, ArrayData, DSprites, ImageFolders, Saved
 from flcog.models import MLP, ResNet18
@@ -310,6 +312,15 @@ def test_a_data_modules_labels_lie_below_num_classes() -> None:
     data.num_classes = 2
     with one_line(r"TinyData: the training set has label 2 at row \d+: 2 classes are numbered 0 to 1"):
         data.setup()
+
+
+@pytest.mark.parametrize("value", [2.0, -1.0, 0.5, math.nan])
+def test_labels_of_a_row_are_0_or_1(value: float) -> None:
+    targets = torch.eye(3)[torch.arange(9) % 3]
+    require_targets(targets, "multilabel", 3, "the set")
+    targets[4, 2] = value
+    with one_line(f"the set holds {value} for label 2 at row 4: labels are 0 or 1"):
+        require_targets(targets, "multilabel", 3, "the set")
 
 
 @pytest.mark.parametrize("part", ["training", "validation", "test"])
