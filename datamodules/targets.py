@@ -80,6 +80,8 @@ def read_targets(
     targets = {part: _check_targets(array, where) for part, (array, where) in arrays.items()}
     where = given["train"][1]
     known = _task_of(targets["train"], where) if task == "auto" else task
+    if task == "auto" and known == "regression":
+        _warn_of_float_classes(targets["train"], where)
     if known == "multilabel":  # a single label is a column, too
         targets, names = {part: array.reshape(len(array), -1) for part, array in targets.items()}, None
     count = num_classes if num_classes is not None else _count_classes(targets, known, names)
@@ -141,6 +143,17 @@ def _task_of(targets: np.ndarray, where: str) -> Task:
             f"{where} has {targets.shape[1]} columns of whole numbers: labels are only 0 and 1; set task=regression for values"
         )
     return "classification" if (targets.sum(1) == 1).all() else "multilabel"
+
+
+def _warn_of_float_classes(values: np.ndarray, where: str) -> None:
+    """Warn of floats that occur as class indices do: all whole, from 0, without gaps, and each several times."""
+    found = np.unique(values)
+    if values.ndim == 1 and 2 <= len(found) <= len(values) / 2 and np.array_equal(found, np.arange(len(found))):
+        warnings.warn(
+            f"{where} holds the floats 0.0 to {found[-1]}, which are values to predict: for {len(found)} classes, give integers or "
+            "set task=classification (task=regression hides this warning)",
+            stacklevel=3,
+        )
 
 
 def _count_classes(targets: dict[str, np.ndarray], task: Task, names: tuple[str, ...] | None) -> int:

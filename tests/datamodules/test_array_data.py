@@ -223,6 +223,23 @@ def test_labels_from_one_are_suspicious() -> None:
         assert ArrayData(train_inputs=np.ones((4, 2)), train_targets=[1, 2, 1, 2]).num_classes == 3
 
 
+def test_floats_that_look_like_classes_are_suspicious() -> None:
+    arrays: dict[str, Any] = {"train_inputs": np.ones((6, 2)), "num_clients": 2}
+    message = r"train_targets holds the floats 0.0 to 2.0, .* for 3 classes, give integers or set task=classification"
+    with pytest.warns(UserWarning, match=message):
+        assert ArrayData(train_targets=np.arange(6.0) % 3, **arrays).task == "regression"
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for values, task in (
+            (np.arange(6.0) % 3, "regression"),
+            (np.arange(6.0) % 3, "classification"),
+            (np.arange(6.0), "auto"),
+            (np.arange(6.0) % 3 + 1, "auto"),
+            (np.arange(6.0) % 2 / 2, "auto"),
+        ):
+            ArrayData(train_targets=values, task=task, **arrays).setup()
+
+
 @pytest.mark.filterwarnings("error")
 @pytest.mark.parametrize(("train", "test"), [([1, 1], [1, 1]), ([2, 3], [3, 2]), ([1, 3], [1, 3]), ([1, 2], [0, 1])])
 def test_a_part_of_the_classes_is_usual(train: list[int], test: list[int]) -> None:
