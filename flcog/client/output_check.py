@@ -62,6 +62,11 @@ def check_outputs(model: ModelFunction, sample: Tree, federation: Federation) ->
                 f"{type(module).__name__} learns from one tensor of targets, and the {part} set's are a {kind}: give one tensor, or "
                 "write a subclass whose per_example_loss, per_example_score and metrics read all of them"
             )
+        if module.task == "classification" and samples.targets.is_floating_point():
+            raise ValueError(
+                f"{type(module).__name__} learns class indices, and the {part} set's targets are {samples.targets.dtype}: give integers "
+                "(targets.long()), or use Regressor for values"
+            )
     try:
         with seeded(0, first_leaf(sample).device):
             buffers = {name: buffer.clone() for name, buffer in model.buffers.items()}

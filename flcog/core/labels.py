@@ -30,7 +30,12 @@ def require_labels(labels: np.ndarray | Tensor, num_classes: int, where: str) ->
 
 def require_targets(targets: Tensor, task: str, num_classes: int, where: str) -> None:
     """The same for the targets of any task: class indices [N], multi-hot rows [N, num_classes], or values without NaN."""
-    if task == "classification" and targets.ndim == 1:
+    if task == "classification":
+        if targets.ndim != 1:
+            raise ValueError(
+                f"{where} needs one class index per sample; its targets have shape {tuple(targets.shape)}: give targets.argmax(1) for "
+                'one-hot rows, or set task = "multilabel"'
+            )
         require_labels(targets, num_classes, where)
     elif task == "multilabel":
         if targets.ndim != 2 or targets.shape[1] != num_classes:

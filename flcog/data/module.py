@@ -103,6 +103,11 @@ class FederatedDataModule(TopicList, L.LightningDataModule):
         if self._federation is not None:
             return
         splits = self.load()
+        if not hasattr(type(self), "num_classes") and "num_classes" not in vars(self):
+            raise ValueError(
+                f"{type(self).__name__} has no num_classes: set it in the class to the number of classes or labels, e.g. num_classes = 10 "
+                "(for regression, to the number of bins of the target)"
+            )
         for part, samples in (("training", splits.train), ("validation", splits.val), ("test", splits.test)):
             if samples is not None:
                 require_finite_inputs(samples, f"{type(self).__name__}: the {part} set")

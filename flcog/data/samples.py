@@ -43,8 +43,8 @@ class Samples:
     Args:
         inputs: a tensor (moved to the device once), a memory-mapped array (read from disk batch by batch), or a
             :class:`flcog.core.source.Source`, which makes them when they are asked for.
-        targets: class indices [N] (int64), multi-hot rows [N, C] (float32) or values [N] (float32). Splits by label and label
-            statistics use the first of several targets. An empty tuple if there are none.
+        targets: class indices [N] (int64), multi-hot rows [N, C] (float32) or values [N] (float32); arrays become tensors. Splits by
+            label and label statistics use the first of several targets. An empty tuple if there are none.
         users: a natural owner for each sample, where the data set has one: an array or a list of names or numbers.
         whole: whether the inputs are whole batches of the data set, which the steps of a LightningModule receive alone. Targets
             then serve splits and statistics.
@@ -63,6 +63,8 @@ class Samples:
         for what, tree in (("inputs", self.inputs), ("targets", self.targets)):
             if what == "targets" and not self.labelled:
                 continue
+            if (odd := next((leaf for leaf in leaves(tree) if not hasattr(leaf, "__len__")), None)) is not None:
+                raise ValueError(f"the {what} contain a {type(odd).__name__}: give tensors or arrays with one row per sample")
             counts = [len(leaf) for leaf in leaves(tree)]
             if len(set(counts)) != 1:
                 raise ValueError(
@@ -72,6 +74,7 @@ class Samples:
             raise ValueError(f"{len(self)} inputs but {len(self.labels)} targets: a set needs one target per input")
         if len(self) == 0:
             raise ValueError("the set has no samples: check the path, the split's name and any subset you asked for")
+        object.__setattr__(self, "targets", map_leaves(_as_tensor, self.targets))
         if self.users is not None:
             object.__setattr__(self, "users", checked_users(self.users, len(self)))
 
@@ -129,14 +132,21 @@ class Samples:
         return {"targets": map_leaves(change, self.targets), "returned": returned}
 
 
+def _as_tensor(targets: Any) -> Any:
+    """Return an array of numbers as a tensor, and anything else as it is."""
+    if not isinstance(targets, np.ndarray):
+        return targets
+    if targets.dtype.kind not in "biuf":
+        raise ValueError(f"the targets have type {targets.dtype}: give numbers, such as class indices (int64)")
+    return torch.from_numpy(targets if targets.flags.writeable else targets.copy())
+
+
 def _gathered(leaf: Any, indices: Tensor) -> Tensor:
     if isinstance(leaf, Tensor):
         return leaf.index_select(0, indices.to(leaf.device))
     read = torch.from_numpy(leaf[indices.cpu().numpy()])
     if (row := _not_finite(read)) is not None:
-        raise ValueError(
-            f"the inputs of sample {int(indices[row])}, read from disk, are NaN or infinite: correct or drop that sample"
-        )
+        raise ValueError(f"the inputs of sample {int(indices[row])} are NaN or infinite: correct or drop that sample")
     return read
 
 

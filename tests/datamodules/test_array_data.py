@@ -185,7 +185,7 @@ def test_a_memory_mapped_array_has_no_nan(tmp_path: Path) -> None:
     mapped = np.load(tmp_path / "features.npy", mmap_mode="r")
     federation = ArrayData(train_inputs=mapped, train_targets=np.arange(20) % 2, num_clients=2).federation
     assert federation.load(federation.train, torch.tensor([12, 14]), CPU)[0].tolist() == [[1] * 4] * 2
-    with one_line(ValueError, "inputs of sample 13, read from disk, are NaN or infinite: correct or drop that sample"):
+    with one_line(ValueError, "inputs of sample 13 are NaN or infinite: correct or drop that sample"):
         federation.load(federation.train, torch.tensor([12, 13, 14]), CPU)
 
 

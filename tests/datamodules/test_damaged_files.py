@@ -18,7 +18,7 @@ from harness import NUM_FEATURES, TinyData, classifier, make_trainer, train
 from torch import Tensor
 
 import flcog
-from datamodules.common import bytes_of
+from datamodules.common import CPU, bytes_of
 from datamodules.test_dsprites import write_dsprites
 from datamodules.test_femnist import write_leaf
 from datamodules.test_flair import USERS, write_flair
@@ -28,7 +28,7 @@ from flcog.callbacks import BetaVAE, Fedssyn
 from flcog.callbacks.fedwalk.command import leash
 from flcog.commands.refusals import refusal
 from flcog.core.labels import require_targets
-from flcog.data import Samples, Splits
+from flcog.data import Samples, Splits, Task
 from flcog.datamodules import FEMNIST, FLAIR, HAM10000, MNIST, AGNews, ArrayData, DSprites, ImageFolders, Saved
 from flcog.models import MLP, ResNet18
 
@@ -353,6 +353,45 @@ class LabelsUpTo(TinyData):
         targets = samples.targets.clone()
         targets[-1] = self.largest.get(name, 0)
         return replace(samples, targets=targets)
+
+
+class Own(flcog.FederatedDataModule):
+    """A user's data module of 12 samples."""
+
+    def __init__(self, targets: Any, task: Task = "classification", num_classes: int | None = 3) -> None:
+        super().__init__(num_clients=6)
+        self.targets, self.task = targets, task
+        if num_classes is not None:
+            self.num_classes = num_classes
+
+    def load(self) -> Splits:
+        return Splits(Samples(np.random.default_rng(0).random((12, NUM_FEATURES)), self.targets))
+
+
+CLASSES = np.arange(12) % 3
+
+
+def test_a_data_module_may_return_arrays() -> None:
+    of_arrays, of_tensors = Own(CLASSES), Own(torch.from_numpy(CLASSES))
+    arrays, tensors = (data.federation.load(data.federation.train, torch.arange(12), CPU) for data in (of_arrays, of_tensors))
+    assert torch.equal(arrays[0], tensors[0]) and torch.equal(arrays[1], tensors[1])
+    make_trainer(None).prepare(classifier(), of_arrays)
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (Own(CLASSES.astype(float)), "learns class indices, and the training set's targets are torch.float64: give integers"),
+        (Own(np.eye(3)[CLASSES]), r"the training set needs one class index per sample; .* \(12, 3\): give targets.argmax\(1\)"),
+        (Own(CLASSES, num_classes=None), "Own has no num_classes: set it in the class to the number of classes"),
+        (Own(CLASSES.astype(str)), "the targets have type <U21: give numbers"),
+        (Own(CLASSES.tolist()), "the targets contain a int: give tensors or arrays"),
+    ],
+    ids=["floats", "one-hot", "no number", "texts", "list"],
+)
+def test_other_targets_of_a_data_module_are_refused(data: Own, message: str) -> None:
+    with one_line(message):
+        make_trainer(None).prepare(classifier(), data)
 
 
 def test_outputs_of_the_other_tasks() -> None:
