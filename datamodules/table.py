@@ -75,7 +75,7 @@ class Table(WithTargets):
         within(self, "[0, 1)", test_fraction=test_fraction)
         if test is not None and test_fraction:
             raise ValueError("Table: the test set is either test or a test_fraction of train: give only one")
-        self._targets = [target] if isinstance(target, str) else list(target)
+        self._targets = list(target) if isinstance(target, list | tuple) else [target]
         if not self._targets:
             raise ValueError("Table: target is an empty list: name the column to predict, or several")
         _require_columns_once("target", self._targets, {users: "the users"})

@@ -7,6 +7,7 @@ suggests a better one.
 
 import math
 from collections.abc import Callable, Collection, Sequence
+from numbers import Integral
 from typing import Any
 
 
@@ -19,6 +20,12 @@ def at_least(owner: Any, least: float, *fields: str, hint: str = "", **values: f
     ValueError: FedProx: mu must be at least 0; got -0.5
     """
     _check(lambda value: value >= least, f"be at least {least}", owner, fields, values, hint)
+
+
+def whole(owner: Any, least: int, *fields: str, hint: str = "", **values: int | None) -> None:
+    """Refuse values that are no whole numbers, such as 10.0 and "10", and values below ``least``."""
+    wanted = f"be a whole number of at least {least}"
+    _check(lambda value: isinstance(value, Integral) and value >= least, wanted, owner, fields, values, hint)
 
 
 def all_at_least(owner: Any, least: float, *fields: str, hint: str = "", **values: Sequence[float] | None) -> None:
@@ -67,7 +74,11 @@ def _check(
     holds: Callable[[Any], bool], wanted: str, owner: Any, fields: Sequence[str], values: dict[str, Any], hint: str
 ) -> None:
     for name, value in ({field: getattr(owner, field) for field in fields} | values).items():
-        if value is not None and not holds(value):
+        try:
+            good = value is None or holds(value)
+        except TypeError:  # a text, or an object in another argument's place
+            good = False
+        if not good:
             got = repr(value) if isinstance(value, str) else value
             after = f": {hint}" if hint else ""
             raise ValueError(f"{_name(owner)}{name} must {wanted}{_or_null(owner, name)}; got {got}{after}")

@@ -63,7 +63,7 @@ class FederatedDataModule(TopicList, L.LightningDataModule):
         test_like_clients: bool = False,
     ) -> None:
         super().__init__()
-        checks.at_least(self, 1, num_clients=num_clients, batch_size=batch_size, eval_batch_size=eval_batch_size)
+        checks.whole(self, 1, num_clients=num_clients, batch_size=batch_size, eval_batch_size=eval_batch_size)
         self.reweighted_test = client_test == "reweighted"
         held_out = client_test if not isinstance(client_test, str) else 0.0 if self.reweighted_test else -1.0
         if not (held_out >= 0 and client_val >= 0 and held_out + client_val < 1):

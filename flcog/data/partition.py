@@ -91,6 +91,9 @@ def partition_by(partitioner: Any, samples: Samples, num_clients: int, seed: int
             sample indices of each client.
         samples, num_clients, seed: its arguments.
     """
+    if isinstance(partitioner, type) or not callable(partitioner):
+        got = f"the class {partitioner.__name__}" if isinstance(partitioner, type) else repr(partitioner)
+        raise ValueError(f"a partitioner is an object such as IID() or Dirichlet(beta=0.5), or a function; got {got}")
     made, name = partitioner(samples, num_clients, seed), getattr(partitioner, "__name__", type(partitioner).__name__)
     if isinstance(made, Partition):
         return made

@@ -2,8 +2,10 @@
 
 import time
 import tracemalloc
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -672,6 +674,27 @@ def test_a_function_that_returns_lists_is_a_partitioner() -> None:
 def test_anything_else_is_refused(made: object, message: str) -> None:
     with one_line(ValueError, f"^<lambda> {message}"):
         Toy(num_clients=2, partitioner=lambda *_: made).setup()  # type: ignore[arg-type, return-value]
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: Toy(partitioner=IID), "a partitioner is an object such as IID.* or a function; got the class IID$"),
+        (lambda: Toy(partitioner="Dirichlet"), "or a function; got 'Dirichlet'"),
+        (lambda: Toy(partitioner=Shuffled(0.5, IID)), "got the class IID"),
+        (lambda: Toy(partitioner=Shuffled(Dirichlet(0.1), 1.0)), r"Shuffled: p must lie in \[0, 1\]; got Dirichlet\(beta=0.1"),
+        (lambda: Toy(num_clients="10"), "Toy: num_clients must be a whole number of at least 1; got '10'"),
+        (lambda: Toy(num_clients=10.0), "Toy: num_clients must be a whole number of at least 1; got 10.0"),
+        (lambda: Toy(batch_size=0), "Toy: batch_size must be a whole number of at least 1; got 0"),
+    ],
+)
+def test_arguments_in_another_form_are_refused(make: Callable[[], Any], message: str) -> None:
+    with one_line(ValueError, message):
+        make().setup()
+
+
+def test_whole_numbers_of_numpy_are_accepted() -> None:
+    assert Toy(num_clients=np.int64(3), batch_size=np.int32(5)).federation.num_clients == 3  # type: ignore[arg-type]
 
 
 def test_regression_targets_must_be_finite() -> None:

@@ -42,6 +42,13 @@ def test_files(name: str, tmp_path: Path) -> None:
     )
 
 
+def test_a_target_may_have_a_number_as_its_name() -> None:
+    rows = frame().rename(columns={"label": 4})
+    assert Table(rows, target=4, users="owner").federation.train.targets.tolist() == LABELS.tolist()  # type: ignore[arg-type]
+    with one_line(ValueError, "train has no column 5; it has x0"):
+        Table(rows, target=5, users="owner").setup()  # type: ignore[arg-type]
+
+
 def test_a_column_far_from_zero_is_suspicious() -> None:
     rows = frame(colour=["red", "blue"] * 30, seen=1.7e9 + np.arange(60) * 10.0)
     with pytest.warns(
