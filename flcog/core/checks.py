@@ -25,7 +25,7 @@ def at_least(owner: Any, least: float, *fields: str, hint: str = "", **values: f
 def whole(owner: Any, least: int, *fields: str, hint: str = "", **values: int | None) -> None:
     """Refuse values that are no whole numbers, such as 10.0 and "10", and values below ``least``."""
     wanted = f"be a whole number of at least {least}"
-    _check(lambda value: isinstance(value, Integral) and value >= least, wanted, owner, fields, values, hint)
+    _check(lambda value: isinstance(value, Integral) and int(value) >= least, wanted, owner, fields, values, hint)
 
 
 def all_at_least(owner: Any, least: float, *fields: str, hint: str = "", **values: Sequence[float] | None) -> None:
