@@ -171,7 +171,8 @@ def _check_task(model: L.LightningModule, datamodule: FederatedDataModule) -> No
     if model.task != task:
         raise ValueError(
             f"{type(model).__name__} learns {model.task}, but {type(datamodule).__name__} holds {task} data: "
-            "use Classifier, MultiLabelClassifier or Regressor accordingly"
+            "use Classifier, MultiLabelClassifier or Regressor accordingly, or set the data's task (by default floats are values and "
+            "integers classes)"
         )
 
 
