@@ -15,11 +15,14 @@ import torch
 from PIL import Image, ImageOps
 from torch import Tensor
 
+from flcog.datamodules.deep_greys import NO_RANGE, in_bytes
 from flcog.datamodules.files import reading
 from flcog.datamodules.row_file import IN_MEMORY_BYTES, CheckedRows, RowFile
 from flcog.datamodules.rows_when_read import RowsWhenRead
 
 REMEDY = "point cache_dir at a larger disk, or ask for fewer or smaller images"
+
+MAY_HAVE_16_BITS = (".png", ".tif", ".tiff", ".ppm", ".pgm")
 
 
 @dataclass(frozen=True)
@@ -53,6 +56,8 @@ class ImageCache:
         digest = hashlib.sha256(repr((self.size, self.shape_by, self.mode)).encode())
         for part in chain(self.files, self.stamps):
             digest.update(part.encode() + b"\0")
+        if any(file.lower().endswith(MAY_HAVE_16_BITS) for file in self.files):
+            digest.update(b"16-bit greys are scaled")
         return self.folder / f"{self.name}-{self.size[0]}x{self.size[1]}-{digest.hexdigest()[:12]}.npy"
 
     @property
@@ -82,7 +87,13 @@ class ImageCache:
     def _decode(self, row: int) -> np.ndarray:
         file = self.root / self.files[row]
         with reading(file), Image.open(file) as opened:
-            image = opened.convert(self.mode)
+            eight_bits = in_bytes(opened, str(self.root))
+            image = None if eight_bits.mode in NO_RANGE else eight_bits.convert(self.mode)
+        if image is None:
+            raise ValueError(
+                f"{file} has {'floats' if opened.mode == 'F' else '32-bit numbers'} as pixels, and their black and white are unknown: "
+                "save it with 8 or 16 bits"
+            )
         height, width = self.size
         if image.size != (width, height):
             if self.shape_by == "reject":

@@ -24,6 +24,7 @@ class ImageFolders(FederatedDataModule):
     """Any classification set that is stored as ``<data_dir>/<split>/<class>/**/<image>``.
 
     Images are decoded once, into a file in ``<data_dir>/decoded``, which later runs read. Sets of more than 2 GB stay on disk.
+    Greys of 16 bits are scaled from their full range to bytes; a picture that uses 12 bits of them becomes dark.
 
     CINIC-10 (Darlow et al. 2018, https://arxiv.org/abs/1810.03505, https://datashare.ed.ac.uk/handle/10283/3192) in FedDisco's
     form, as YAML:

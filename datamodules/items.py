@@ -10,6 +10,7 @@ from torch.utils import _pytree as pytree
 from torch.utils.data import default_collate
 
 from flcog.core.trees import Tree, leaves
+from flcog.datamodules.deep_greys import FULL, greys_of
 from flcog.datamodules.workers import Items, is_pair
 
 
@@ -153,7 +154,12 @@ def collatable(input: Any) -> Any:
         kind = "nothing" if input is None else "text"
         raise ValueError(f"its input holds {kind}, and a network takes numbers: make them in a transform (a tokenizer, for text)")
     if hasattr(input, "getbands"):  # a Pillow image, as torchvision's sets give them without a transform
-        pixels = np.array(input)
+        greys = greys_of(input)
+        if greys is None and input.mode == "I":
+            raise TypeError(  # in a batch of any form
+                "its input is a picture of 32-bit numbers (mode I), whose black and white are unknown: make floats of it in a transform"
+            )
+        pixels = np.array(input) if greys is None else greys.astype(np.float32) / FULL
         return torch.from_numpy(pixels[None] if pixels.ndim == 2 else pixels.transpose(2, 0, 1).copy())
     return input
 

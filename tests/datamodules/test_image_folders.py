@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import numpy as np
+import pytest
 import torch
 from PIL import Image
 from torch import Tensor
@@ -106,3 +107,28 @@ def test_bad_image_folders(tmp_path: Path) -> None:
     broken.write_bytes(whole)
     with one_line(ValueError, r"test/cat has no images \(.png"):
         ImageFolders(str(tmp_path)).setup()
+
+
+def test_greys_of_16_bits_keep_their_range(tmp_path: Path) -> None:
+    """Pillow alone makes white of all values above 255. A PGM file has a white of its own, here 4095."""
+    greys = np.linspace(0, 65535, 64).astype(np.uint16).reshape(8, 8)
+    folder = tmp_path / "train" / "cat"
+    folder.mkdir(parents=True)
+    for name in ("a.png", "b.tif"):
+        Image.fromarray(greys).save(folder / name)
+    (folder / "c.pgm").write_bytes(b"P5 8 8 4095\n" + (greys // 16).astype(">u2").tobytes())
+    Image.fromarray((greys // 257).astype(np.uint8)).save(folder / "d.png")
+
+    def load(grey: bool) -> np.ndarray:
+        return np.asarray(ImageFolders(str(tmp_path), test=None, grey=grey, num_clients=1).load().train.inputs, dtype=float)
+
+    for decoded in (load(grey=True), load(grey=False)):
+        assert np.abs(decoded - greys[..., None] / 257).max(axis=(1, 2, 3)).tolist() == pytest.approx([0.5, 0.5, 0.5, 1], abs=0.1)
+    for kind, name in ((np.float32, "floats"), (np.int32, "32-bit numbers")):
+        Image.fromarray((greys / 65535).astype(kind)).save(folder / "e.tif")
+        with one_line(ValueError, rf"cat/e.tif has {name} as pixels, .*: save it with 8 or 16 bits"):
+            load(grey=True)
+    (folder / "e.tif").unlink()
+    Image.fromarray(greys // 16).save(folder / "a.png")
+    with pytest.warns(UserWarning, match=r"train has pictures of 16 bits without values above 4095, .*: multiply"):
+        load(grey=True)

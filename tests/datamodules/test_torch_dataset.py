@@ -460,6 +460,21 @@ def test_pictures_need_no_transform() -> None:
     assert torch.equal(inputs, torch.from_numpy(pixels.transpose(0, 3, 1, 2) / np.float32(255)))
 
 
+def test_pictures_of_16_bits_and_more() -> None:
+    """Greys of 16 bits are scaled to [0, 1] with all of their digits; whole numbers of 32 bits have no known white."""
+    greys = np.linspace(0, 65535, 12 * 16).astype(np.uint16).reshape(12, 4, 4)
+
+    def data(kind: type) -> TorchDataset:
+        return TorchDataset([(Image.fromarray(grey.astype(kind)), int(i % 2)) for i, grey in enumerate(greys)], num_workers=0)
+
+    federation = data(np.uint16).federation
+    inputs, _ = federation.load(federation.train, torch.arange(12), torch.device("cpu"))
+    assert inputs.dtype == torch.float32
+    np.testing.assert_allclose(inputs[:, 0], greys / 65535, rtol=1e-6)
+    with one_line(ValueError, r"a picture of 32-bit numbers \(mode I\), whose black and white are unknown"):
+        data(np.int32).setup()
+
+
 def pad(items: list[tuple[Tensor, int]]) -> tuple[dict[str, Tensor], Tensor]:
     words = nn.utils.rnn.pad_sequence([words for words, _ in items], batch_first=True)
     lengths = torch.tensor([len(words) for words, _ in items])
