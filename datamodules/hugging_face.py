@@ -1,7 +1,7 @@
 """HuggingFace: a data module for the data sets of the ``datasets`` library, from a hub, a folder or a file."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
@@ -50,7 +50,7 @@ class HuggingFace(ItemSets):
         test: the split to test on; none if the data set has no such split.
         val: the split to validate on.
         transform: a function from a stored input (a picture, a text, a dict of columns) to an input of the network.
-        eval_transform: the same for test and validation samples; ``transform`` by default.
+        eval_transform: the same for test and validation samples, also for those that clients hold out; ``transform`` by default.
         task: the kind of targets; ``auto`` infers it from them.
         num_classes: number of classes or labels, if some do not occur; for regression, bins of the target.
         collate_fn: a function from a list of inputs to a batch, e.g. a ``DataCollatorWithPadding``; see :class:`TorchDataset`.
@@ -89,6 +89,13 @@ class HuggingFace(ItemSets):
         self._given, self._name, self.input, self.target, self.users = dataset, name, input, target, users
         self.splits = {"train": train, "test": test, "val": val}
         self.transform, self.eval_transform = transform, eval_transform or transform
+        if cache_dir is not None and self.eval_transform is not transform and (self.client_val or self.client_test):
+            raise ValueError(
+                "cache_dir keeps each training sample once, as transform makes it, and client_val and client_test need eval_transform: "
+                "leave out cache_dir, or give a val and a test split"
+            )
+
+    _without_changes = "give an eval_transform"
 
     @property
     def class_names(self) -> tuple[str, ...] | None:  # type: ignore[override]
@@ -121,14 +128,16 @@ class HuggingFace(ItemSets):
                     "input, target and users accordingly"
                 )
             users = as_array(rows[self.users][:]) if self.users and part == "train" else None
-            transform = self.transform if part == "train" else self.eval_transform
-            stored = None if transform or self.collate_fn or self.cache_dir else _stored(rows, self.input)
+            evaluated = _Rows(rows, self.input, self.target, self.eval_transform)
+            items = replace(evaluated, transform=self.transform) if part == "train" else evaluated
+            stored = None if self.eval_transform or self.collate_fn or self.cache_dir else _stored(rows, self.input)
             parts[part] = ItemSet(
-                _Rows(rows, self.input, self.target, transform),
+                items,
                 as_array(rows[self.target][:]),
                 False,
                 users,
                 stored,
+                evaluated=evaluated if items.transform is not self.eval_transform else None,
                 collate_fn=self.collate_fn,
             )
         return parts

@@ -22,6 +22,7 @@ class ItemSet:
         stored: inputs that exist as tensors and need no transform.
         whole: whether ``stored`` contains everything that the items contain.
         transformed: whether a ``target_transform`` makes other targets of ``targets``.
+        evaluated: the same items as evaluations read them, without random changes; None if they are ``items``.
         collate_fn: the user's function from a list of items to a batch; None stacks the items.
     """
 
@@ -32,6 +33,7 @@ class ItemSet:
     stored: Tree | None = None
     whole: bool = False
     transformed: bool = False
+    evaluated: Any = None
     collate_fn: Callable[[list[Any]], Any] | None = None
 
     def __post_init__(self) -> None:
@@ -39,3 +41,8 @@ class ItemSet:
             raise ValueError(f"{len(self.items)} items but {len(self.targets)} targets: give one for each item, in their order")
         if self.users is not None:  # now, because reading the items may take hours
             checked_users(self.users, len(self.items))
+
+
+def in_evaluations(part: str) -> str:
+    """The name that worker processes give a set as evaluations read it."""
+    return f"{part} in evaluations"

@@ -3,6 +3,7 @@
 import hashlib
 from abc import abstractmethod
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -19,20 +20,15 @@ from flcog.core.trees import Tree, not_rows
 from flcog.data import Partitioner, Samples, Splits
 from flcog.data.samples import Returned
 from flcog.datamodules.fingerprint import fingerprint
-from flcog.datamodules.item_set import ItemSet
+from flcog.datamodules.item_set import ItemSet, in_evaluations
 from flcog.datamodules.items import collated_targets, form_of, inputs_of, look_at, rows_of, targets_of, whole_batch_of
 from flcog.datamodules.partitioners import Natural
 from flcog.datamodules.returned_pairs import Example, as_torch_has_it, example_of, has_images_of_bytes, returned_pairs
 from flcog.datamodules.row_file import IN_MEMORY_BYTES, CheckedRows, RowFile
+from flcog.datamodules.some_items import PROBED, change_at_random, of_each_class, spread
 from flcog.datamodules.streamed import Streamed
 from flcog.datamodules.targets import Targets, TaskOrAuto, WithTargets, read_targets
 from flcog.datamodules.workers import Items, Make, Target, Workers, result_of
-
-PROBED = 16
-"""The number of items, spread over a set, that are read to learn the form of the rows of its cache file."""
-
-COMPARED = 100
-"""The most items that are read to compare their targets with the data set's ``targets``."""
 
 REMEDY = "point cache_dir at a larger disk, or leave it out, and items are read while the model trains"
 
@@ -86,6 +82,9 @@ class ItemSets(WithTargets):
         self.cache_dir, self._target = cache_dir, target
         self._files: dict[str, tuple[RowFile, bool]] = {}
 
+    _without_changes = "give a val and a test set"
+    """How the user evaluates without the training set's random changes."""
+
     @abstractmethod
     def _parts(self) -> Mapping[str, ItemSet]:
         """Return the parts that exist, of "train", "test" and "val"."""
@@ -127,9 +126,10 @@ class ItemSets(WithTargets):
 
     @cached_property
     def _workers(self) -> Workers:
-        parts = {
-            name: Items(part.items, part.collate_fn, part.targets is not None, self._target) for name, part in self._sets.items()
-        }
+        sets = self._sets.items()
+        parts = {name: Items(part.items, part.collate_fn, part.targets is not None, self._target) for name, part in sets}
+        evaluated = {name: part.evaluated for name, part in sets if part.evaluated is not None}
+        parts |= {in_evaluations(name): replace(parts[name], items=items) for name, items in evaluated.items()}
         return Workers(parts, self.num_workers)
 
     @cached_property
@@ -153,7 +153,7 @@ class ItemSets(WithTargets):
             return Form(labelled=False, whole=True)
         if self._task != "auto" or items.stored is not None or (items.targets is not None and not items.checked):
             return Form()
-        look = result_of(self._workers.submit(part, look_at, _spread(len(items.items), PROBED)), part)
+        look = result_of(self._workers.submit(part, look_at, spread(len(items.items), PROBED)), part)
         labelled = look.labelled or items.targets is not None
         if look.pairs and labelled:
             return Form()
@@ -206,7 +206,7 @@ class ItemSets(WithTargets):
             return items.targets
         if items.transformed:
             return None
-        some = _of_each_class(items.targets, COMPARED)
+        some = of_each_class(items.targets)
         own = np.concatenate(list(self._workers.each(part, targets_of, some)))
         if own.dtype == object:  # items that are inputs alone
             return items.targets
@@ -235,10 +235,13 @@ class ItemSets(WithTargets):
         make = self._forms[part].make
         if self.cache_dir is None:
             # Refuse items that cannot be stacked now, instead of in the middle of a round.
-            some = _spread(len(items.items), 4)
+            some = spread(len(items.items), 4)
             batch = result_of(self._workers.submit(part, make, some), part)
             alone = items.collate_fn is not None or bool(make is whole_batch_of and not_rows(batch, len(some)))
-            return Streamed(self._workers, part, len(items.items), alone, make)
+            evaluated = part if items.evaluated is None else in_evaluations(part)
+            if part == "train" and evaluated == part and (self.client_val or self.client_test):
+                self._note_random_changes(len(items.items))
+            return Streamed(self._workers, part, len(items.items), alone, make, evaluated)
         rows = self._fill(part)
         form = result_of(self._workers.submit(part, form_of, np.zeros(1, np.int64)), part)
         names = (rows.dtype.names or ())[: form.num_leaves]
@@ -247,6 +250,14 @@ class ItemSets(WithTargets):
             return pytree.tree_unflatten([torch.from_numpy(np.array(read[name])) for name in names], form)
         fields: list[Any] = [rows.field(name) for name in names]
         return pytree.tree_unflatten(fields, form)
+
+    def _note_random_changes(self, count: int) -> None:
+        """Say that the clients' held-out samples have the random changes of training."""
+        if change_at_random(self._workers, "train", count):
+            held_out = " and ".join(name for name in ("client_val", "client_test") if getattr(self, name))
+            self.notes += (
+                f"the training set changes its items at random, also those of {held_out}: {self._without_changes}, to measure without",
+            )
 
     def _fill(self, part: str) -> CheckedRows:
         """Fill the set's cache file and return its rows."""
@@ -263,7 +274,7 @@ class ItemSets(WithTargets):
             )
         if part not in self._files:
             count = len(self._sets[part].items)
-            some = _spread(count, PROBED)
+            some = spread(count, PROBED)
             alone = result_of(self._workers.submit(part, targets_of, some), part)
             with_targets = self._known_targets[part] is None and alone.dtype.kind in "biuf"
             rows = result_of(self._workers.submit(part, partial(rows_of, with_targets=with_targets), some), part)
@@ -285,16 +296,3 @@ class ItemSets(WithTargets):
         for rows in track(read, f"comparing the {part} set", -(-count // 32), console=console):
             digest.update(rows.tobytes())
         return digest.hexdigest()
-
-
-def _of_each_class(targets: np.ndarray, most: int) -> np.ndarray:
-    """Return the first item of each class and the last item of all; some classes only if there are more than ``most``."""
-    if targets.ndim != 1:
-        return _spread(len(targets), most)
-    firsts = np.unique(targets, return_index=True)[1]
-    return np.unique([*firsts[_spread(len(firsts), most)], len(targets) - 1])
-
-
-def _spread(count: int, most: int) -> np.ndarray:
-    """Return at most ``most`` of ``count`` indices, evenly spaced."""
-    return np.unique(np.linspace(0, count - 1, most).astype(np.int64))

@@ -119,7 +119,7 @@ def rows_of(part: Items, items: list[Any], dtype: np.dtype | None = None, with_t
     rows: np.ndarray | None = None
     for number, item in enumerate(items):
         input, target = part.pair(item)
-        arrays = [_array(leaf) for leaf in leaves(_tensors(collatable(input)))] + [as_array(target)] * with_targets
+        arrays = [array_of(leaf) for leaf in leaves(_tensors(collatable(input)))] + [as_array(target)] * with_targets
         if rows is None:
             rows = np.empty(len(items), dtype or [(f"part{i}", array.dtype, array.shape) for i, array in enumerate(arrays)])
         names = rows.dtype.names or ()
@@ -179,5 +179,6 @@ def _tensors(inputs: Any) -> Tree:
     raise ValueError(f"its input holds a {type(inputs).__name__}, and a network takes tensors: make them in a transform")
 
 
-def _array(tensor: Tensor) -> np.ndarray:
+def array_of(tensor: Tensor) -> np.ndarray:
+    """A tensor's values; numpy has no bfloat16."""
     return (tensor.float() if tensor.dtype == torch.bfloat16 else tensor).numpy()

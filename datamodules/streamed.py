@@ -26,10 +26,14 @@ class Streamed(Source):
         length: how many samples it has.
         whole_batches: whether the user's ``collate_fn`` makes a batch from all its items at once.
         make: makes a batch.
+        evaluated: the workers' name of the set for evaluations, which read without keys; ``part`` by default.
     """
 
-    def __init__(self, workers: Workers, part: str, length: int, whole_batches: bool, make: Make = inputs_of) -> None:
+    def __init__(
+        self, workers: Workers, part: str, length: int, whole_batches: bool, make: Make = inputs_of, evaluated: str | None = None
+    ) -> None:
         self._workers, self._part, self._length, self._make = workers, part, length, make
+        self._evaluated = evaluated or part
         self.whole_batches, self.draws_here = whole_batches, workers.count == 0
         # A block of samples is shared out among the workers, a batch of the user's is one worker's.
         self.ahead = 2 * workers.count if whole_batches else 2 * (workers.count > 0)
@@ -70,7 +74,9 @@ class Streamed(Source):
         shares = 1 if self.whole_batches else min(max(1, self._workers.count), len(indices))
         groups = np.array_split(np.arange(len(indices)), shares)
         return [
-            self._workers.submit(self._part, self._make, indices[group], None if keys is None else keys[group])
+            self._workers.submit(self._evaluated, self._make, indices[group])
+            if keys is None
+            else self._workers.submit(self._part, self._make, indices[group], keys[group])
             for group in groups
         ]
 

@@ -42,6 +42,14 @@ def double(x: Any) -> Tensor:
     return 2 * torch.as_tensor(x, dtype=torch.float32)
 
 
+def halved(x: Any) -> Tensor:
+    return torch.as_tensor(x, dtype=torch.float32) / 2
+
+
+def shaken(x: Any) -> Tensor:
+    return torch.as_tensor(x, dtype=torch.float32) + torch.rand(6)
+
+
 @pytest.mark.parametrize("transform", [None, torch.as_tensor], ids=["stored", "streamed"])
 def test_rows_train_like_arrays(transform: Any, tmp_path: Path) -> None:
     both = datasets.DatasetDict({"train": rows(), "test": rows(9)})
@@ -136,10 +144,35 @@ def test_pictures(tmp_path: Path) -> None:
     assert torch.equal(inputs, torch.from_numpy(pixels.transpose(0, 3, 1, 2) / np.float32(255)))
 
 
-def test_another_transform_for_evaluation() -> None:
-    both = datasets.DatasetDict({"train": rows(), "test": rows(9)})
-    federation = of(both, transform=double, eval_transform=torch.as_tensor).federation
-    assert torch.equal(federation.train.gather(torch.arange(9)), 2 * federation.test.gather(torch.arange(9)))  # type: ignore[union-attr]
+def test_another_transform_for_evaluation(tmp_path: Path) -> None:
+    """Steps train on ``transform``; tests and the clients' held-out samples are read with ``eval_transform``, without random keys."""
+    both, some = datasets.DatasetDict({"train": rows(), "test": rows(9)}), torch.arange(9)
+    for options in ({"transform": double, "eval_transform": torch.as_tensor}, {"eval_transform": halved}):
+        federation = of(both, **options).federation
+        train, test = federation.train, federation.test
+        assert test is not None and torch.equal(train.gather(some, some.numpy().astype(np.uint64)), 2 * test.gather(some))
+        assert torch.equal(train.gather(some), test.gather(some))
+    data = of(transform=shaken, eval_transform=torch.as_tensor, client_val=0.2, num_workers=2)
+    run, network = trained(data, tmp_path, rounds=1), module()
+    network.model.load_state_dict(run.state)  # type: ignore[union-attr]
+    own = data.federation.client_val.indices  # type: ignore[union-attr]
+    outputs = network.eval()(torch.from_numpy(FEATURES[own]))
+    expected = nn.functional.cross_entropy(outputs, torch.from_numpy(LABELS[own])).item()
+    assert run.rows[-1]["val/loss"] == pytest.approx(expected, rel=1e-4) and not data.notes
+    with one_line(
+        ValueError, r"cache_dir keeps each training sample once, .*: leave out cache_dir, or give a val and a test split"
+    ):
+        of(transform=shaken, eval_transform=halved, client_val=0.2, cache_dir=str(tmp_path))
+
+
+def test_held_out_samples_with_random_changes_are_noted() -> None:
+    """A transform without random numbers needs no note."""
+    data, quiet = (of(transform=transform, client_val=0.2, client_test=0.2) for transform in (shaken, double))
+    assert data.federation and quiet.federation and not quiet.notes
+    assert data.notes == (
+        "the training set changes its items at random, also those of client_val and client_test: give an eval_transform, to "
+        "measure without",
+    )
 
 
 @pytest.mark.parametrize(

@@ -90,6 +90,19 @@ def test_items_train_like_arrays(tmp_path: Path, options: dict[str, Any]) -> Non
     assert distance(got.state, expected.state) == 0 and figures(got) == figures(expected)
 
 
+def test_random_changes_of_held_out_items_are_noted() -> None:
+    """Nobody can tell a data set to leave out its own transform, so that the clients' held-out samples have it too."""
+    noisy, still, not_held_out = (
+        of_items(Items(noise=noise), client_val=fraction) for noise, fraction in (("numpy", 0.2), ("", 0.2), ("numpy", 0.0))
+    )
+    for data in (noisy, still, not_held_out):
+        data.setup()
+    assert not still.notes and not not_held_out.notes
+    assert noisy.notes == (
+        "the training set changes its items at random, also those of client_val: give a val and a test set, to measure without",
+    )
+
+
 def test_the_digits_train_like_their_arrays(tmp_path: Path) -> None:
     from flcog.datamodules import Digits
 
