@@ -51,7 +51,8 @@ class FLAIR(FederatedDataModule):
     disjoint: 41,131, 5,141 and 5,142 of them, with 345,879, 39,239 and 43,960 images.
 
     The metadata are read as a stream. Only the images of the selected users are decoded, once, into a memory-mapped file in
-    ``<data_dir>/decoded``, which a further run completes after an interruption. All images take 84 GB.
+    ``<data_dir>/decoded``, which a further run completes after an interruption. All images take 84 GB. Delete this folder if you
+    change images: it is used without a look at them, so that they need not be there.
 
     ``partition_seed`` selects the users. The users of a smaller ``max_users`` are among those of a larger one, in every order of the
     file.

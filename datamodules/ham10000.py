@@ -15,7 +15,7 @@ from flcog.core.randomness import fold
 from flcog.data import Augment, FederatedDataModule, Preprocess, Samples, Splits
 from flcog.datamodules.augmentations import Augmentation, augmentation
 from flcog.datamodules.files import reading, require_files
-from flcog.datamodules.image_cache import ImageCache
+from flcog.datamodules.image_cache import ImageCache, stamp_of
 
 _HOW_TO_GET = (
     "get HAM10000_metadata and both image archives from https://doi.org/10.7910/DVN/DBW86T, unpack them, and pass --data.data_dir"
@@ -32,7 +32,7 @@ class HAM10000(FederatedDataModule):
     B.1.2). All images of a lesion are either in the training set or in the test set: whole lesions are added to the test set, in
     a fixed random order, as long as they fit. FedDisco does not mention lesions, and its code reads two folders of images. With
     ``test_by="image"``, one picture of a lesion may be in the training set and another in the test set. Images are decoded once,
-    into ``<data_dir>/decoded``.
+    into ``<data_dir>/decoded``, and again if a file changes.
 
     Args:
         data_dir: the folder with the files above.
@@ -89,7 +89,8 @@ class HAM10000(FederatedDataModule):
         files = [self._files.get(row["image_id"], f"{row['image_id']}.jpg") for row in self._parts[part]]
         require_files("HAM10000", [self.data_dir / file for file in files], _HOW_TO_GET)
         name = part if self.test_by == "lesion" else f"{part}-by-image"
-        return ImageCache(self.cache_dir, name, self.data_dir, files, (self.image_size, self.image_size))
+        size, stamps = (self.image_size, self.image_size), [stamp_of((self.data_dir / file).stat()) for file in files]
+        return ImageCache(self.cache_dir, name, self.data_dir, files, size, stamps=stamps)
 
     @cached_property
     def _files(self) -> dict[str, str]:

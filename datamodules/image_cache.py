@@ -109,3 +109,8 @@ def size_of(file: Path) -> tuple[int, int]:
     """Height and width, from the file's header."""
     with reading(file), Image.open(file) as image:
         return image.height, image.width
+
+
+def stamp_of(status: os.stat_result) -> str:
+    """A file's size and time of change."""
+    return f"{status.st_size} {status.st_mtime_ns}"

@@ -14,7 +14,7 @@ from flcog.core.checks import at_least
 from flcog.data import Augment, FederatedDataModule, Preprocess, Samples, Splits
 from flcog.datamodules.augmentations import Augmentation, augmentation
 from flcog.datamodules.files import require_files
-from flcog.datamodules.image_cache import ImageCache, size_of
+from flcog.datamodules.image_cache import ImageCache, size_of, stamp_of
 from flcog.datamodules.leash_classes import LEASHES, LeashName
 
 EXTENSIONS = (".png", ".jpg", ".jpeg", ".webp", ".bmp", ".ppm", ".pgm", ".tif", ".tiff")
@@ -171,6 +171,5 @@ def _images(root: Path, folder: str) -> list[tuple[str, str]]:
             if entry.is_dir():
                 folders.append(name)
             elif entry.name.lower().endswith(EXTENSIONS):
-                status = entry.stat()
-                found.append((name, f"{status.st_size} {status.st_mtime_ns}"))
+                found.append((name, stamp_of(entry.stat())))
     return found

@@ -72,6 +72,21 @@ def test_ham10000_by_image(tmp_path: Path) -> None:
         HAM10000(str(tmp_path), test_by="image").setup()
 
 
+def test_changed_images_are_decoded_again(tmp_path: Path) -> None:
+    write_ham(tmp_path)
+
+    def load() -> torch.Tensor:
+        inputs = HAM10000(str(tmp_path), test_per_class=6, num_clients=3).load().train.inputs
+        assert isinstance(inputs, torch.Tensor)
+        return inputs
+
+    before, caches = load(), len(list((tmp_path / "decoded").glob("*.npy")))
+    assert torch.equal(load(), before) and len(list((tmp_path / "decoded").glob("*.npy"))) == caches
+    for file in tmp_path.rglob("*.jpg"):
+        Image.fromarray(np.full((45, 60, 3), 251, np.uint8)).save(file)
+    assert (load() == 251).all() and not (before == 251).any()
+
+
 def test_ham10000_bad(tmp_path: Path) -> None:
     with one_line(FileNotFoundError, r"HAM10000 found no .*HAM10000_metadata.csv.*(dataverse|DBW86T)"):
         HAM10000(str(tmp_path)).setup()
