@@ -164,6 +164,10 @@ class FLAIR(FederatedDataModule):
         images, cache = self._images[part], self._cache(part)
         targets = np.zeros((len(images.names), self.num_classes), dtype=np.float32)
         targets[images.labelled, images.labels] = 1
+        users, limit = len(np.unique(images.owners)), self.max_users[part]
+        if limit is not None and limit > users:
+            option = "max_users" if part == "train" else "max_eval_users"
+            self.notes += (f"{option}={limit} limits nothing: the {part} set has {users} users",)
         decoded = cache.load() if self.decode == "first" else cache.load_when_read()
         return Samples(decoded, torch.from_numpy(targets), images.owners)
 

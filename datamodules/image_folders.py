@@ -109,7 +109,10 @@ class ImageFolders(FederatedDataModule):
                 self._cache(part, folder, self._list(folder)).fill()
 
     def load(self) -> Splits:
-        return Splits(**{part: self._load(part, folder) for part, folder in self.folders.items() if folder is not None})
+        splits = {part: self._load(part, folder) for part, folder in self.folders.items() if folder is not None}
+        for part in ("test", "val") if self.classes is None else ():
+            self._note_other_classes(part)
+        return Splits(**splits)
 
     def preprocess(self) -> Callable[[Tensor], Tensor]:
         return Preprocess(tuple(self.mean) if self.mean is not None else None, tuple(self.std) if self.std is not None else None)
@@ -149,6 +152,17 @@ class ImageFolders(FederatedDataModule):
         if not listing.files:
             raise ValueError(f"{root} has no images ({', '.join(EXTENSIONS)})")
         return listing
+
+    def _note_other_classes(self, part: str) -> None:
+        """Say which class folders are left out, because there are none of these names in the training set."""
+        if (split := self.folders[part]) is None:
+            return
+        found = {entry.name for entry in os.scandir(Path(self.data_dir) / split) if entry.is_dir()}
+        if others := ", ".join(sorted(found.difference(self.class_names))):
+            self.notes += (
+                f"{split} has the folders {others}, which {self.folders['train']} lacks: they are left out; list all classes in "
+                "data.classes to keep them",
+            )
 
     def _require(self, *folders: Path) -> None:
         require_files("ImageFolders", folders, "check --data.data_dir, the names of the splits, and --data.classes")

@@ -18,6 +18,9 @@ from flcog.data.partition import IID, Partition, Partitioner, partition_by
 from flcog.data.preprocess import Preprocess
 from flcog.data.samples import Augment, Samples, Splits, Task, require_finite_inputs
 
+NUM_CLIENTS = 10
+"""The number of clients if the user gives none."""
+
 
 class FederatedDataModule(TopicList, L.LightningDataModule):
     """A data set, its split over clients, and how batches are made of it.
@@ -26,7 +29,8 @@ class FederatedDataModule(TopicList, L.LightningDataModule):
     ``num_classes`` and normalisation; everything else is here.
 
     Args:
-        num_clients: how many clients the training set is divided over.
+        num_clients: how many clients the training set is divided over. Users, saved splits and splits of your own have a number of their
+            own, and a note says so if you set another.
         partitioner: how; see ``flcog.datamodules`` for the splits of the literature. IID by default.
         batch_size: samples per local step.
         eval_batch_size: samples per evaluation step.
@@ -52,7 +56,7 @@ class FederatedDataModule(TopicList, L.LightningDataModule):
 
     def __init__(
         self,
-        num_clients: int = 10,
+        num_clients: int = NUM_CLIENTS,
         partitioner: Partitioner | None = None,
         batch_size: int = 64,
         eval_batch_size: int = 1000,
@@ -114,6 +118,9 @@ class FederatedDataModule(TopicList, L.LightningDataModule):
             if samples is not None and samples.labelled:
                 require_targets(samples.labels, self.task, self.num_classes, f"{type(self).__name__}: the {part} set")
         whole = partition_by(self.partitioner or IID(), splits.train, self.num_clients, self.partition_seed)
+        if self.num_clients not in (whole.num_clients, NUM_CLIENTS):
+            maker = getattr(self.partitioner, "__name__", type(self.partitioner).__name__)
+            self.notes += (f"num_clients={self.num_clients} has no effect: {maker} makes {whole.num_clients:,} clients",)
         partition, client_test, client_val = _hold_out(whole, (self.client_test, self.client_val), self.partition_seed)
         empty = np.flatnonzero(partition.sizes == 0)
         if len(empty):

@@ -103,3 +103,12 @@ def test_the_yaml_of_their_docstrings_is_understood(name: str, tmp_path: Path, m
     text = re.sub(r"root: data, train: \w+", "size: 3", text.replace("datasets.CIFAR10", "datasets.FakeData"))
     (tmp_path / "data.yaml").write_text(text)
     assert type(parse(f"--data={tmp_path / 'data.yaml'}")) is EXPORTED[name]
+
+
+def test_a_number_of_clients_without_effect_is_noted() -> None:
+    rows = {"train_inputs": np.zeros((12, 2)), "train_targets": np.arange(12) % 2, "train_users": np.arange(12) % 3}
+    data = ArrayData(**rows, num_clients=8, partitioner=Natural())
+    assert data.federation.num_clients == 3 and data.notes == ("num_clients=8 has no effect: Natural makes 3 clients",)
+    for quiet in ({"partitioner": Natural()}, {"partitioner": Natural(), "num_clients": 3}, {"num_clients": 8}):
+        data = ArrayData(**rows, **quiet)
+        assert data.federation and not data.notes

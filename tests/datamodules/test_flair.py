@@ -120,6 +120,12 @@ def test_max_users_decodes_only_theirs(tmp_path: Path, entries: list[dict[str, A
     federation = few.federation
     assert federation.num_clients == 4 and federation.test is not None
     assert len(federation.test) == sum(entry["user_id"] in kept["test"] for entry in entries)
+    assert not few.notes
+
+
+def test_a_limit_above_the_number_of_users_is_noted(tmp_path: Path, entries: list[dict[str, Any]]) -> None:
+    many = FLAIR(str(tmp_path), max_users=500, max_eval_users=2, image_size=32)
+    assert many.federation.num_clients == 12 and many.notes == ("max_users=500 limits nothing: the train set has 12 users",)
 
 
 def test_samples_of_users_are_nested_and_ignore_the_order(tmp_path: Path, entries: list[dict[str, Any]]) -> None:
