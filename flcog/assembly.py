@@ -30,6 +30,7 @@ from flcog.method import (
     asynchronous_of,
     selection_of,
 )
+from flcog.method.given import model_stays
 from flcog.method.returned import check_saved
 from flcog.models.causal_lm import scales
 from flcog.server.engine import Engine
@@ -116,7 +117,9 @@ class Assembly:
             if isinstance(method, Selection):
                 server.servers[method.name] = method.init_selection(num_clients)
             else:
-                server.servers[method.name] = check_saved(method, "init_server", method.init_server(dict(server.params)))
+                with model_stays(method, "init_server", server.params):
+                    state = method.init_server(dict(server.params))
+                server.servers[method.name] = check_saved(method, "init_server", state)
             if isinstance(method, AvailabilityModel | Attack | Clock):
                 method.check_clients(num_clients)
 

@@ -13,6 +13,7 @@ from flcog.data import Federation
 from flcog.data.batching import Batching
 from flcog.evaluation import Evaluator
 from flcog.method import GlobalModel, Method
+from flcog.method.given import model_stays
 from flcog.method.returned import check_personal
 from flcog.model_function import ModelFunction
 from flcog.reading import Reader
@@ -61,7 +62,9 @@ class PersonalModels(NamedTuple):
         buffers = received.buffers
         program = self._program(received, [method], received.params)
         tensors = ClientTensors(work.states(), work.draws(), [{}], work.num_steps, work.num_samples, 1.0)
-        personal = method.personal(dict(received.params), program.contexts(tensors, buffers, 0)[0])
+        context = program.contexts(tensors, buffers, 0)[0]
+        with model_stays(method, "personal", received.params, buffers):
+            personal = method.personal(dict(received.params), context)
         own, steps, own_statistics, forward = check_personal(method, personal, received.params)
         if steps:
             tuning = self.work(received, work.client, steps)

@@ -26,7 +26,8 @@ def given(ctx: Context) -> Context:
 
 def first_contact(method: Method, params: Params, buffers: Params, client: ClientView) -> FirstContact:
     """A new client's state and its message to the server, or None for methods without a message."""
-    returned = method.init_client(dict(params), dict(buffers), client)
+    with model_stays(method, "init_client", params, buffers):
+        returned = method.init_client(dict(params), dict(buffers), client)
     contact = returned if isinstance(returned, FirstContact) else FirstContact(returned)
     return contact._replace(state=check_tensors(method, "init_client", contact.state, "state"))
 
@@ -41,7 +42,8 @@ def drawn(method: Method, rng: torch.Generator, client: ClientView) -> Slot:
 
 def broadcast_of(method: Method, server: Slot) -> Slot:
     """The part of a method's server state that clients receive."""
-    return method.broadcast(containers_copied(server))
+    with model_stays(method, "broadcast", server=server):
+        return method.broadcast(containers_copied(server))
 
 
 def shared_stay(method: Method, hook: str, ctx: Context) -> AbstractContextManager[None]:
@@ -54,18 +56,43 @@ def shared_stay(method: Method, hook: str, ctx: Context) -> AbstractContextManag
         hook: its name.
         ctx: the context that the hook receives.
     """
-    return _staying(method, hook, ctx) if is_checked(ctx.step) or hook == "finish_client" else UNWATCHED
+    if not is_checked(ctx.step) and hook != "finish_client":
+        return UNWATCHED
+    shared = ctx.received.params, ctx.received.buffers
+    models = [("{}, which all clients receive,", tensors) for tensors in shared]
+    return _staying(method, hook, *models, ("ctx.server, which all clients receive,", ctx.server))
+
+
+def model_stays(method: Method, hook: str, *models: Params, server: Slot = None) -> AbstractContextManager[None]:
+    """Refuse a hook outside a client's steps that changes the global model in place, which would stay changed unnoticed.
+
+    Args:
+        method: whose hook is called.
+        hook: its name.
+        models: parameters and buffers of the global model.
+        server: the method's state at the server, if the hook must leave it alone, too.
+    """
+    return _staying(method, hook, *(("{} of the global model", model) for model in models), ("its state at the server", server))
 
 
 @contextmanager
-def _staying(method: Method, hook: str, ctx: Context) -> Iterator[None]:
-    shared = [*ctx.received.params.items(), *ctx.received.buffers.items()]
-    shared += [("ctx.server", value) for value in leaves(ctx.server) if isinstance(value, Tensor)]
-    before = [value._version for _, value in shared]
+def _staying(method: Method, hook: str, *kept: tuple[str, Slot]) -> Iterator[None]:
+    """Refuse a hook that changes one of these tensors in place, as torch's counters of their changes tell.
+
+    Args:
+        method: whose hook is called.
+        hook: its name.
+        kept: trees of tensors, each with its description. In that of a dict, {} stands for the name of a tensor.
+    """
+    counted = [
+        [(value, value._version) for value in leaves(tree) if isinstance(value, Tensor) and not value.is_inference()]
+        for _, tree in kept
+    ]
     yield
-    for (name, value), version in zip(shared, before, strict=True):
-        if value._version != version:
-            raise ValueError(
-                f"{method.name}.{hook} changed {name}, which all clients receive, in place: return new tensors, such as value * 0.9 "
-                "instead of value.mul_(0.9)"
-            )
+    for (what, tree), tensors in zip(kept, counted, strict=True):
+        for place, (value, version) in enumerate(tensors):
+            if value._version != version:
+                named = what.format(*list(tree)[place:]) if "{}" in what else what
+                raise ValueError(
+                    f"{method.name}.{hook} changed {named} in place: return new tensors, such as value * 0.9 instead of value.mul_(0.9)"
+                )

@@ -11,6 +11,7 @@ from flcog.client_module import ClientModule
 from flcog.core.trees import containers_copied, leaves
 from flcog.core.types import Params
 from flcog.data import Samples
+from flcog.method.given import model_stays
 from flcog.method.returned import check_params
 from flcog.metrics import spread
 from flcog.server.engine import Engine
@@ -24,7 +25,9 @@ def evaluated_params(engine: Engine, server: ServerState) -> Params:
     for method in engine.active(max(0, server.round - 1)):
         if method.overrides("evaluate_at"):
             state = containers_copied(server.servers[method.name])
-            params = check_params(method, "evaluate_at", method.evaluate_at(state, dict(params)), params)
+            with model_stays(method, "evaluate_at", params, server=state):
+                new = method.evaluate_at(state, dict(params))
+            params = check_params(method, "evaluate_at", new, params)
     return params
 
 

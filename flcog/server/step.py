@@ -5,6 +5,7 @@ from collections.abc import Collection, Sequence
 from flcog.core.trees import containers_copied
 from flcog.core.types import Params, Slot
 from flcog.method import Cohort, Messages, Method, ParameterMask
+from flcog.method.given import model_stays
 from flcog.method.returned import check_kept, check_params, check_parts, check_saved
 from flcog.server.state import ServerState
 
@@ -32,7 +33,8 @@ class ServerSteps:
         """
         try:
             state = containers_copied(self.server.servers[method.name])
-            result = method.server_step(state, dict(self.server.params), delta, messages, cohort)
+            with model_stays(method, "server_step", self.server.params, cohort.buffers):
+                result = method.server_step(state, dict(self.server.params), delta, messages, cohort)
         except KeyError as error:
             if error.args and self._is_unsent(method, error.args[0]):
                 raise ValueError(self._unsent(method, error.args[0])) from error
