@@ -12,7 +12,7 @@ from flcog.apply import Apply, apply_of
 from flcog.core.gradients import gradients_of
 from flcog.core.types import Batch, Params, Slot
 from flcog.method import Attack, ClientData, Context, GlobalModel, Gradient, GradientFunction, Method, Optimisation, Stage, Upload
-from flcog.method.given import given, shared_stay
+from flcog.method.given import given, unchanged
 from flcog.method.returned import check_gradient_function, check_pair, check_params, check_scalar, check_upload, is_checked
 from flcog.method.stage import ORDER, sent_by
 from flcog.model_function import ModelFunction
@@ -115,7 +115,7 @@ class Program:
         if self.starters:
             contexts, inputs = self.contexts(tensors, buffers, 0), list(tensors.inputs)
             for i, method in self.starters:
-                with shared_stay(method, "start", contexts[i]):
+                with unchanged(method, "start", contexts[i]):
                     started = method.start(self.apply(buffers), dict(params), contexts[i])
                 params, inputs[i] = check_pair(method, "start", started, params, "inputs")
             tensors = tensors._replace(inputs=inputs)
@@ -126,7 +126,7 @@ class Program:
         task_loss = apply.loss(params, batch)
         total, logged = task_loss, apply.logged
         for i, method in self.losses:
-            with shared_stay(method, "loss", contexts[i]):
+            with unchanged(method, "loss", contexts[i], params=params):
                 term = method.loss(apply, dict(params), batch, task_loss, contexts[i])
             total = total + check_scalar(method, "loss", term)
         return total, task_loss, logged
@@ -150,7 +150,7 @@ class Program:
     def corrected(self, values: Params, params: Params, contexts: list[Context], masks: Params) -> Params:
         """The gradient after all corrections and the masks."""
         for i, method in self.corrections:
-            with shared_stay(method, "correct_gradient", contexts[i]):
+            with unchanged(method, "correct_gradient", contexts[i], params=params):
                 values = method.correct_gradient(dict(values), dict(params), contexts[i])
             if is_checked(contexts[i].step):
                 check_params(method, "correct_gradient", values, params)
@@ -186,7 +186,7 @@ class Program:
         params, before = changed
         contexts, states = self.contexts(tensors, buffers, step), list(tensors.states)
         for i, method in self.followers:
-            with shared_stay(method, "after_step", contexts[i]):
+            with unchanged(method, "after_step", contexts[i], params=params, before=before):
                 after = method.after_step(self.apply(buffers), dict(params), dict(before), batch, contexts[i])
             params, states[i] = check_pair(method, "after_step", after, params, "state") if is_checked(step) else after
         return _masked(params, tensors.masks), tensors._replace(states=states)
@@ -215,7 +215,7 @@ class Program:
         messages: dict[str, Upload] = {}
         for i, method in enumerate(self.methods):
             if method.overrides("finish_client"):
-                with shared_stay(method, "finish_client", contexts[i]):
+                with unchanged(method, "finish_client", contexts[i], params=params):
                     finished = method.finish_client(dict(delta), dict(params), contexts[i])
                 messages[method.name] = upload = check_upload(method, finished, params)
                 sends_weights, delta = sends_weights and upload.delta is not None, delta if upload.delta is None else upload.delta
@@ -265,7 +265,7 @@ def _collecting(
     """Wrap the gradient function of one method, so that it stores its new state in ``states`` instead of returning it."""
 
     def gradient(params: Params, batch: Batch) -> Gradient:
-        with shared_stay(method, "wrap_gradient", ctx):
+        with unchanged(method, "wrap_gradient", ctx):
             result = function(dict(params), batch)
         if result.state is not None:
             states[place] = result.state

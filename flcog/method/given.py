@@ -5,6 +5,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 import torch
 from torch import Tensor
+from torch._C._functorch import get_unwrapped, is_functorch_wrapped_tensor
 
 from flcog.core.trees import containers_copied, leaves
 from flcog.core.types import Params, Slot
@@ -46,20 +47,23 @@ def broadcast_of(method: Method, server: Slot) -> Slot:
         return method.broadcast(containers_copied(server))
 
 
-def shared_stay(method: Method, hook: str, ctx: Context) -> AbstractContextManager[None]:
-    """Refuse a hook that changes in place what all clients receive, in a client's first step, before it and after the last one.
+def unchanged(method: Method, hook: str, ctx: Context, **own: Params) -> AbstractContextManager[None]:
+    """Refuse a client's hook that changes in place what it is given, in a client's first step, before it and after the last one.
 
-    Executors would differ otherwise: clients that train one after another start from changed values, and stacked clients do not.
+    Of what all clients receive, executors would differ otherwise: clients that train one after another start from changed values,
+    and stacked clients do not. The client's own model would move without the optimiser.
 
     Args:
         method: whose hook is called.
         hook: its name.
         ctx: the context that the hook receives.
+        own: the client's models among the hook's other arguments, by the argument's name.
     """
     if not is_checked(ctx.step) and hook != "finish_client":
         return UNWATCHED
     shared = ctx.received.params, ctx.received.buffers
     models = [("{}, which all clients receive,", tensors) for tensors in shared]
+    models += [(f"{name}['{{}}']", tensors) for name, tensors in own.items()]
     return _staying(method, hook, *models, ("ctx.server, which all clients receive,", ctx.server))
 
 
@@ -84,15 +88,19 @@ def _staying(method: Method, hook: str, *kept: tuple[str, Slot]) -> Iterator[Non
         hook: its name.
         kept: trees of tensors, each with its description. In that of a dict, {} stands for the name of a tensor.
     """
-    counted = [
-        [(value, value._version) for value in leaves(tree) if isinstance(value, Tensor) and not value.is_inference()]
-        for _, tree in kept
-    ]
+    counted = [[(value, _changes(value)) for value in leaves(tree) if isinstance(value, Tensor)] for _, tree in kept]
     yield
     for (what, tree), tensors in zip(kept, counted, strict=True):
-        for place, (value, version) in enumerate(tensors):
-            if value._version != version:
+        for place, (value, count) in enumerate(tensors):
+            if _changes(value) != count:
                 named = what.format(*list(tree)[place:]) if "{}" in what else what
                 raise ValueError(
                     f"{method.name}.{hook} changed {named} in place: return new tensors, such as value * 0.9 instead of value.mul_(0.9)"
                 )
+
+
+def _changes(value: Tensor) -> int:
+    """How often a tensor was changed in place. Tensors of vmap do not count it, and the tensors inside them do."""
+    while is_functorch_wrapped_tensor(value):
+        value = get_unwrapped(value)
+    return 0 if value.is_inference() else value._version

@@ -73,3 +73,31 @@ def test_tensors_of_the_inference_mode_have_no_counters() -> None:
 
     figures = train(Mine(), rounds=1, local_steps=1, data=TinyData(client_test=0.25)).evaluate()
     assert 0 < figures["test/personal_accuracy_mean"] < 1
+
+
+KINDS: list[tuple[str, Callable[..., None], Callable[..., Any], str]] = [
+    (
+        "loss",
+        lambda apply, params, *_: torch.no_grad()(shrink)(params),
+        lambda apply, params, batch, task, ctx: 0 * task,
+        "params",
+    ),
+    ("correct_gradient", lambda gradient, params, ctx: shrink(params), lambda gradient, *_: gradient, "params"),
+    ("after_step", lambda apply, params, *_: shrink(params), lambda apply, params, before, batch, ctx: (params, {}), "params"),
+    (
+        "after_step",
+        lambda apply, params, before, *_: shrink(before),
+        lambda apply, params, before, batch, ctx: (params, {}),
+        "before",
+    ),
+    ("finish_client", lambda delta, params, ctx: shrink(params), lambda delta, *_: flcog.Upload(delta, {}), "params"),
+]
+
+
+@pytest.mark.parametrize("executor", ["loop", "vmap"])
+@pytest.mark.parametrize(("hook", "change", "result", "argument"), KINDS)
+def test_a_clients_hooks_leave_its_model_as_it_is(
+    executor: str, hook: str, change: Callable[..., None], result: Callable[..., Any], argument: str
+) -> None:
+    with pytest.raises(ValueError, match="^" + re.escape(f"Mine.{hook} changed {argument}['{WEIGHT}'] in place: return new")):
+        train(mine(hook, change, result), executor=executor, rounds=1, local_steps=1)
