@@ -72,8 +72,8 @@ class RunHolder(TrainerArguments, LightningAttributes, TopicList):
 
     @property
     def model(self) -> L.LightningModule:
-        """The trained module with the current global weights: the user's module, with the changes of methods."""
-        self.run.engine.hand_over(self.run.server)
+        """The trained module with the global weights as they are evaluated: the user's module, with the changes of methods."""
+        self.run.engine.hand_over(self.run.server, self.run.evaluated_params())
         return self.run.model.module
 
     @property
@@ -157,7 +157,7 @@ class RunHolder(TrainerArguments, LightningAttributes, TopicList):
         if model is None and datamodule is None and ckpt_path is None:
             return self.run
         if model is None or datamodule is None:
-            self.run.engine.hand_over(self.run.server)
+            self.run.engine.hand_over(self.run.server, self.run.evaluated_params())
             assert self._trained is not None
             model, datamodule = model or self._trained[0], self._trained[1] if datamodule is None else datamodule
         run = self._open(model, datamodule, EvaluationPlan(ckpt_path, stage))

@@ -45,6 +45,16 @@ def read(path: Path) -> dict[str, Any]:
     return payload
 
 
+def params_to_evaluate(saved: Mapping[str, Any], methods: list[str]) -> dict[str, torch.Tensor]:
+    """The server's parameters in a checkpoint, or, without the methods of its run, those that these methods evaluated.
+
+    Args:
+        saved: the contents of the checkpoint.
+        methods: the methods of the evaluation.
+    """
+    return saved["params"] if saved["methods"] == methods else saved["params"] | saved.get("state_dict", {})
+
+
 def read_states(path: Path, clients: Sequence[int], tested: bool) -> dict[int, dict[str, Any]]:
     """Read the clients' states in a file, by client and method.
 

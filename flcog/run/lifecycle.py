@@ -91,8 +91,8 @@ class Lifecycle:
         self._stop.rounds_end()
         if run.round < run.settings.rounds and not privacy.affordable(run.engine, run.server):
             warnings.warn(f"stopped after round {run.round}: another round would exceed the privacy budget", stacklevel=2)
-        run.engine.hand_over(run.server)
         self._observe("on_fit_end")
+        run.engine.hand_over(run.server, run.evaluated_params())
 
     def _run_round(self, run: Session, evaluate: Callable[[], dict[str, float]]) -> None:
         began, evaluated, waiting = time.perf_counter(), run.settings.evaluates(run.round + 1), CoreWaiting()

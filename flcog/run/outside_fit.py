@@ -35,6 +35,8 @@ def outside_fit(callbacks: LightningCallbacks, run: Session, stage: TrainerFn, a
         yield
         trainer.datamodule.teardown(stage.value)
         callbacks.call_users("teardown", stage.value)
+        if again:
+            run.engine.hand_over(run.server, run.evaluated_params())
     finally:
         trainer.state.fn, trainer.state.stage = state.fn, state.stage
 

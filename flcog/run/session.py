@@ -204,7 +204,7 @@ class Session:
                     self.clients.files |= part
             payload["clients"] = self.clients.files
         if "on_save_checkpoint" in written_hooks(self.model.module):
-            self.engine.hand_over(server)
+            self.engine.hand_over(server, self.evaluated_params())
             payload |= entries_of_hook(self.model.module, payload)
         for observer in self.observers:
             payload |= observer.checkpoint_entries(payload)
@@ -216,7 +216,7 @@ class Session:
     def _payload(self, resumable: bool) -> dict[str, Any]:
         """The contents of a checkpoint without the clients' states."""
         choice = self.engine.clients.executor.choice
-        weights = self.params | {name: self.buffers[name] for name in self.model.shared_buffers}
+        weights = self.evaluated_params() | {name: self.buffers[name] for name in self.model.shared_buffers}
         return {
             "format": checkpoint.FORMAT,
             **self.server.state_dict(),
@@ -248,10 +248,11 @@ class Session:
         server = self.server
         if resume:
             checkpoint.check_same_exchange(path, saved["exchanged"], self.engine.exchanges)
-        server.params = {name: saved["params"][name].to(value) for name, value in server.params.items()}
+        names = [method.name for method in self.methods]
+        params = saved["params"] if resume else checkpoint.params_to_evaluate(saved, names)
+        server.params = {name: params[name].to(value) for name, value in server.params.items()}
         server.buffers = {name: saved["buffers"][name].to(value) for name, value in server.buffers.items()}
         self.frozen.restore(path, saved["frozen"])
-        names = [method.name for method in self.methods]
         if saved["methods"] == names:
             check_alike(path, "the server's state", saved["servers"], server.servers)
             server.servers = self.engine.to_device(saved["servers"])

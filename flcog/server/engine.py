@@ -13,6 +13,7 @@ from torch.utils import _pytree as pytree
 from flcog.client.messages import Clients, RollCall, Split
 from flcog.client_module import ClientModule
 from flcog.core.processes import Processes
+from flcog.core.types import Params
 from flcog.data import CentralSets, Exchange, Federation, Samples
 from flcog.data.batching import Batching
 from flcog.evaluation import Evaluator
@@ -127,10 +128,15 @@ class Engine:
         return Optimisation(self.rates(round)[0], group.get("momentum", 0.0), group.get("weight_decay", 0.0), **own)
 
     @torch.no_grad()
-    def hand_over(self, server: ServerState) -> None:
-        """Load the global model into the user's module, which contains the last client's model."""
+    def hand_over(self, server: ServerState, params: Params | None = None) -> None:
+        """Load the global model into the user's module, which contains the last client's model.
+
+        Args:
+            server: the global model.
+            params: the parameters to load instead of the server's, such as those that are evaluated.
+        """
         self.model.renew_buffers()
-        for name, value in (server.params | server.buffers).items():
+        for name, value in ((params or server.params) | server.buffers).items():
             (self.model.params.get(name, self.model.buffers.get(name))).copy_(value)  # type: ignore[union-attr]
 
     def to_device(self, tree: Any) -> Any:

@@ -1,5 +1,6 @@
 """Evaluate the global model on the central sets and on the clients' data, and evaluate the clients' own models."""
 
+import operator
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -20,7 +21,13 @@ from flcog.server.state import ServerState
 
 
 def evaluated_params(engine: Engine, server: ServerState) -> Params:
-    """The parameters for the evaluation: the server's parameters, unless methods replace them."""
+    """The parameters for the evaluation: the server's parameters, unless methods replace them.
+
+    The server keeps them until its state changes, for the checkpoint and the user's module, which contain them, too.
+    """
+    now = (server.round, server.params, *server.servers.values())
+    if server.evaluated and all(map(operator.is_, server.evaluated[0], now)):
+        return server.evaluated[1]
     params = server.params
     for method in engine.active(max(0, server.round - 1)):
         if method.overrides("evaluate_at"):
@@ -28,6 +35,7 @@ def evaluated_params(engine: Engine, server: ServerState) -> Params:
             with model_stays(method, "evaluate_at", params, server=state):
                 new = method.evaluate_at(state, dict(params))
             params = check_params(method, "evaluate_at", new, params)
+    server.evaluated = now, params
     return params
 
 

@@ -42,6 +42,8 @@ class ServerState:
     """The single uploads of the current round, for methods that are also observers. They are deleted after the round."""
     messages: dict[str, dict[int, Any]] = field(default_factory=dict)
     """The first-contact messages by method and client; None for a client without a message."""
+    evaluated: tuple[tuple[Any, ...], Params] | None = field(default=None, repr=False, compare=False)
+    """The round, parameters and states that methods evaluated last, and the result."""
     _newcomers: list[tuple[str, int]] = field(default_factory=list, repr=False)
     """The methods and clients of the messages that arrived in this round."""
 

@@ -3,6 +3,7 @@
 import csv
 import importlib
 import json
+from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -19,6 +20,7 @@ from flcog.callbacks import MOON, FedExP, FedProx
 from flcog.data import Samples
 from flcog.datamodules import Digits
 from flcog.evaluation import Evaluator
+from flcog.method import Method
 from flcog.models import MLP, LoRA
 from flcog.run.predictions import write_predictions
 
@@ -94,7 +96,9 @@ def test_predictions_from_a_checkpoint_follow_what_is_evaluated(tmp_path: Path) 
     assert all(torch.equal(again[name], value) for name, value in trainer.predict().items())
     accuracy = float((again["prediction"] == again["target"]).float().mean())
     assert accuracy == pytest.approx(trainer.history[-1]["test/accuracy"])
-    assert not torch.allclose(again["probability"], outputs_of(trainer.model).softmax(1), rtol=1e-7, atol=0)
+    torch.testing.assert_close(again["probability"], outputs_of(trainer.model).softmax(1))
+    own = trainer.model.state_dict()
+    assert not all(torch.allclose(value, own[name], rtol=1e-7, atol=0) for name, value in trainer.run.params.items())
 
 
 def test_processes_share_the_set_out(tmp_path: Path) -> None:
@@ -212,6 +216,41 @@ def test_lightning_loads_our_checkpoints(tmp_path: Path) -> None:
     assert all(value.data_ptr() == saved["state_dict"][name].data_ptr() for name, value in saved["params"].items()), "stored once"
     with pytest.raises(ValueError, match=r"does not fit this Classifier .*trainer.test\(model, data, ckpt_path"):
         flcog.Classifier.load_from_checkpoint(path.with_name("last.ckpt"), model=MLP(6, (3,), 2))
+
+
+@dataclass(frozen=True)
+class Average(Method):
+    """Evaluates the mean of the first model and the current one."""
+
+    def init_server(self, params: Any) -> Any:
+        return {name: value.clone() for name, value in params.items()}
+
+    def evaluate_at(self, server: Any, params: Any) -> Any:
+        return {name: (value + server[name]) / 2 for name, value in params.items()}
+
+
+def test_the_model_and_its_checkpoints_are_the_evaluated_model(tmp_path: Path) -> None:
+    options, module = FLOAT | {"eval_every": 1}, classifier()
+    first = {name: value.clone() for name, value in module.state_dict().items()}
+    trainer = make_trainer(tmp_path, Average(), **options)
+    trainer.fit(module, TinyData())
+    weights = {name: (value + first[name]) / 2 for name, value in trainer.run.params.items()}
+    assert all(torch.equal(value, weights[name]) for name, value in module.state_dict().items())
+    expected = outputs_of(trainer.model)
+    loss = float(nn.functional.cross_entropy(expected, torch.arange(30) % 3))
+    assert trainer.history[-1]["test/loss"] == pytest.approx(loss, rel=1e-5)
+    path = trainer.run.directory / "checkpoints/last.ckpt"
+    loaded = flcog.Classifier.load_from_checkpoint(path, model=classifier().model)
+    assert torch.equal(outputs_of(loaded), expected)
+    saved = torch.load(path, weights_only=True)
+    assert all(torch.equal(saved["params"][name], value) for name, value in trainer.run.params.items()), (
+        "a run resumes from these"
+    )
+    for callbacks in ([Average()], []):
+        figures = make_trainer(None, *callbacks, **options).test(classifier(), TinyData(), ckpt_path=str(path), verbose=False)
+        assert figures["test/loss"] == trainer.history[-1]["test/loss"]
+    assert trainer.test(verbose=False)["test/loss"] == trainer.history[-1]["test/loss"]
+    assert torch.equal(outputs_of(module), expected)
 
 
 @pytest.mark.parametrize("bare", [False, True])
