@@ -1,5 +1,6 @@
 """Personal models of clients, for methods that keep them. They are made where the client's data are."""
 
+import warnings
 from typing import NamedTuple
 
 from flcog.apply import OwnForward
@@ -13,6 +14,7 @@ from flcog.data import Federation
 from flcog.data.batching import Batching
 from flcog.evaluation import Evaluator
 from flcog.method import GlobalModel, Method
+from flcog.method.finite import check_finite, is_finite
 from flcog.method.given import model_stays
 from flcog.method.returned import check_personal
 from flcog.model_function import ModelFunction
@@ -66,6 +68,7 @@ class PersonalModels(NamedTuple):
         with model_stays(method, "personal", received.params, buffers):
             personal = method.personal(dict(received.params), context)
         own, steps, own_statistics, forward = check_personal(method, personal, received.params)
+        check_finite(method, "personal", own, received.params, f" of client {work.client}")
         if steps:
             tuning = self.work(received, work.client, steps)
             seed = fold(received.seed, "personal")
@@ -74,6 +77,12 @@ class PersonalModels(NamedTuple):
             envelope = next(self.loop.run(assignment)).envelope
             own = {name: value + envelope.delta[name][0] for name, value in own.items()}
             buffers = {name: value[0].clone() for name, value in envelope.buffers.items()}
+            if not is_finite(own):
+                warnings.warn(
+                    f"{method.name}: the personal model of client {work.client} is NaN or infinite after {steps} steps of tuning, so that "
+                    "the personal figures mean nothing: lower the learning rate, or take fewer steps",
+                    stacklevel=2,
+                )
         elif own_statistics and self.model.mixes_rows:
             buffers = self.evaluator.statistics(own, buffers, work.own)
         return PersonalModel(own, buffers, forward)

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from flcog.client.messages import ClientReply
 from flcog.core.types import Params
+from flcog.method.finite import is_finite
 from flcog.step_log import LOGGED
 from flcog.wire.envelope import Envelope
 from flcog.wire.soundness import STATE_RANGE, is_sound, suspects
@@ -40,9 +41,7 @@ def check_model(params: Params, methods: Sequence[str], round: int) -> None:
 
     Otherwise the run would end with such a model, or the next round would blame a client for it.
     """
-    norm = torch.stack([norm.float() for norm in torch._foreach_norm(list(params.values()))]).norm()
-    # A norm may overflow although all values are finite.
-    if torch.isfinite(norm) or all(torch.isfinite(value).all() for value in params.values()):
+    if is_finite(params):
         return
     raise BadUpdate(
         f"the model is NaN or infinite after the server's step of {' and '.join(methods)} in round {round + 1}, though the clients' "

@@ -12,6 +12,7 @@ from flcog.client_module import ClientModule
 from flcog.core.trees import containers_copied, leaves
 from flcog.core.types import Params
 from flcog.data import Samples
+from flcog.method.finite import check_finite
 from flcog.method.given import model_stays
 from flcog.method.returned import check_params
 from flcog.metrics import spread
@@ -34,7 +35,7 @@ def evaluated_params(engine: Engine, server: ServerState) -> Params:
             state = containers_copied(server.servers[method.name])
             with model_stays(method, "evaluate_at", params, server=state):
                 new = method.evaluate_at(state, dict(params))
-            params = check_params(method, "evaluate_at", new, params)
+            params = check_finite(method, "evaluate_at", check_params(method, "evaluate_at", new, params), params)
     server.evaluated = now, params
     return params
 
