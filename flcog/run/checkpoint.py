@@ -144,12 +144,23 @@ def run_of_states(path: Path) -> str | None:
     return payload.get("run_id") if payload.get("format") == FORMAT and "clients" in payload else None
 
 
-def may_have_methods(path: Path, names: list[str]) -> bool:
-    """Return whether a checkpoint's run has these methods.
+def other_methods(path: Path, names: list[str]) -> str | None:
+    """Say how the methods of a checkpoint's run differ from these.
 
-    True if it cannot be read, which will be reported when it is loaded.
+    None if they are the same, or if the checkpoint cannot be read, which will be reported when it is loaded.
     """
-    return bool(peek(path).get("methods", names) == names)
+    now, saved = as_given(names), as_given(peek(path).get("methods", names))
+    absent, further = [name for name in now if name not in saved], [name for name in saved if name not in now]
+    parts = [f"has no {' and no '.join(absent)}"] * bool(absent)
+    parts += [f"has {' and '.join(further)}, which this one lacks"] * bool(further)
+    if not parts and saved != now:
+        return f"lists them as {', '.join(saved)}, and this one as {', '.join(now)}"
+    return ", and ".join(parts) or None
+
+
+def as_given(methods: Sequence[str]) -> list[str]:
+    """The names of methods as users give them: clipping is an option of the trainer."""
+    return ["gradient_clip_val" if name == "GradientClip" else name for name in methods]
 
 
 def peek(path: Path) -> dict[str, Any]:

@@ -50,14 +50,20 @@ def new_run_directory(root: str | Path) -> Path:
     raise ValueError(f"a thousand runs started this second under {root}: try again, or choose another trainer.default_root_dir")
 
 
-def find_checkpoint(ckpt_path: str | Path, root: str | Path, fits: Callable[[Path], bool]) -> Path:
-    """Find the checkpoint for ``ckpt_path``: a file, a run's directory, or "last" or "best" of the newest matching run under
-    ``root``."""
+def find_checkpoint(ckpt_path: str | Path, root: str | Path, difference: Callable[[Path], str | None]) -> Path:
+    """Find the checkpoint for ``ckpt_path``: a file, a run's directory, or "last" or "best" of the newest run under ``root`` without
+    a ``difference``.
+
+    Args:
+        ckpt_path: the user's argument.
+        root: the folder of runs' directories.
+        difference: describes how the methods of a checkpoint's run differ from this run's; None for the same methods.
+    """
     if str(ckpt_path) in ("last", "best"):
         runs = _newest_first(root)
-        newest = next(filter(fits, runs), None)
+        newest = next((run for run in runs if difference(run) is None), None)
         if newest is None:
-            others = f" of a run with these methods (the newest, {short(run_of(runs[0]))}, has others)" if runs else ""
+            others = f" of a run with these methods (the newest, {short(run_of(runs[0]))}, {difference(runs[0])})" if runs else ""
             raise ValueError(
                 f"ckpt_path={ckpt_path}: no run under {root} has a checkpoint{others}; give a file, or start without ckpt_path"
             )

@@ -98,8 +98,8 @@ class Plan:
                 f"ckpt_path must be the path of a checkpoint; got a {type(self.ckpt_path).__name__}: give validation and test sets "
                 "in the data, as in flcog.datamodules.TorchDataset(train, test, val)"
             )
-        fits = functools.partial(checkpoint.may_have_methods, names=[method.name for method in request.methods])
-        return cast(Path, processes.agree(find_checkpoint(self.ckpt_path, request.root, fits)))
+        difference = functools.partial(checkpoint.other_methods, names=[method.name for method in request.methods])
+        return cast(Path, processes.agree(find_checkpoint(self.ckpt_path, request.root, difference)))
 
     def check(self, request: Request, saved: CheckpointFile, client: ClientModel, described: Mapping[str, Any]) -> list[Note]:
         """Refuse a checkpoint that does not fit. Returns notes for the user."""

@@ -30,7 +30,8 @@ def check_resumable(
     names = [method.name for method in methods]
     checkpoint.check_same_model(path, saved["params"] | saved["buffers"], tensors)
     if saved["methods"] != names:
-        raise ValueError(f"{path} was written by a run with methods {saved['methods']}; this run has {names}: use the same list")
+        before, now = map(checkpoint.as_given, (saved["methods"], names))
+        raise ValueError(f"{path} was written by a run with methods {before}; this run has {now}: use the same list")
     if not saved["resumable"]:
         raise ValueError(f"{path} has only a model for evaluation: resume from last.ckpt in the same folder")
     if saved["seed"] != settings.seed:
@@ -59,8 +60,9 @@ def other_configuration(
     """
     saved = checkpoint.peek(path)
     for part, now in {"methods": [method.name for method in methods], "seed": settings.seed}.items():
-        if saved.get(part, now) != now:
-            return f"{part} was {saved[part]}, is {now}"
+        if (before := saved.get(part, now)) != now:
+            was, value = map(checkpoint.as_given, (before, now)) if part == "methods" else (before, now)
+            return f"{part} was {was}, is {value}"
     before = saved.get("experiment")
     if not before or may_change:
         return None

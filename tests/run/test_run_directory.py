@@ -85,9 +85,13 @@ def test_runs_of_one_second_get_directories_of_their_own(tmp_path: Path) -> None
         new_run_directory("/proc/flcog")
 
 
+def same(checkpoint: Path) -> str | None:
+    """No difference between the methods of a checkpoint's run and this run's."""
+
+
 def test_last_is_the_newest_runs(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"ckpt_path=last: no run under .* has a checkpoint; give a file, or start without"):
-        find_checkpoint("last", tmp_path / "nothing", bool)
+        find_checkpoint("last", tmp_path / "nothing", same)
     for age, name in ((3, "20260101-000000"), (1, "20250101-000000"), (2, "20270101-000000")):
         folder = tmp_path / name / "checkpoints"
         folder.mkdir(parents=True)
@@ -95,11 +99,11 @@ def test_last_is_the_newest_runs(tmp_path: Path) -> None:
         os.utime(folder / "last.ckpt", (1e9 - age, 1e9 - age))
     (tmp_path / "20280101-000000").mkdir()  # a run that wrote no checkpoint
     newest = tmp_path / "20250101-000000"
-    assert find_checkpoint("last", tmp_path, bool) == newest / "checkpoints/last.ckpt"
-    assert find_checkpoint("best", tmp_path, bool) == newest / "checkpoints/best.ckpt"
+    assert find_checkpoint("last", tmp_path, same) == newest / "checkpoints/last.ckpt"
+    assert find_checkpoint("best", tmp_path, same) == newest / "checkpoints/best.ckpt"
     other = tmp_path / "20270101-000000"
-    assert find_checkpoint(other, tmp_path, bool) == find_checkpoint(str(other), "x", bool) == other / "checkpoints/last.ckpt"
-    assert find_checkpoint(other / "checkpoints/round-000001.ckpt", tmp_path, bool).name == "round-000001.ckpt"
+    assert find_checkpoint(other, tmp_path, same) == find_checkpoint(str(other), "x", same) == other / "checkpoints/last.ckpt"
+    assert find_checkpoint(other / "checkpoints/round-000001.ckpt", tmp_path, same).name == "round-000001.ckpt"
 
 
 def test_checkpoints_that_are_not_there_or_belong_to_no_run_are_refused(tmp_path: Path) -> None:

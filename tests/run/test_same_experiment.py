@@ -13,7 +13,7 @@ from harness import NUM_CLASSES, NUM_FEATURES, ROOT, TinyData, classifier, fit, 
 from torch import nn
 
 import flcog
-from flcog.callbacks import SCAFFOLD, FedProx
+from flcog.callbacks import MOON, SCAFFOLD, FedProx
 from flcog.commands.cli import main
 from flcog.core.arguments import flat, plain
 from flcog.run import checkpoint, experiment
@@ -201,10 +201,26 @@ def test_last_is_the_newest_run_with_these_methods(tmp_path: Path) -> None:
     trainer = fit(tmp_path, FedProx(mu=0.1), ckpt_path="last", **(SETTINGS | {"rounds": 3}))
     assert trainer.run_dir is not None and trainer.run_dir.samefile(mine)
     with pytest.raises(
-        ValueError, match=r"no run under .* of a run with these methods \(the newest, .*, has others\); give a file"
+        ValueError,
+        match=r"no run under .* of a run with these methods \(the newest, .*, has FedProx, which this one lacks\); give a file",
     ):
         make_trainer(tmp_path).test(classifier(), TinyData(), ckpt_path="last")
     assert make_trainer(tmp_path, SCAFFOLD()).test(classifier(), TinyData(), ckpt_path=str(other))
+
+
+def test_other_methods_are_named(tmp_path: Path) -> None:
+    run = begin(tmp_path, FedProx(mu=0.1), SCAFFOLD())
+    same = (FedProx(mu=0.1), SCAFFOLD())
+    with pytest.raises(ValueError, match=r"the newest, .*, has no gradient_clip_val\); give a file"):
+        make_trainer(tmp_path, *same, gradient_clip_val=0.1).test(classifier(), TinyData(), ckpt_path="last")
+    with pytest.raises(ValueError, match=r"lists them as FedProx, SCAFFOLD, and this one as SCAFFOLD, FedProx\); give a file"):
+        make_trainer(tmp_path, *same[::-1]).test(classifier(), TinyData(), ckpt_path="last")
+    with pytest.raises(ValueError, match=r"has no MOON, and has FedProx and SCAFFOLD, which this one lacks\); give a file"):
+        make_trainer(tmp_path, MOON()).test(classifier(), TinyData(), ckpt_path="last")
+    with pytest.raises(
+        ValueError, match=r"methods \['FedProx', 'SCAFFOLD'\]; this run has \['FedProx', 'SCAFFOLD', 'gradient_clip_val'\]"
+    ):
+        fit(tmp_path, *same, ckpt_path=str(run), gradient_clip_val=0.1, **SETTINGS)
 
 
 def test_advice_after_an_error_is_of_this_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
