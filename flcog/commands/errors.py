@@ -15,7 +15,7 @@ from torch.utils.data import Dataset
 import flcog.callbacks
 import flcog.datamodules
 from flcog.client_module import ClientModule
-from flcog.commands import import_from, shipped_configs
+from flcog.commands import import_from, input_place, shipped_configs
 from flcog.commands.broken_import import broken_import
 from flcog.commands.complaint import guess
 from flcog.commands.type_words import classes_in, takes_words, wanted
@@ -142,9 +142,10 @@ def _no_option(parser: Any, text: str, name: str) -> str:
     if owner is None:
         return _of_a_script(name) or f"there is no option {name!r}.{guess(name, known)}"
     if owner in ANY_CLASS and name not in ("class_path", "init_args"):
-        return f"{'.'.join(_path())} needs a class_path, and {name!r} under init_args; {SCRIPT}"
+        return f"{'.'.join(input_place.path())} needs a class_path, and {name!r} under init_args; {SCRIPT}"
     if name in ("class_path", "init_args") or owner in BASES:
-        return f"{_place(owner)} needs a class_path, and that class's options under init_args; got {name!r} beside them"
+        stray = input_place.beside_class_path() or name
+        return f"{_place(owner)} needs a class_path, and that class's options under init_args; got {stray!r} beside them"
     if new := getattr(owner, "former_options", {}).get(name):
         return f"{_place(owner)} has no option {name!r} any more: {new}"
     if not issubclass(owner, FederatedDataModule) and any(kind.__name__ == "LightningDataModule" for kind in owner.__mro__):
@@ -213,7 +214,7 @@ def _required(parser: Any, text: str, names: str) -> str:
     missing = [name.split(".")[-1] for name in names.split(", ")]
     if owner is None:
         return f"it needs {' and '.join(missing)}: give a config (-c FILE), or class paths by --{' and --'.join(missing)}"
-    options = " and ".join("--" + ".".join([*_path(), name]) for name in missing)
+    options = " and ".join("--" + ".".join([*input_place.path(), name]) for name in missing)
     return f"{owner.__name__} needs {', '.join(missing)}: give {options}, or the like under its init_args"
 
 
@@ -265,21 +266,7 @@ def _named(parser: Any, key: str) -> str:
 
 
 def _place(owner: type) -> str:
-    return f"{'.'.join(_path())} ({owner.__name__})"
-
-
-def _path() -> list[str]:
-    """Return the names of the surrounding options, outermost first.
-
-    jsonargparse reads the options of a class with a parser inside the parser of the surrounding option. Each parser knows only
-    its own part, so the whole path is found by walking up the call stack.
-    """
-    names, frame = [], sys._getframe()
-    while frame.f_back is not None:
-        frame = frame.f_back
-        if frame.f_code.co_name == "_check_type" and hasattr(frame.f_locals.get("self"), "dest"):
-            names.append(frame.f_locals["self"].dest)
-    return names[::-1]
+    return f"{'.'.join(input_place.path())} ({owner.__name__})"
 
 
 RULES: tuple[tuple[str, Callable[..., str]], ...] = (

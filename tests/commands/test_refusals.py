@@ -227,7 +227,7 @@ CONFIGS = {
     b"trainer: {callbacks: %s}" % MINE.encode(): "trainer.callbacks must be a list",
     b"trainer: {callbacks: [FedProx, SCAFOLD]}": "Did you mean 'SCAFFOLD'?",
     b"trainer: {callbacks: [{FedProx: {mu: 1}}]}": "trainer.callbacks (Callback) needs a class_path",
-    b"trainer: {callbacks: [{class_path: flcog.callbacks.FedProx, mu: 1}]}": "that class's options under init_args",
+    b"trainer: {callbacks: [{class_path: flcog.callbacks.FedProx, mu: 1}]}": "that class's options under init_args; got 'mu' beside them",
     b"trainer: {callbacks: [%s]}" % MINE.replace("1", "lots").encode(): "FedProx: mu must be a number; got 'lots'",
     b"seed_everything: -3": "seed_everything must be at least 0 and less than 4294967296",
 }
