@@ -76,8 +76,7 @@ class ArrayData(WithTargets):
         train_users: Array | None = None,
         **kwargs: Any,
     ) -> None:
-        if train_users is not None:
-            kwargs["partitioner"] = kwargs.get("partitioner") or Natural()
+        kwargs |= {} if train_users is None else {"partitioner": kwargs.get("partitioner") or Natural()}
         super().__init__(**kwargs)
         arrays = {
             "train_inputs": train_inputs,
@@ -98,8 +97,7 @@ class ArrayData(WithTargets):
             raise ValueError(f"mean and std come together; got mean={mean} and std={std}")
         one_of(self, ("NHWC", "NCHW"), layout=layout)
         self.path, self.augmentation, self.train_users, self.layout = path, augmentation, train_users, layout
-        self.mean, self.std = mean, std
-        self._task, self._num_classes = task, num_classes
+        self.mean, self.std, self._task, self._num_classes = mean, std, task, num_classes
 
     @property
     def _learnt(self) -> Targets:

@@ -107,16 +107,7 @@ class FederatedDataModule(TopicList, L.LightningDataModule):
         if self._federation is not None:
             return
         splits = self.load()
-        if not hasattr(type(self), "num_classes") and "num_classes" not in vars(self):
-            raise ValueError(
-                f"{type(self).__name__} has no num_classes: set it in the class to the number of classes or labels, e.g. num_classes = 10 "
-                "(for regression, to the number of bins of the target)"
-            )
-        for part, samples in (("training", splits.train), ("validation", splits.val), ("test", splits.test)):
-            if samples is not None:
-                require_finite_inputs(samples, f"{type(self).__name__}: the {part} set")
-            if samples is not None and samples.labelled:
-                require_targets(samples.labels, self.task, self.num_classes, f"{type(self).__name__}: the {part} set")
+        self._check(splits)
         whole = partition_by(self.partitioner or IID(), splits.train, self.num_clients, self.partition_seed)
         if self.num_clients not in (whole.num_clients, NUM_CLIENTS):
             maker = getattr(self.partitioner, "__name__", type(self.partitioner).__name__)
@@ -170,6 +161,19 @@ class FederatedDataModule(TopicList, L.LightningDataModule):
         own = copy.copy(self)
         own._federation = self.federation.only(clients)
         return own
+
+    def _check(self, splits: Splits) -> None:
+        """Refuse samples that the federation could not use."""
+        if not hasattr(type(self), "num_classes") and "num_classes" not in vars(self):
+            raise ValueError(
+                f"{type(self).__name__} has no num_classes: set it in the class to the number of classes or labels, e.g. num_classes = 10 "
+                "(for regression, to the number of bins of the target)"
+            )
+        for part, samples in (("training", splits.train), ("validation", splits.val), ("test", splits.test)):
+            if samples is not None:
+                require_finite_inputs(samples, f"{type(self).__name__}: the {part} set")
+            if samples is not None and samples.labelled:
+                require_targets(samples.labels, self.task, self.num_classes, f"{type(self).__name__}: the {part} set")
 
     @property
     def federation(self) -> Federation:
