@@ -93,10 +93,11 @@ class TrainerArguments:
         self.profiler = make_profiler(profiler)
 
 
-def _by_kind(callbacks: Iterable[Callback | L.Callback]) -> tuple[list[Method], list[Callback], list[L.Callback]]:
-    """Divide a list of callbacks into methods, observers and Lightning's callbacks."""
+def _by_kind(callbacks: Any) -> tuple[list[Method], list[Callback], list[L.Callback]]:
+    """Divide one callback or several into methods, observers and Lightning's callbacks."""
     methods, observers, lightning = list[Method](), list[Callback](), list[L.Callback]()
-    for callback in callbacks:
+    alone = isinstance(callbacks, Callback | str) or not isinstance(callbacks, Iterable)
+    for callback in [callbacks] if alone else callbacks:  # as in Lightning, one callback needs no list
         if isinstance(callback, Method):
             methods.append(callback)
         elif isinstance(callback, Callback):
@@ -104,5 +105,9 @@ def _by_kind(callbacks: Iterable[Callback | L.Callback]) -> tuple[list[Method], 
         elif lightning_base(callback, "Callback"):
             lightning.append(callback)
         else:
-            raise ValueError(f"callbacks are methods or observers of flcog, or Lightning's; got {type(callback).__name__}")
+            name = callback.__name__ if isinstance(callback, type) else ""
+            raise ValueError(
+                f"callbacks are methods or observers of flcog, or Lightning's; got {f'the class {name}' if name else repr(callback)}: "
+                f"give objects, such as {name or 'flcog.callbacks.FedProx'}()"
+            )
     return methods, observers, lightning

@@ -74,14 +74,18 @@ def _check(
     holds: Callable[[Any], bool], wanted: str, owner: Any, fields: Sequence[str], values: dict[str, Any], hint: str
 ) -> None:
     for name, value in ({field: getattr(owner, field) for field in fields} | values).items():
-        try:
-            good = value is None or holds(value)
-        except TypeError:  # a text, or an object in another argument's place
-            good = False
-        if not good:
+        if value is not None and not _is_true(holds, value):
             got = repr(value) if isinstance(value, str) else value
             after = f": {hint}" if hint else ""
             raise ValueError(f"{_name(owner)}{name} must {wanted}{_or_null(owner, name)}; got {got}{after}")
+
+
+def _is_true(holds: Callable[[Any], bool], value: Any) -> bool:
+    """Whether a value passes. One of another type, such as a text for a number, does not."""
+    try:
+        return holds(value)
+    except TypeError:
+        return False
 
 
 def _name(owner: Any) -> str:

@@ -85,6 +85,8 @@ class Cohort:
     metrics: dict[str, float]
     seed: int
     total_weight: float = 1.0
+    method: str = ""
+    """The method whose server step runs, for messages."""
 
     def log(self, name: str, value: Tensor | float) -> None:
         """Add a column to this round's row, such as ``fedexp/eta``."""
@@ -92,7 +94,14 @@ class Cohort:
             raise ValueError(
                 f"cohort.log got {name!r}, a name of flcog's own columns: begin the name with the method's, as fedexp/eta"
             )
-        self.metrics[name] = float(value)
+        try:
+            self.metrics[name] = float(value)
+        except (TypeError, ValueError, RuntimeError):
+            got = f"a tensor of shape {list(value.shape)}" if isinstance(value, Tensor) else repr(value)
+            whose = self.method and f"{self.method}: "
+            raise ValueError(
+                f"{whose}cohort.log needs one number for {name!r}; got {got}: log a mean, or each number under its own name"
+            ) from None
 
     def rng(self, purpose: str, device: torch.device | str = "cpu") -> torch.Generator:
         """Randomness for the server's own work, keyed by seed, round and purpose."""

@@ -108,7 +108,7 @@ class Method(KeepsNoState):
                     check_arguments(cls.__name__, value, getattr(Method, name))
                 continue
             close = difflib.get_close_matches(name, HOOKS + OBSERVER_HOOKS, n=1)
-            hint = f"; did you mean {close[0]!r}?" if close else f". Hooks are: {', '.join(HOOKS)}"
+            hint = f"; did you mean {close[0]!r}?" if close else f". Hooks are: {', '.join(HOOKS)}."
             raise TypeError(f"{cls.__name__} defines {name!r}, which is no hook{hint} Helpers start with an underscore.")
 
     def __new__(cls, *values: Any, **options: Any) -> Self:

@@ -31,6 +31,7 @@ class ServerSteps:
             messages: the clients' messages to the method.
             cohort: the clients.
         """
+        cohort.method = method.name
         try:
             state = containers_copied(self.server.servers[method.name])
             with model_stays(method, "server_step", self.server.params, cohort.buffers):

@@ -1,5 +1,6 @@
 """The range checks that every method, model and data set shares."""
 
+import re
 from collections.abc import Callable
 from types import SimpleNamespace
 
@@ -54,3 +55,11 @@ def test_null_stands_for_a_default() -> None:
     at_least(None, 1, count=None)
     all_at_least(None, 1, widths=None)
     within(None, "(0, 1)", share=None)
+
+
+def test_a_value_of_another_type_does_not_pass() -> None:
+    """Python's own error about the comparison would name no argument."""
+    for check in (lambda **value: at_least(OWNER, 0, **value), lambda **value: within(OWNER, "[0, 1]", **value)):
+        for value, got in (("a", "'a'"), ([1], "[1]")):
+            with pytest.raises(ValueError, match=rf"^Method: share must .*; got {re.escape(got)}$"):
+                check(share=value)

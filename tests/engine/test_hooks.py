@@ -98,6 +98,14 @@ def test_fit_fires_what_its_docstring_says(tmp_path: Path) -> None:
 
 
 def test_a_misspelt_hook_is_refused() -> None:
+    with pytest.raises(
+        TypeError, match=r"'smooth', which is no hook\. Hooks are: .*, personal\. Helpers start with an underscore\."
+    ):
+
+        class Unknown(Method):
+            def smooth(self, gradient: Any) -> Any:
+                return gradient
+
     with pytest.raises(TypeError, match="'correct_gradients', which is no hook; did you mean 'correct_gradient'"):
 
         class Typo(Method):

@@ -11,6 +11,7 @@ import pytest
 from harness import NUM_FEATURES, TinyData, classifier, make_trainer, train
 
 import flcog
+from flcog.callbacks import FedProx
 from flcog.data import Partition, Partitioner, Samples
 
 
@@ -27,13 +28,23 @@ from flcog.data import Partition, Partitioner, Samples
         ({"local_steps": 1, "executor": "fast"}, "executor must be auto, loop, vmap, vmap-patches or fastest; got 'fast'"),
         ({"local_steps": 1, "precision": "16-mixed"}, "precision must be 32-true, 64-true, bf16-true or bf16-mixed; got"),
         ({"local_steps": 1, "accelerator": "cuda", "devices": 99}, "devices=99"),
-        ({"local_steps": 1, "callbacks": [L.Trainer]}, "callbacks are methods or observers of flcog, or Lightning's; got type"),
+        (
+            {"local_steps": 1, "callbacks": [L.Trainer]},
+            "observers of flcog, or Lightning's; got the class Trainer: give objects, such",
+        ),
+        ({"local_steps": 1, "callbacks": [FedProx]}, "got the class FedProx: give objects, such as FedProx()"),
+        ({"local_steps": 1, "callbacks": ["FedProx"]}, "got 'FedProx': give objects, such as flcog.callbacks.FedProx()"),
+        ({"local_steps": 1, "callbacks": "FedProx"}, "got 'FedProx': give objects"),
     ],
 )
 def test_bad_options_get_one_line(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=re.escape(message)) as caught:
         flcog.FederatedTrainer(**({"logger": False} | options))
     assert "\n" not in str(caught.value)
+
+
+def test_one_callback_needs_no_list() -> None:
+    assert flcog.FederatedTrainer(local_steps=1, logger=False, callbacks=FedProx(mu=0.1)).methods == [FedProx(mu=0.1)]  # type: ignore[arg-type]
 
 
 def test_bad_federations_get_one_line() -> None:

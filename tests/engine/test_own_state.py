@@ -90,6 +90,20 @@ def test_single_uploads_belong_to_methods_that_ask_for_them(method: type[Method]
     assert sum(value for name, value in row.items() if name.startswith("mine/")) == pytest.approx(1)
 
 
+@pytest.mark.parametrize(("value", "got"), [(torch.ones(3), "a tensor of shape [3]"), ("high", "'high'"), ([1.0], "[1.0]")])
+def test_a_column_takes_one_number(value: Any, got: str) -> None:
+    class Logs(Method):
+        def server_step(
+            self, server: Slot, params: Params, delta: Params, messages: Messages, cohort: Cohort
+        ) -> tuple[Params, Slot]:
+            cohort.log("mine/loss", value)
+            return delta, server
+
+    said = f"^Logs: cohort.log needs one number for 'mine/loss'; got {re.escape(got)}: log a mean, or each number under its own"
+    with pytest.raises(ValueError, match=said):
+        train(Logs(), rounds=1, local_steps=1)
+
+
 @pytest.mark.parametrize("name", ["train/loss", "round", "time/round", "comm/up_bytes", "val/acc", "mine/loss", "train/mine"])
 def test_flcogs_own_columns_are_not_logged(name: str) -> None:
     class Logs(Method):
