@@ -25,6 +25,7 @@ def beside_class_path() -> str | None:
 
 
 def _frames() -> Iterator[FrameType]:
-    frame: FrameType | None = sys._getframe()
-    while (frame := frame.f_back) is not None:
+    frame = sys._getframe()
+    while frame.f_back is not None:
+        frame = frame.f_back
         yield frame
