@@ -105,9 +105,9 @@ def _by_kind(callbacks: Any) -> tuple[list[Method], list[Callback], list[L.Callb
         elif lightning_base(callback, "Callback"):
             lightning.append(callback)
         else:
-            name = callback.__name__ if isinstance(callback, type) else ""
+            name = callback.__name__ if isinstance(callback, type) else callback if isinstance(callback, str) else ""
+            got = f"the class {name}" if isinstance(callback, type) else repr(callback)
             raise ValueError(
-                f"callbacks are methods or observers of flcog, or Lightning's; got {f'the class {name}' if name else repr(callback)}: "
-                f"give objects, such as {name or 'flcog.callbacks.FedProx'}()"
+                f"callbacks are methods or observers of flcog, or Lightning's; got {got}: give objects{name and f', such as {name}()'}"
             )
     return methods, observers, lightning

@@ -33,7 +33,7 @@ from flcog.data import Partition, Partitioner, Samples
             "observers of flcog, or Lightning's; got the class Trainer: give objects, such",
         ),
         ({"local_steps": 1, "callbacks": [FedProx]}, "got the class FedProx: give objects, such as FedProx()"),
-        ({"local_steps": 1, "callbacks": ["FedProx"]}, "got 'FedProx': give objects, such as flcog.callbacks.FedProx()"),
+        ({"local_steps": 1, "callbacks": ["FedProx"]}, "got 'FedProx': give objects, such as FedProx()"),
         ({"local_steps": 1, "callbacks": "FedProx"}, "got 'FedProx': give objects"),
     ],
 )
