@@ -109,6 +109,6 @@ def test_a_number_of_clients_without_effect_is_noted() -> None:
     rows = {"train_inputs": np.zeros((12, 2)), "train_targets": np.arange(12) % 2, "train_users": np.arange(12) % 3}
     data = ArrayData(**rows, num_clients=8, partitioner=Natural())
     assert data.federation.num_clients == 3 and data.notes == ("num_clients=8 has no effect: Natural makes 3 clients",)
-    for quiet in ({"partitioner": Natural()}, {"partitioner": Natural(), "num_clients": 3}, {"num_clients": 8}):
-        data = ArrayData(**rows, **quiet)
+    for quiet in ({"partitioner": Natural()}, {"num_clients": 3}, {"train_users": None, "num_clients": 8}):
+        data = ArrayData(**(rows | quiet))
         assert data.federation and not data.notes
