@@ -22,7 +22,7 @@ from flcog.core.output import open_standard_streams
 ALL = (
     *(TrainerCommand(verb, f"flcog.trainer:FederatedTrainer.{verb}") for verb in ("fit", "validate", "test")),
     TrainerCommand("check", "flcog.commands.check:check"),
-    TrainerCommand("partition", "flcog.commands.partition:partition"),
+    TrainerCommand("partition", "flcog.commands.partition:partition", runs_model=False),
     TrainerCommand("bench", "flcog.commands.bench.command:bench"),
     Command("predict", "flcog.commands.predict:predict"),
     Command("export", "flcog.commands.export:export"),

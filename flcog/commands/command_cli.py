@@ -19,6 +19,7 @@ class CommandCLI(FederatedCLI):
 
     def __init__(self, args: list[str] | None = None, command: TrainerCommand | None = None) -> None:
         self.command = command
+        self.needs_model = command is None or command.runs_model
         super().__init__(
             save_config_callback=None,
             trainer_class=_trainer_with(command),
@@ -29,6 +30,9 @@ class CommandCLI(FederatedCLI):
 
     def subcommands(self) -> dict[str, set[str]]:  # type: ignore[override]
         return {self.command.name: {"model", "datamodule"}} if self.command else {}
+
+    def instantiate_trainer(self, **options: Any) -> Any:
+        return super().instantiate_trainer(**options) if self.needs_model else None
 
     def _add_subcommands(self, parser: LightningArgumentParser, **options: Any) -> None:
         super()._add_subcommands(parser, **options)

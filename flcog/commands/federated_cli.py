@@ -123,6 +123,8 @@ class FederatedCLI(LightningCLI):
     """
 
     trainer: FederatedTrainer  # type: ignore[assignment]
+    needs_model: bool = True
+    """Whether the user must give a model."""
 
     def __init__(
         self,
@@ -179,7 +181,8 @@ class FederatedCLI(LightningCLI):
     def add_core_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
         parser.add_class_arguments(self.trainer_class, "trainer", fail_untyped=False, instantiate=False, sub_configs=True)  # type: ignore[arg-type]
         parser.set_defaults({f"trainer.{name}": value for name, value in self.trainer_defaults.items() if name != "callbacks"})
-        parser.add_lightning_class_args(self.model_class or nn.Module, "model", subclass_mode=self.subclass_mode_model)  # type: ignore[arg-type]
+        model: Any = self.model_class or nn.Module
+        parser.add_lightning_class_args(model, "model", self.subclass_mode_model, self.needs_model)
         parser.add_lightning_class_args(self.datamodule_class or DATA, "data", subclass_mode=self.subclass_mode_data)  # type: ignore[arg-type]
         reach_by_name(parser)
         parser.link_arguments("seed_everything", "trainer.seed", compute_fn=int)

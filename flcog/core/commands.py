@@ -40,11 +40,18 @@ class Command:
         return first_paragraph(ast.get_docstring(definition(self.place)) or "")
 
 
+@dataclass(frozen=True)
 class TrainerCommand(Command):
     """A subcommand on the objects that a config describes: ``run(trainer, model, datamodule, ...)``.
 
     Its further parameters are the command's options, with their types from the signature and their help from the docstring.
+
+    Args:
+        name, place: as for all commands.
+        runs_model: False for a command on data alone, which gets None for the trainer, and also for the model if none is given.
     """
+
+    runs_model: bool = True
 
 
 def parser_of(name: str, run: Callable[..., Any], **options: Any) -> argparse.ArgumentParser:

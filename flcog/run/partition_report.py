@@ -3,7 +3,7 @@
 ``flcog partition`` prints both before anybody spends a night on a split, and a run logs the numbers when it starts.
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from rich import box
@@ -23,8 +23,8 @@ _QUANTILES = {"min": 0.0, "10%": 0.1, "median": 0.5, "90%": 0.9, "max": 1.0}
 def partition_report(federation: Federation, max_rows: int = 30) -> tuple[RenderableType, Numbers]:
     """A table of how the training samples fall over the clients, to print with rich, and its numbers, to log.
 
-    Up to ``max_rows`` clients have a row each; quantiles over the clients follow, and stand alone for more. It fits 80 columns:
-    figures keep their width and lists of labels wrap.
+    Up to ``max_rows`` clients have a row each, with the user's name where a client is one user; quantiles over the clients follow,
+    and stand alone for more. It fits 80 columns: figures keep their width and lists of labels wrap.
 
     The numbers: ``clients``, ``samples/train``, ``samples/left_out`` (of no client), ``samples/client_test`` and
     ``samples/client_val`` where parts are held out, ``classes``, ``hash``, ``imbalance/classes`` and ``imbalance/clients`` (the
@@ -120,7 +120,7 @@ def _headline(federation: Federation, numbers: Numbers) -> Text:
 
 
 def _client_rows(federation: Federation, columns: dict[str, np.ndarray], labels: _Labels | None) -> Table:
-    rows = [[str(k), *(_cell(values[k]) for values in columns.values())] for k in range(federation.num_clients)]
+    rows = [[_name(federation, k), *(_cell(values[k]) for values in columns.values())] for k in range(federation.num_clients)]
     rows.append(["all", *(_cell(values.sum()) for name, values in columns.items() if name not in ("labels", "KL"))])
     if labels is None:
         return _table(["client", *columns], rows, total=True)
@@ -128,6 +128,14 @@ def _client_rows(federation: Federation, columns: dict[str, np.ndarray], labels:
         row.append(_commonest(federation, labels.counts[[k]].toarray()[0]))
     rows[-1] += [_cell(np.count_nonzero(labels.per_class)), _cell(labels.pooled_kl), _commonest(federation, labels.per_class)]
     return _table(["client", *columns], rows, text_column="most frequent labels", total=True)
+
+
+def _name(federation: Federation, client: int, most: int = 20) -> str:
+    """A client's number, and the name of its user if all of its samples have the same."""
+    users = federation.train.users
+    own: Any = [] if users is None else np.unique(users[federation.partition.client(client)])
+    name = str(own[0]) if len(own) == 1 else ""
+    return f"{client} {name if len(name) <= most else name[: most - 1] + '…'}".rstrip()
 
 
 def _quantile_rows(columns: dict[str, np.ndarray]) -> Table:

@@ -201,6 +201,17 @@ def test_partition_shows_and_saves(capsys: pytest.CaptureFixture[str]) -> None:
     assert "10" in capsys.readouterr().out and Path("clients.png").stat().st_size > 5000 and Path("split.npz").exists()
 
 
+def test_partition_needs_data_alone(capsys: pytest.CaptureFixture[str]) -> None:
+    """It shows which client is which user. A command that trains still needs a model."""
+    Path("rows.csv").write_text("a,ward,y\n" + "".join(f"{row},ward {row % 3},{row % 2}\n" for row in range(12)))
+    data = ("--data", "Table", "--data.train", "rows.csv", "--data.target", "y", "--data.users", "ward")
+    assert run("partition", *data, "--data.num_clients", "7") == 0
+    printed = capsys.readouterr().out
+    assert re.search(r"^ *0 ward 0 +4 .*\n *1 ward 1 +4 .*\n *2 ward 2 +4 ", printed, re.MULTILINE)
+    assert "num_clients=7 has no effect: Natural makes 3 clients" in printed
+    assert run("check", *data) == 2 and "it needs model" in capsys.readouterr().err
+
+
 @pytest.mark.slow
 def test_bench_compares_with_a_bare_loop(capsys: pytest.CaptureFixture[str]) -> None:
     assert run("bench", "-c", QUICKSTART, *SMALL, "--repeats", "2", "--seconds", "0") == 0

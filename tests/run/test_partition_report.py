@@ -47,6 +47,17 @@ def by_hand() -> Federation:
     return replace(federation, client_test=Partition.from_clients([np.array([6]), np.array([7])]))
 
 
+def test_clients_of_one_user_have_its_name(by_hand: Federation) -> None:
+    for users, names in (
+        ([*"aaaabbabc"], ["0 a", "1 b"]),
+        (["ward 1"] * 4 + ["x" * 30] * 5, ["0 ward 1", f"1 {'x' * 19}…"]),
+        ([*"acaabbabc"], ["0", "1 b"]),
+    ):
+        named = replace(by_hand, train=replace(by_hand.train, users=np.array(users)))
+        rows = [line.split("  ")[0].strip() for line in printed(named, 120)]
+        assert [row for row in rows if row[:2].strip() in ("0", "1")] == names
+
+
 def test_numbers_by_hand(by_hand: Federation) -> None:
     numbers = partition_report(by_hand)[1]
     log = np.log
