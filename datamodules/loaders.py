@@ -33,7 +33,10 @@ def with_datamodule(
     """
     rest, named, part = list(arguments), dict(options), PARTS.get(verb, "train")
     keywords = {"train_dataloaders": "train", "val_dataloaders": "val", "dataloaders": part}
-    given = {keywords[name]: named.pop(name, None) for name in keywords if name in named}
+    for name in keywords:  # Lightning takes a data module in the place of loaders, too
+        if lightning_base(named.get(name), "LightningDataModule") is not None and named.get("datamodule") is None:
+            named["datamodule"] = named.pop(name)
+    given = {keywords[name]: named.pop(name) for name in keywords if name in named}
     if len(rest) > 2 and not isinstance(rest[2], str | Path | None):
         given["val"] = rest.pop(2)
     if len(rest) > 1 and (given or part != "train") and isinstance(rest[1], DataLoader | Dataset | list | dict):
@@ -44,15 +47,14 @@ def with_datamodule(
         if evaluated := _alone(verb, data):
             data = _evaluated(EvaluatedLoader(data, evaluated), clients)
         return ([rest[0], data, *rest[2:]], named) if len(rest) > 1 else (rest, named | {"datamodule": data})
-    module = given.get("train")
-    if part == "train" and lightning_base(module, "LightningDataModule") is not None and len(loaders) == 1:
-        return rest, named | {"datamodule": module}
     if len(rest) > 1 or named.get("datamodule") is not None:
         raise ValueError(f"{verb} takes a data module or loaders; got both: leave one of them out")
+    if part not in loaders:
+        raise ValueError(f"{verb} needs a training set; got a validation set alone: give train_dataloaders, too")
+    if not loaders[part]:
+        raise ValueError(f"{verb} got no loader in {given[part]!r}: give one, as in trainer.{verb}(model, loader)")
     if part != "train":
         return rest, named | {"datamodule": _evaluated(Loaders(**{"train": loaders[part][:1]} | loaders), clients)}
-    if "train" not in loaders:
-        raise ValueError(f"{verb} needs a training set; got a validation set alone: give train_dataloaders, too")
     return rest, named | {"datamodule": Loaders(**loaders)}
 
 
@@ -104,8 +106,8 @@ def _has(owner: Any, base: str, loader: str) -> bool:
     return lightning_base(owner, base) is not None and overrides(owner, base, loader)
 
 
-def _loaders(data: Any, verb: str, part: str) -> Any:
+def _loaders(data: Any, verb: str, part: str) -> list[DataLoader]:
     """The loaders, or one of a data set with the default batch size of flcog's data modules."""
-    if isinstance(data, DataLoader | list | tuple | dict):
-        return the_loaders(data, f"{verb} got", "predict" if verb == "predict" else part)
-    return [DataLoader(data, batch_size=64)] if isinstance(data, Dataset) else data
+    if isinstance(data, Dataset):
+        return [DataLoader(data, batch_size=64)]
+    return the_loaders(data, f"{verb} got", "predict" if verb == "predict" else part)

@@ -50,6 +50,20 @@ def test_a_training_set_and_a_validation_set(arguments: Any, options: Any, tmp_p
     assert [trainer.history[0][name] for name in same] == [expected.history[0][name] for name in same]
 
 
+def test_evaluations_take_a_data_module_in_the_place_of_loaders() -> None:
+    trained = module()
+    found = make_trainer(None, **OPTIONS).validate(trained, dataloaders=Module())
+    assert found == make_trainer(None, **OPTIONS).validate(trained, Module())
+
+
+@pytest.mark.parametrize(
+    ("loaders", "message"), [([], r"test got no loader in \[\]: give one"), (5, "test got a int, and an evaluation")]
+)
+def test_what_is_no_loader_is_refused(loaders: Any, message: str) -> None:
+    with one_line(ValueError, message):
+        make_trainer(None).test(module(), dataloaders=loaders)
+
+
 def test_evaluations_take_a_loader(tmp_path: Path) -> None:
     trained = module()
     for verb, split in (("validate", "val"), ("test", "test")):
