@@ -109,7 +109,7 @@ class DENSE(Method):
         models = [apply.frozen(model, statistics) for model, statistics in clients]
         student_model = apply.frozen(student, cohort.buffers)  # these buffers are already the clients' mean
         sgd = torch.optim.SGD(student.values(), self.lr, self.momentum)
-        rng, pool = cohort.rng("DENSE", device), torch.empty(0, device=device)
+        rng, pool = cohort.rng("DENSE"), torch.empty(0, device=device)
         shape = tuple(uploads[0].sum["shape"].tolist())
 
         def teacher(images: Tensor) -> Tensor:
@@ -118,7 +118,7 @@ class DENSE(Method):
         for _ in range(self.epochs):
             images = self._synthesise(teacher, student_model, shape, apply.model.eval_module, rng)
             pool = torch.cat([pool, images]) if len(pool) else images
-            for rows in torch.randperm(len(pool), generator=rng, device=device).split(self.batch_size):
+            for rows in torch.randperm(len(pool), generator=rng).to(device).split(self.batch_size):
                 images = random_view(pool[rows], self.crop, self.flip, rng)
                 with torch.no_grad():
                     targets = teacher(images)
@@ -142,8 +142,9 @@ class DENSE(Method):
         rng: torch.Generator,
     ) -> Tensor:
         """A batch of images from a generator that is trained for this batch: the images of the step with the least loss."""
-        generator = input_generator(shape, self.latent, self.width, rng)
-        z = torch.randn(self.batch_size, self.latent, generator=rng, device=rng.device).requires_grad_()
+        device = next(network.parameters()).device
+        generator = input_generator(shape, self.latent, self.width, rng).to(device)
+        z = torch.randn(self.batch_size, self.latent, generator=rng).to(device).requires_grad_()
         learnt = [*generator.parameters(), z]
         adam = torch.optim.Adam(learnt, self.generator_lr, betas=(0.5, 0.999))
         least, best, labels = float("inf"), torch.empty(0), None
@@ -154,7 +155,7 @@ class DENSE(Method):
                 with batch_norm_distances(network) as distances:
                     outputs = teacher(view)
                 if labels is None:
-                    labels = torch.randint(outputs.shape[1], (self.batch_size,), generator=rng, device=rng.device)
+                    labels = torch.randint(outputs.shape[1], (self.batch_size,), generator=rng).to(device)
                 distance = torch.stack(distances).sum() if distances else outputs.new_zeros(())
                 loss = self._synthesis_loss(outputs, student(view), labels, distance)
                 if float(loss.detach()) < least:

@@ -163,9 +163,9 @@ class FedDM(Method):
         labels = torch.cat([present.nonzero().repeat_interleave(self.images_per_class) for _, present in sets])
         model = {name: (value + delta[name]).requires_grad_() for name, value in params.items()}
         sgd = torch.optim.SGD(model.values(), self.server_lr, self.server_momentum, weight_decay=self.server_weight_decay)
-        rng = cohort.rng("FedDM", inputs.device)
+        rng = cohort.rng("FedDM")
         for _ in range(self.server_epochs):
-            for rows in torch.randperm(len(inputs), generator=rng, device=inputs.device).split(self.server_batch_size):
+            for rows in torch.randperm(len(inputs), generator=rng).to(inputs.device).split(self.server_batch_size):
                 loss = cohort.apply.frozen(model, cohort.buffers).loss(Batch(inputs[rows], labels[rows]))
                 descend(sgd, model.values(), loss)
         cohort.log("feddm/matching_loss", messages.mean["loss"])

@@ -144,10 +144,10 @@ class FedGen(Method):
         adam = torch.optim.Adam(leaves.values(), rate, weight_decay=self.weight_decay)
         for name, state in server["adam"].items():
             adam.state[leaves[name]] = {key: value.clone() for key, value in state.items()}
-        rng = cohort.rng("FedGen", counts.device)
+        rng, device = cohort.rng("FedGen"), counts.device
         for _ in range(self.server_steps):
-            labels = present[torch.randint(len(present), (self.batch_size,), generator=rng, device=counts.device)]
-            noise = torch.rand(self.batch_size, self.noise_dim, generator=rng, device=counts.device)
+            labels = present[torch.randint(len(present), (self.batch_size,), generator=rng).to(device)]
+            noise = torch.rand(self.batch_size, self.noise_dim, generator=rng).to(device)
             features = features_of(generator, noise, labels, training=True)
             outputs = [
                 cohort.apply.frozen(model, upload.buffers).head(features) for model, upload in zip(models, uploads, strict=True)

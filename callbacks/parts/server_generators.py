@@ -59,7 +59,6 @@ def input_generator(shape: tuple[int, ...], latent: int, width: int, rng: torch.
             blocks += [nn.Upsample(size=tuple(shape[1:]))]
             blocks += [nn.Conv2d(2 * width, width, 3, padding=1, bias=False), nn.BatchNorm2d(width), nn.LeakyReLU(0.2)]
             network = nn.Sequential(*blocks, nn.Conv2d(width, shape[0], 3, padding=1), nn.BatchNorm2d(shape[0], affine=False))
-    network.to(rng.device)
     with torch.no_grad():
         for name, value in network.named_parameters():
             # BatchNorm's scales start near 1, all other weights near 0.
@@ -93,10 +92,10 @@ def random_view(images: Tensor, crop: int, flip: bool, rng: torch.Generator) -> 
     if images.ndim != 4:
         return images
     (count, _, height, width), device = images.shape, images.device
-    top, left = torch.randint(2 * crop + 1, (2, count, 1), generator=rng, device=device)
+    top, left = torch.randint(2 * crop + 1, (2, count, 1), generator=rng).to(device)
     rows, columns = top + torch.arange(height, device=device), left + torch.arange(width, device=device)
     if flip:
-        mirrored = torch.rand(count, 1, generator=rng, device=device) < 0.5
+        mirrored = torch.rand(count, 1, generator=rng).to(device) < 0.5
         columns = torch.where(mirrored, columns.flip(1), columns)
     each = torch.arange(count, device=device)[:, None, None]
     return F.pad(images, [crop] * 4)[each, :, rows[:, :, None], columns[:, None, :]].permute(0, 3, 1, 2)

@@ -68,9 +68,9 @@ def uniform(keys: np.ndarray) -> np.ndarray:
     return (keys >> np.uint64(11)).astype(np.float64) * 2.0**-53
 
 
-def make_rng(*words: int | str, device: torch.device | str = "cpu") -> torch.Generator:
-    """A torch generator seeded by these words, for drawing tensors such as noise images or new parameters."""
-    return torch.Generator(device).manual_seed(fold(*words) & (2**63 - 1))
+def make_rng(*words: int | str) -> torch.Generator:
+    """A torch generator on the CPU seeded by these words, for drawing tensors such as noise images or new parameters."""
+    return torch.Generator().manual_seed(fold(*words) & (2**63 - 1))
 
 
 def secret_normal(shape: tuple[int, ...]) -> Tensor:

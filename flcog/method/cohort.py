@@ -103,6 +103,9 @@ class Cohort:
                 f"{whose}cohort.log needs one number for {name!r}; got {got}: log a mean, or each number under its own name"
             ) from None
 
-    def rng(self, purpose: str, device: torch.device | str = "cpu") -> torch.Generator:
-        """Randomness for the server's own work, keyed by seed, round and purpose."""
-        return make_rng(self.seed, self.round, "server", purpose, device=device)
+    def rng(self, purpose: str) -> torch.Generator:
+        """Randomness for the server's own work, keyed by seed, round and purpose.
+
+        It draws on the CPU, so that a run on a GPU draws the same numbers: move what it drew to the parameters' device.
+        """
+        return make_rng(self.seed, self.round, "server", purpose)
