@@ -1,8 +1,9 @@
 """Local steps captured as CUDA graphs. A replayed step costs one launch instead of a launch for each kernel."""
 
+import gc
 import time
-from collections.abc import Callable
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import torch
@@ -53,10 +54,22 @@ class Cuda:
         graph = torch.cuda.CUDAGraph()
         # Other threads may copy data to the device meanwhile. The outer context restores the stream after a failed capture, which
         # torch 2.11 does not.
-        with self.on(stream), torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
+        with uncollected(), self.on(stream), torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
             function()
         replay: Callable[[], None] = graph.replay
         return replay
+
+
+@contextmanager
+def uncollected() -> Iterator[None]:
+    """Collect no garbage: the graph of an earlier run may be part of it, and freeing a graph ends the capture with an error."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
 
 
 class GraphLane(Lane):
@@ -109,21 +122,20 @@ class GraphLane(Lane):
 
 
 class Graphs(Programs):
-    """Captured local steps, one graph for each lane.
+    """Captured local steps, one graph for each lane. They are not compiled first, which would take longer than it saves.
 
     Args:
         notes: receives a note with the time that capturing took.
-        compiles: whether steps are compiled before they are captured.
     """
 
     verb, kind = "captured", "graphs"
 
-    def __init__(self, notes: Notes, compiles: bool = True) -> None:
+    def __init__(self, notes: Notes) -> None:
         super().__init__(notes)
-        self._compiles, self._device = compiles, Cuda()
+        self._device = Cuda()
 
     def _make(self, local_step: LocalStep, arguments: StepArguments) -> StepProgram:
-        return super()._make(local_step, arguments) if self._compiles else StepProgram.of(local_step, arguments)
+        return StepProgram.of(local_step, arguments)
 
     def _lane(self, program: StepProgram, arguments: StepArguments) -> Lane:
         began = time.perf_counter()

