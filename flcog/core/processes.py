@@ -35,6 +35,13 @@ class Processes:
         """Whether this process prints and writes files."""
         return self.rank == 0
 
+    @property
+    def accelerator(self) -> str | None:
+        """The name of this process's accelerator, such as NVIDIA H100 80GB HBM3; None on a CPU."""
+        if self.device.type == "cpu":
+            return None
+        return torch.cuda.get_device_name(self.device) if self.device.type == "cuda" else self.device.type
+
     def total(self, tensor: Tensor) -> Tensor:
         """Sum a tensor over the processes, in place."""
         if self.count > 1:

@@ -245,8 +245,12 @@ class MetricsTable:
             write_table(self.path, self.rows, self.columns, RUN_REMEDY)
 
 
-def environment() -> dict[str, Any]:
-    """Describe the environment of a result: versions, the commit, the machine, the command."""
+def environment(accelerator: str | None) -> dict[str, Any]:
+    """Describe the environment of a result: versions, the commit, the machine, the command.
+
+    Args:
+        accelerator: the name of the accelerator on which the run trains; None for a CPU.
+    """
     packages = ("flcog", "torch", "torchvision", "lightning", "torchmetrics", "numpy", "wandb")
     return {
         "command": masked_command(sys.argv),
@@ -254,7 +258,8 @@ def environment() -> dict[str, Any]:
         "flcog_commit": clone_commit(),
         "python": platform.python_version(),
         "packages": {name: importlib.metadata.version(name) for name in packages},
-        "machine": {"system": platform.platform(), "cpus": os.cpu_count()},
+        "machine": {"system": platform.platform(), "cpus": os.cpu_count()}
+        | ({"accelerator": accelerator} if accelerator else {}),
     }
 
 

@@ -168,7 +168,7 @@ class Session:
             "processes": self.processes.count,
             "seed": self.engine.seed,
             **({"branch": self.branch} if self.branch else {}),
-            **environment(),
+            **environment(self.processes.accelerator),
         }
         self._setting = setting = masked(setting)
         update_yaml(self.directory / "run.yaml", setting)

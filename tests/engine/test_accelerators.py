@@ -1,6 +1,7 @@
 """A run on a device other than the CPU, which may lack float64: local steps never wait for the device."""
 
 from collections import Counter
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -17,6 +18,7 @@ from harness import (
     assert_close,
     classifier,
     dropout_network,
+    fit,
     make_trainer,
     needs_compiler,
     train,
@@ -25,6 +27,7 @@ from harness import (
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
+import flcog
 from engine.test_patches import Seen
 from engine.test_sources import Announced
 from flcog.callbacks import ClassAccuracy, ClientFairness, FedProx, FineTune, TrainingScores
@@ -60,16 +63,14 @@ def test_a_local_step_waits_for_nothing(name: str) -> None:
     assert few["copies"] and many == few
 
 
-OTHERS = [name for name in CASES if name not in (*STEPPING, "DENSE")]
-"""Without DENSE: it changes nothing at a client, and its server needs a random number generator on the device, which the fake one lacks."""
+OTHERS = [name for name in CASES if name not in STEPPING]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", OTHERS)
 def test_nor_does_any_other_methods(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Only local steps are counted. The server's work and preparations before the first round may wait for the device."""
-    case, waited = CASES[name], list[Counter[str]]()
-    run, generator = PlainSteps.run, torch.Generator
+    case, waited, run = CASES[name], list[Counter[str]](), PlainSteps.run
 
     def counted(*arguments: Any) -> Any:
         before = waits.copy()
@@ -78,7 +79,6 @@ def test_nor_does_any_other_methods(name: str, monkeypatch: pytest.MonkeyPatch) 
         return result
 
     monkeypatch.setattr(PlainSteps, "run", counted)
-    monkeypatch.setattr(torch, "Generator", lambda device="cpu": generator())  # the fake device has no generators
     for steps in (2, 5):
         waited.append(Counter())
         options = case.options | {"local_epochs": None, "local_steps": steps}
@@ -166,6 +166,14 @@ def test_a_device_without_float64_gives_the_cpus_figures(methods: list[Any], exe
 
 
 @pytest.mark.slow
+def test_the_record_of_a_run_names_it(tmp_path: Path) -> None:
+    for device in ("cpu", NAME):
+        with nullcontext() if device == "cpu" else computing_there():
+            trainer = fit(tmp_path / device, rounds=1, executor="vmap", precision="32-true")
+        machine = flcog.SavedRun(trainer.run_dir).description["machine"]
+        assert machine.get("accelerator") == (None if device == "cpu" else device)
+
+
 def test_a_run_on_it_goes_on_from_its_checkpoint(tmp_path: Path) -> None:
     options: dict[str, Any] = {"executor": "vmap", "precision": "32-true"}
     with computing_there():
