@@ -128,8 +128,9 @@ class _FromPython(TorchFunctionMode):
         return OnDevice(function(*args, **kwargs | {"device": "cpu"}))
 
 
-IS_POSSIBLE = hasattr(backend_registration, "_setup_privateuseone_for_python_backend")
-"""Whether this version of torch takes a device that is written in Python. Version 2.7 does not."""
+IS_POSSIBLE = hasattr(backend_registration, "_setup_privateuseone_for_python_backend") and not torch.cuda.is_available()
+"""Whether torch takes a device that is written in Python. Version 2.7 does not, and a process has one kind of accelerator: with this
+device registered, torch pins memory for it instead of for a GPU. ``tests/engine/test_gpu.py`` is for machines with a GPU."""
 
 
 @functools.cache
@@ -178,7 +179,7 @@ def computing_there(like_cuda: bool = False) -> Iterator[torch.device]:
     """
     global _has_float64
     if not IS_POSSIBLE:
-        pytest.skip(f"torch {torch.__version__} takes no device that is written in Python")
+        pytest.skip(f"torch {torch.__version__} takes no device that is written in Python beside this machine's accelerator")
     register()
     device = torch.device(NAME, 0)
     with _FromPython(), pytest.MonkeyPatch.context() as patch:

@@ -1,5 +1,6 @@
 """A tiny federation, and a trainer that records every batch, so that a reference can train on exactly the engine's batches."""
 
+import os
 import signal
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
@@ -12,6 +13,7 @@ import pytest
 import torch
 from reference.common import Client, Problem, State
 from torch import Tensor, nn
+from torch.utils import _pytree as pytree
 
 import flcog
 from flcog.client.executor import Assignment, Choice, Executor, Result
@@ -29,6 +31,10 @@ from flcog.wire.ledger import Ledger
 
 TESTS = Path(__file__).parent
 ROOT = TESTS.parent
+
+ACCELERATOR = os.environ.get("FLCOG_TEST_ACCELERATOR", "cpu")
+"""Where the trainers of the tests train. ``FLCOG_TEST_ACCELERATOR=cuda pytest -k against_the_paper tests/contracts`` compares the methods
+with their papers on a GPU. Tests that combine a run's tensors with their own, which are on the CPU, fail there."""
 
 SIZES = (6, 12, 10, 16, 7, 11, 4, 14)
 NUM_FEATURES, NUM_CLASSES = 6, 3
@@ -231,8 +237,8 @@ class RecordingTrainer(flcog.FederatedTrainer):
 
     def _part(self, assignment: Assignment, work: ClientWork) -> Client:
         federation = self.run.federation
-        labels = federation.train.targets[federation.partition.client(work.client)]
-        return Client(work.client, labels, [(batch.inputs, batch.targets) for batch in batches(work, assignment.reader)])
+        labels = federation.train.targets[federation.partition.client(work.client)].cpu()
+        return Client(work.client, labels, [on_cpu((batch.inputs, batch.targets)) for batch in batches(work, assignment.reader)])
 
     @property
     def works(self) -> list[list[ClientWork]]:
@@ -289,7 +295,12 @@ class RecordingTrainer(flcog.FederatedTrainer):
     @property
     def state(self) -> State:
         """The global model, with the parameter names of the network itself."""
-        return {name.removeprefix("model."): value for name, value in (self.run.params | self.run.buffers).items()}
+        return {name.removeprefix("model."): value.cpu() for name, value in (self.run.params | self.run.buffers).items()}
+
+
+def on_cpu(tree: Any) -> Any:
+    """The same tree with all its tensors on the CPU."""
+    return pytree.tree_map_only(Tensor, Tensor.cpu, tree)
 
 
 def make_trainer(root: Path | None, *callbacks: Callback, **options: Any) -> RecordingTrainer:
@@ -297,8 +308,8 @@ def make_trainer(root: Path | None, *callbacks: Callback, **options: Any) -> Rec
     if options.get("local_epochs") is None:
         options.setdefault("local_steps", 4)
     defaults: dict[str, Any] = {"rounds": 3, "clients_per_round": 5, "executor": "loop", "eval_every": 0, "precision": "64-true"}
-    fixed: dict[str, Any] = {"callbacks": list(callbacks), "logger": False, "accelerator": "cpu", "default_root_dir": str(root)}
-    return RecordingTrainer(**(defaults | options | fixed))
+    fixed: dict[str, Any] = {"callbacks": list(callbacks), "logger": False, "default_root_dir": str(root)}
+    return RecordingTrainer(**({"accelerator": ACCELERATOR} | defaults | options | fixed))
 
 
 def train(
@@ -347,14 +358,16 @@ def states_by_client(trainer: RecordingTrainer, method: str, key: str) -> dict[i
 def distance(a: Params, b: Params) -> float:
     """The largest difference between the entries of two models."""
     assert a.keys() == b.keys()
-    return max(float((a[name] - b[name]).abs().max()) for name in a)
+    return max(float((a[name].cpu() - b[name].cpu()).abs().max()) for name in a)
 
 
 def assert_close(a: Params, b: Params, rtol: float = 1e-9) -> None:
     """Two models are equal up to rounding. Their entries are of order one, so ``rtol`` is also the absolute tolerance."""
     assert a.keys() == b.keys()
     for name in a:
-        torch.testing.assert_close(a[name], b[name], rtol=rtol, atol=rtol, msg=lambda text, name=name: f"{name}: {text}")
+        torch.testing.assert_close(
+            a[name].cpu(), b[name].cpu(), rtol=rtol, atol=rtol, msg=lambda text, name=name: f"{name}: {text}"
+        )
 
 
 class Spoils(Method):
