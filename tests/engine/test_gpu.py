@@ -20,7 +20,8 @@ from engine.test_selection import Listed
 from flcog.callbacks import SCAFFOLD, ClassAccuracy, ClientFairness, TrainingScores
 from flcog.execute.plain_steps import PlainSteps
 
-pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+if not torch.cuda.is_available():
+    pytest.skip("needs a GPU", allow_module_level=True)
 
 on_cpu = partial(run, accelerator="cpu")
 on_gpu = partial(run, accelerator="cuda")
