@@ -56,9 +56,10 @@ def test_on_a_gpu_a_kernels_time_counts_once() -> None:
         return SimpleNamespace(key=key, count=1, device_type=device, is_user_annotation=named, self_device_time_total=6e4)
 
     asked = [event("aten::mm", DeviceType.CPU), event("my range", DeviceType.CUDA, named=True)]
-    rows = [line.split("|") for line in table([*asked, event("gemm", DeviceType.CUDA)], took=0.1, on_gpu=True).splitlines()[2:]]
+    kernel = event("void at::native::elementwise_kernel<128, 2, at::native::" + "A" * 900, DeviceType.CUDA)
+    rows = [line.split("|") for line in table([*asked, kernel], took=0.1, on_gpu=True).splitlines()[2:]]
     assert [[cell.strip() for cell in row[1:4]] for row in rows] == [
-        ["gemm", "60 ms", "60.0%"],
+        ["at::native::elementwise_kernel<128, 2, at::native::AAAAAAAAAAAAAAAAAA…", "60 ms", "60.0%"],
         ["all other operations", "0.0 ms", "0.0%"],
         ["no operation running", "40 ms", "40.0%"],
     ]

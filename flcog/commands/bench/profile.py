@@ -14,6 +14,9 @@ from flcog.core.text import markdown, seconds
 
 MOST_ROWS = 12
 
+MOST_LETTERS = 70
+"""Longer names are cut off: the C++ name of a kernel with its template arguments may have a thousand letters."""
+
 
 def check_trace(path: str) -> None:
     """Refuse the path of a trace if its folder does not exist, or if it is a folder itself."""
@@ -37,7 +40,10 @@ def profile_round(trainer: Any, path: str) -> None:
     began = time.perf_counter()
     # Without this, threads that run clients side by side would not be counted.
     everywhere = _ExperimentalConfig(profile_all_threads=True)
-    with profile(activities=activities, experimental_config=everywhere) if is_first else nullcontext() as profiler:
+    # With acc_events, torch does not warn of later cycles, of which there are none.
+    with (
+        profile(activities=activities, experimental_config=everywhere, acc_events=True) if is_first else nullcontext() as profiler
+    ):
         trainer.train_round()
         wait_for_device(trainer.run.processes.device)
     took = time.perf_counter() - began
@@ -69,5 +75,10 @@ def table(events: Any, took: float, on_gpu: bool = False) -> str:
     rows += [("no operation running" if on_gpu else "Python, and waiting", rest, "")]
     return markdown(
         ["operation", "time", "share", "calls"],
-        ((name, seconds(spent), f"{spent / (inside + rest):.1%}", calls) for name, spent, calls in rows),
+        ((_brief(name), seconds(spent), f"{spent / (inside + rest):.1%}", calls) for name, spent, calls in rows),
     )
+
+
+def _brief(name: str) -> str:
+    name = name.removeprefix("void ")
+    return name if len(name) <= MOST_LETTERS else f"{name[: MOST_LETTERS - 1]}…"
