@@ -69,7 +69,7 @@ def plan_for(job: Job, wanted: Literal["auto", "loop", "vmap", "vmap-patches", "
     why = "a small model: a step's Python outweighs its arithmetic" if job.on_cpu else "clients share the accelerator's kernels"
     name = "vmap" if wanted == "auto" else wanted
     reasons = "; ".join(filter(None, [why if wanted == "auto" else "", _tip(job)]))
-    note = f"{name}, {chunk} clients at a time" + f" ({reasons})" * bool(reasons)
+    note = f"{name}, up to {chunk} clients at a time" + f" ({reasons})" * bool(reasons)
     # The number of clients depends on the memory that was free on the GPU.
     return Plan([Choice(name, chunk, job.compile)], note, varies=not job.on_cpu and job.chunk_size is None)
 
