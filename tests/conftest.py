@@ -11,8 +11,6 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent
-LEAVINGS = ("runs", "None", "wandb", "checkpoints", "lightning_logs", "data", "metrics.csv")
-"""The files and folders that a run writes to the working directory if no other folder is given."""
 
 
 @pytest.fixture(autouse=True, scope="session")
@@ -76,11 +74,16 @@ def command_line(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv(name, "0")  # seed_everything sets them
 
 
+def _in_the_repository() -> set[str]:
+    """The files and folders at the repository's root, but not those of tools, such as ``.coverage``."""
+    return {name for name in os.listdir(ROOT) if not name.startswith(".") and name != "__pycache__"}
+
+
 @pytest.fixture(autouse=True)
 def _nothing_left_behind() -> Iterator[None]:
-    before, environment = {name for name in LEAVINGS if (ROOT / name).exists()}, set(os.environ)
+    before, environment = _in_the_repository(), set(os.environ)
     yield
-    left = {name for name in LEAVINGS if (ROOT / name).exists()} - before
+    left = _in_the_repository() - before
     assert not left, f"the test left {sorted(left)} in {ROOT}: give it tmp_path"
     leaked = {name for name in set(os.environ) - environment if not name.startswith(("PYTEST_", "KMP_", "TORCH", "_TORCH"))}
     assert not leaked, f"the test left {sorted(leaked)} in the environment: use monkeypatch.setenv"
