@@ -2,7 +2,7 @@
 
 import difflib
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Literal, TypeVar
 
 OF_A_LOADER = "/dataloader_idx_"
@@ -116,6 +116,12 @@ def _telling(words: Sequence[str]) -> str:
 def lower_is_better(metric: str) -> bool:
     """Whether smaller values are better. Of a metric about which nothing is known, larger ones are."""
     return mode_of(metric) == "min"
+
+
+def is_share(metric: str, values: Iterable[float]) -> bool:
+    """Whether a metric with these values is a share, or the spread of one. Errors are none, nor are scores such as R²."""
+    score = metric.removesuffix("_std") if metric.endswith("_std") else metric  # which keeps a stated mode
+    return not (lower_is_better(score) or names_no_share(score)) and not any(abs(value) > 1 for value in values)
 
 
 class Monitor:

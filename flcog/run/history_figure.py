@@ -7,10 +7,10 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 
-from flcog.core.monitor import main_metric
+from flcog.core.monitor import is_share, main_metric
 
 SHARES = ("accuracy", "acc", "AP", "F1")
-"""Last words of scores that are shown as per cent."""
+"""Last words of scores that are shown as per cent, unless the module logs them in percent."""
 
 
 class HistoryFigure(Figure):
@@ -58,7 +58,7 @@ def _draw(axes: Axes, rows: Sequence[Mapping[str, float]], measure: str, names: 
         axes.plot([round for round, _ in points], [value for _, value in points], marker="." * (len(points) < 40), label=name)
     axes.set(xlabel="round", ylabel=measure)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-    if measure.endswith(SHARES):
+    if measure.endswith(SHARES) and is_share(measure, [row[name] for row in rows for name in names if name in row]):
         axes.yaxis.set_major_formatter(PercentFormatter(1.0))
     axes.grid(alpha=0.3)
     axes.spines[["top", "right"]].set_visible(False)

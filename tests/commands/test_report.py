@@ -120,6 +120,16 @@ def test_one_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert (run / "report.html").read_text() == text
 
 
+def test_scores_that_a_module_logs_in_percent_stay_as_they_are(tmp_path: Path) -> None:
+    """One such run decides for the whole page, so that all numbers in a column have one scale. Rounds until an accuracy are no share."""
+    spread = {f"test/client_accuracy{end}": 0.5 for end in ("_std", "_q10", "_worst_decile")} | {"test/client_accuracy_q50": 90.0}
+    percent = make_run(tmp_path, "a", ["A"], [0.5, 85.35], **spread, **{"to_accuracy_0.8/rounds": [1, 2]})
+    page = written(percent, make_run(tmp_path, "b", ["B"], [0.25, 0.5]), "--output", tmp_path / "page.html")
+    assert page.row("A")[:3] == ["85.35, round 2", "A", "85.35"] and page.row("B")[2] == "0.5"
+    assert [point[3] for point in page.charts["test/accuracy"]["series"][0]["points"]] == ["0.5", "85.35"]
+    assert "test/client_accuracy: mean of the worst tenth" in page.charts and "to_accuracy_0.8/rounds" in page.charts
+
+
 def test_simulated_time_stands_beside_rounds_and_bytes(tmp_path: Path) -> None:
     """It is the mean over the seeds of a method. Runs without simulated time have an empty cell."""
     for seed, end in ((0, 1500.0), (1, 2500.0)):

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 from harness import BatchNormMLP, TinyData, classifier, dropout_network, fit, make_trainer
+from matplotlib.ticker import PercentFormatter
 from torch import nn
 
 import flcog
@@ -22,6 +23,7 @@ from flcog.datamodules import Digits
 from flcog.evaluation import Evaluator
 from flcog.method import Method
 from flcog.models import MLP, LoRA
+from flcog.run.history_figure import history_figure
 from flcog.run.predictions import write_predictions
 
 FLOAT = {"precision": "32-true", "rounds": 2}
@@ -381,6 +383,12 @@ def test_plots_have_whole_rounds_and_what_was_asked_for(tmp_path: Path) -> None:
     assert trainer.plot("drift/norm")._repr_png_()[:4] == b"\x89PNG"
     with pytest.raises(ValueError, match="no column 'nothing' in this run"):
         trainer.plot("nothing")
+
+
+@pytest.mark.parametrize(("last", "share"), [(0.75, True), (75.0, False)])
+def test_plots_of_scores_in_percent_stay_as_they_are(last: float, share: bool) -> None:
+    (axes,) = history_figure([{"round": 1, "test/accuracy": 0.25}, {"round": 2, "test/accuracy": last}], ["test/accuracy"]).axes
+    assert isinstance(axes.yaxis.get_major_formatter(), PercentFormatter) == share
 
 
 def test_a_round_of_one_client_is_not_called_one_of_all() -> None:

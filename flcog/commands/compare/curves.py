@@ -17,8 +17,9 @@ from flcog.commands.compare.findings import percent
 from flcog.commands.compare.folder import OUT_REMEDY
 from flcog.commands.compare.paired import Estimate, estimate
 from flcog.commands.compare.plan import Table
-from flcog.commands.compare.results import Result, is_share, span
+from flcog.commands.compare.results import Result, span
 from flcog.core.files import write_figure
+from flcog.core.monitor import is_share
 
 Series = Sequence[Sequence[tuple[float, float]]]
 """(round, value) of each evaluation, for each seed."""

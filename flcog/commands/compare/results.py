@@ -10,7 +10,7 @@ import numpy as np
 from flcog.commands.compare.facts import Facts, History
 from flcog.commands.compare.plan import Cell, Summary, joined
 from flcog.commands.compare.targets import target_name, targets_of
-from flcog.core.monitor import Metric, lower_is_better, main_metric, mode_of, names_no_share
+from flcog.core.monitor import Metric, is_share, lower_is_better, main_metric, mode_of
 from flcog.core.waiting import DISTURBED
 
 
@@ -191,12 +191,6 @@ def percent_scale(results: Sequence[Result]) -> float:
     """100 if the runs' metric is a share, which is shown in percent, else 1."""
     metric = next((result.metric for result in results if result.metric), None)
     return 100.0 if metric and is_share(metric, [value for result in results for value in result.scores.values()]) else 1.0
-
-
-def is_share(metric: str, values: Sequence[float]) -> bool:
-    """Whether a metric with these values is a share, or the spread of one. Errors are none, nor are scores such as R²."""
-    score = metric.removesuffix("_std") if metric.endswith("_std") else metric  # which keeps a stated mode
-    return not (lower_is_better(score) or names_no_share(score)) and not any(abs(value) > 1 for value in values)
 
 
 def standard_deviation(values: Sequence[float]) -> float:

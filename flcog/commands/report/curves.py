@@ -8,14 +8,12 @@ from dataclasses import replace
 from flcog.commands.report.charts import Axis, Point, Series, legend, line_chart
 from flcog.commands.report.groups import Group
 from flcog.commands.report.markup import grid, note, on_demand
-from flcog.commands.report.overview import axis_of
+from flcog.commands.report.overview import SPREAD, axis_of
 from flcog.commands.report.run_files import RunFiles
 
 ROUND = Axis("round")
 MOST_BANDS = 3
 """Bands of more groups than these are hidden until the reader points at a name."""
-
-SPREAD = ("_mean", "_std", "_q10", "_q50", "_q90", "_worst_decile")
 
 
 def scores(groups: Sequence[Group]) -> str:
@@ -33,7 +31,7 @@ def scores(groups: Sequence[Group]) -> str:
 
 def by_round(groups: Sequence[Group], column: str) -> str:
     """A column by round, a line for each group."""
-    return line_chart(column, ROUND, axis_of(column), _lines(groups, column), keys=False)
+    return line_chart(column, ROUND, axis_of(column, groups), _lines(groups, column), keys=False)
 
 
 def _lines(groups: Sequence[Group], column: str) -> list[Series]:
@@ -51,11 +49,11 @@ def clients(groups: Sequence[Group]) -> str:
     for column in _spread_columns(groups):
         if len(groups) == 1:
             band = "Band: from 10 % to 90 % of the clients."
-            charts.append(line_chart(column, ROUND, axis_of(column), list(_spread(groups[0], column)), band))
+            charts.append(line_chart(column, ROUND, axis_of(column, groups), list(_spread(groups[0], column)), band))
             continue
         for end, words in (("_q50", "middle client"), ("_worst_decile", "mean of the worst tenth")):
             series = _lines(groups, f"{column}{end}")
-            charts.append(line_chart(f"{column}: {words}", ROUND, axis_of(column), series, keys=False))
+            charts.append(line_chart(f"{column}: {words}", ROUND, axis_of(column, groups), series, keys=False))
     return grid(charts)
 
 
@@ -83,7 +81,9 @@ def bytes_sent(groups: Sequence[Group]) -> str:
     for score in dict.fromkeys(group.runs[0].main for group in groups):
         if score is not None:
             series = [_score_for_bytes(group, score) for group in groups if group.runs[0].main == score]
-            charts.append(line_chart(f"{score} by bytes sent up", Axis("sent up", "bytes"), axis_of(score), series, keys=False))
+            charts.append(
+                line_chart(f"{score} by bytes sent up", Axis("sent up", "bytes"), axis_of(score, groups), series, keys=False)
+            )
     return grid(charts)
 
 

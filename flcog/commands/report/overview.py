@@ -4,28 +4,39 @@ import html
 import math
 import re
 import statistics
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from flcog.commands.report.charts import Axis, Series
 from flcog.commands.report.groups import Group, mean, shown_methods
 from flcog.commands.report.markup import long, note, on_demand, panel, table
 from flcog.commands.report.run_files import RunFiles
+from flcog.core.monitor import is_share
 from flcog.core.text import human, seconds
 from flcog.core.waiting import DISTURBED, share_of_waiting
 
 SHARES = re.compile(r"accuracy|(^|/)acc$|-(AP|F1|P|R)$|jain")
-"""Scores that are shown as per cent."""
+"""Scores that are shown as per cent, unless the module logs them in percent."""
+
+Axes = Mapping[str, Axis]
+"""How each main score is written."""
+
+SPREAD = ("_mean", "_std", "_q10", "_q50", "_q90", "_worst_decile")
+"""Ends of the columns that tell how a score is spread over clients."""
 
 
-def axis_of(column: str) -> Axis:
-    """How a column's values are written."""
-    unit = "%" if SHARES.search(column) and "variance" not in column else "bytes" if "bytes" in column else ""
-    return Axis(column, unit)
+def axis_of(column: str, groups: Sequence[Group]) -> Axis:
+    """How a column's values are written. A score that one of the runs logs in percent stays as it is, and so does its spread."""
+    measure = next((column.removesuffix(end) for end in SPREAD if column.endswith(end)), column)
+    names = [measure, *(f"{measure}{end}" for end in SPREAD)]
+    values = [row[name] for group in groups for run in group.runs for row in run.rows for name in names if name in row]
+    share = SHARES.search(column) and is_share(column, filter(math.isfinite, values))
+    return Axis(column, "%" if share else "bytes" if "bytes" in column else "")
 
 
 def results(groups: Sequence[Group]) -> str:
     """A row for each group: the score of its best round and of its last, its bytes and its time. The score comes first."""
     mains = dict.fromkeys(run.main for group in groups for run in group.runs)
+    axes = {name: axis_of(name, groups) for name in mains if name is not None}
     several_scores, several_runs = len(mains) > 1, any(len(group.runs) > 1 for group in groups)
     best = "best" if several_scores else f"best {next(iter(mains)) or 'score'}"
     head = [best, "method", "last", "rounds", "sent up", "sent down", "a round took"]
@@ -33,7 +44,7 @@ def results(groups: Sequence[Group]) -> str:
     head += ["simulated time"] * timed + ["score"] * several_scores + ["runs"] * several_runs
     rows = []
     for group in groups:
-        first, *rest = _result(group.runs)
+        first, *rest = _result(group.runs, axes)
         name = f"{Series('', [], style=group.style).key}{html.escape(group.name)}{_settings(group)}"
         extra = (
             [_simulated(group.runs)] * timed
@@ -41,7 +52,7 @@ def results(groups: Sequence[Group]) -> str:
             + [_seeds(group.runs)] * several_runs
         )
         rows.append([f'<span class="score">{html.escape(first)}</span>', name, *map(html.escape, [*rest, *extra])])
-    return panel(table(head, rows, named=1)) + _each_run(groups) * several_runs + "".join(_notes(groups, several_runs))
+    return panel(table(head, rows, named=1)) + _each_run(groups, axes) * several_runs + "".join(_notes(groups, several_runs))
 
 
 def _settings(group: Group) -> str:
@@ -50,9 +61,9 @@ def _settings(group: Group) -> str:
     return "" if text in group.name else long(text)
 
 
-def _result(runs: Sequence[RunFiles]) -> list[str]:
+def _result(runs: Sequence[RunFiles], axes: Axes) -> list[str]:
     """Best and last score, rounds, bytes and time of one run, or their means over several."""
-    main = runs[0].main
+    axis = axes.get(runs[0].main or "")
     best = [run.chosen[run.main] for run in runs if run.chosen is not None and run.main in run.chosen]
     where = f", round {runs[0].chosen['round']:,}" if len(runs) == 1 and best and runs[0].chosen is not None else ""
     last = [run.points(run.main)[-1][1] for run in runs if run.main is not None]
@@ -60,8 +71,8 @@ def _result(runs: Sequence[RunFiles]) -> list[str]:
     sent = (statistics.fmean(sum(row.get(f"comm/{way}_bytes", 0) for row in run.rows) for run in runs) for way in ("up", "down"))
     disturbed = any(share_of_waiting(run.rows) > DISTURBED for run in runs)
     return [
-        _score(main, best) + where,
-        _score(main, last),
+        _score(axis, best) + where,
+        _score(axis, last),
         _rounds(runs),
         *(human(round(amount)) for amount in sent),
         (seconds(statistics.median(times)) if times else "unknown") + " †" * disturbed,
@@ -74,10 +85,9 @@ def _simulated(runs: Sequence[RunFiles]) -> str:
     return f"{statistics.fmean(times):,.0f} s" if len(times) == len(runs) else ""
 
 
-def _score(main: str | None, values: Sequence[float]) -> str:
-    if main is None or not values:
+def _score(axis: Axis | None, values: Sequence[float]) -> str:
+    if axis is None or not values:
         return "not measured"
-    axis = axis_of(main)
     unit = " %" if axis.unit == "%" else ""
     if len(values) == 1:
         return f"{axis.text(values[0])}{unit}"
@@ -99,13 +109,13 @@ def _seeds(runs: Sequence[RunFiles]) -> str:
     return f"{len(runs)}" + (f", seeds {', '.join(seeds)}" if seeds and len(seeds) == len(runs) > 1 else "")
 
 
-def _each_run(groups: Sequence[Group]) -> str:
+def _each_run(groups: Sequence[Group], axes: Axes) -> str:
     """The same for every single run, closed until the reader opens it."""
     head = ["best", "method", "seed", "last", "rounds", "sent up", "sent down", "a round took", "folder"]
     rows = []
     for group in groups:
         for run in group.runs:
-            first, *rest = _result([run])
+            first, *rest = _result([run], axes)
             seed = str(run.setting.get("seed", "unknown"))
             rows.append([html.escape(text) for text in (first, group.name, seed, *rest, run.name)])
     return on_demand("Each run", panel(table(head, rows, named=1)))
