@@ -130,6 +130,29 @@ def test_scores_that_a_module_logs_in_percent_stay_as_they_are(tmp_path: Path) -
     assert "test/client_accuracy: mean of the worst tenth" in page.charts and "to_accuracy_0.8/rounds" in page.charts
 
 
+def without_column(run: Path, *names: str) -> Path:
+    """The run without columns of its metrics.csv, as a method withholds them."""
+    with (run / "metrics.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    kept = [name for name in rows[0] if name not in names]
+    with (run / "metrics.csv").open("w", newline="") as file:
+        writer = csv.DictWriter(file, kept, extrasaction="ignore")
+        writer.writeheader()
+        writer.writerows(rows)
+    return run
+
+
+def test_bytes_that_a_method_withholds_are_unknown(tmp_path: Path) -> None:
+    """A mean over seeds is unknown, too, if one of them has none."""
+    withheld = ("comm/up_bytes", "comm/down_bytes", "time/round")
+    runs = [make_run(tmp_path, f"{name}{seed}", [name], [0.5], seed) for name in ("A", "B") for seed in (0, 1)]
+    without_column(runs[0], *withheld)
+    page = written(*runs, "--output", tmp_path / "page.html")
+    assert page.row("A")[4:6] == ["unknown", "unknown"] and page.row("B")[4:6] == ["1.0 KiB", "2.0 KiB"]
+    alone = written(runs[0], "--output", tmp_path / "alone.html")
+    assert alone.row("A")[4:7] == ["unknown", "unknown", "unknown"] and "Bytes" not in alone.headings
+
+
 def test_simulated_time_stands_beside_rounds_and_bytes(tmp_path: Path) -> None:
     """It is the mean over the seeds of a method. Runs without simulated time have an empty cell."""
     for seed, end in ((0, 1500.0), (1, 2500.0)):

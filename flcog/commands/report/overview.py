@@ -68,15 +68,20 @@ def _result(runs: Sequence[RunFiles], axes: Axes) -> list[str]:
     where = f", round {runs[0].chosen['round']:,}" if len(runs) == 1 and best and runs[0].chosen is not None else ""
     last = [run.points(run.main)[-1][1] for run in runs if run.main is not None]
     times = [row["time/round"] for run in runs for row in run.rows if "time/round" in row]
-    sent = (statistics.fmean(sum(row.get(f"comm/{way}_bytes", 0) for row in run.rows) for run in runs) for way in ("up", "down"))
     disturbed = any(share_of_waiting(run.rows) > DISTURBED for run in runs)
     return [
         _score(axis, best) + where,
         _score(axis, last),
         _rounds(runs),
-        *(human(round(amount)) for amount in sent),
+        *(_sent(runs, f"comm/{way}_bytes") for way in ("up", "down")),
         (seconds(statistics.median(times)) if times else "unknown") + " †" * disturbed,
     ]
+
+
+def _sent(runs: Sequence[RunFiles], column: str) -> str:
+    """The mean bytes of runs. Private runs withhold theirs."""
+    amounts = [[row[column] for row in run.rows if column in row] for run in runs]
+    return human(round(statistics.fmean(map(sum, amounts)))) if all(amounts) else "unknown"
 
 
 def _simulated(runs: Sequence[RunFiles]) -> str:
