@@ -153,6 +153,22 @@ def test_bytes_that_a_method_withholds_are_unknown(tmp_path: Path) -> None:
     assert alone.row("A")[4:7] == ["unknown", "unknown", "unknown"] and "Bytes" not in alone.headings
 
 
+@pytest.mark.parametrize(
+    ("partition", "withheld", "advised"),
+    [({}, (), True), ({"samples/client_val": 144}, (), False), ({}, ("comm/up_bytes", "comm/down_bytes"), False)],
+)
+def test_client_val_is_advised_where_it_would_choose_the_round(
+    partition: dict[str, int], withheld: tuple[str, ...], advised: bool, tmp_path: Path
+) -> None:
+    """Private runs withhold the scores on samples that clients hold out."""
+    run = without_column(make_run(tmp_path, "a", [], [0.5]), *withheld)
+    setting = yaml.safe_load((run / "run.yaml").read_text())
+    (run / "run.yaml").write_text(yaml.safe_dump(setting | {"partition": partition}))
+    written(run, "--output", tmp_path / "page.html")
+    text = (tmp_path / "page.html").read_text()
+    assert "on the test set itself, which flatters" in text and ("data.client_val" in text.partition("<h2>Curves")[0]) == advised
+
+
 def test_simulated_time_stands_beside_rounds_and_bytes(tmp_path: Path) -> None:
     """It is the mean over the seeds of a method. Runs without simulated time have an empty cell."""
     for seed, end in ((0, 1500.0), (1, 2500.0)):

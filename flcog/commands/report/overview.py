@@ -132,11 +132,16 @@ def _notes(groups: Sequence[Group], several_runs: bool) -> Iterable[str]:
         yield note("Runs that differ only in their seed share a row: means, and ± the standard deviation over runs.")
     for name in sorted({run.chooser for run in runs if run.chooser is not None}):
         if name.startswith("test/"):
-            yield note(
-                f"The best round is picked by {name}, on the test set itself, which flatters; with data.client_val above 0 a run picks "
-                "it on validation data."
-            )
+            advised = any(run.chooser == name and _client_val_would_choose(run) for run in runs)
+            advice = "; with data.client_val above 0 a run picks it on validation data" * advised
+            yield note(f"The best round is picked by {name}, on the test set itself, which flatters{advice}.")
         else:
             yield note(f"The best round is picked by {name}, without the test set.")
     if any(share_of_waiting(run.rows) > DISTURBED for run in runs):
         yield note("† Other programs slowed these runs down: their times are too long.")
+
+
+def _client_val_would_choose(run: RunFiles) -> bool:
+    """Whether clients hold out nothing yet. Private runs, which withhold bytes, withhold the scores on what clients hold out, too."""
+    partition = run.setting.get("partition") or {}
+    return not partition.get("samples/client_val") and any("comm/up_bytes" in row for row in run.rows)
