@@ -10,7 +10,8 @@ from flcog.client_module import ClientModule
 from flcog.core.files import short
 from flcog.core.masking import masked_text
 from flcog.data.batching import Batching
-from flcog.method import Method, expected_cohort, selection_of
+from flcog.method import Callback, Method, expected_cohort, selection_of
+from flcog.run.experiment import fingerprint
 from flcog.server.engine import Engine
 from flcog.server.state import ServerState
 from flcog.settings import Settings
@@ -43,7 +44,7 @@ def describe(engine: Engine, server: ServerState, directory: Path) -> list[tuple
     ]
 
 
-def entries(engine: Engine, server: ServerState) -> dict[str, Any]:
+def entries(engine: Engine, server: ServerState, experiment: dict[str, Any], observers: Sequence[Callback]) -> dict[str, Any]:
     """The entries of run.yaml about methods, model and data."""
     module = engine.model.module
     return {
@@ -54,6 +55,7 @@ def entries(engine: Engine, server: ServerState) -> dict[str, Any]:
         "num_frozen": sum(constant.numel() for constant in engine.model.constants.values()),
         "data": engine.data_name,
         "num_clients": engine.num_clients,
+        "experiment": fingerprint(engine.settings.rounds, experiment, observers),
     }
 
 

@@ -1,6 +1,9 @@
 """Describes an experiment: its model, data, partition and settings. Checkpoints store this, and a resumed run compares it."""
 
 import dataclasses
+import hashlib
+import json
+import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -27,6 +30,10 @@ HOW_IT_RUNS = (
     *("enable_progress_bar", "enable_checkpointing", "enable_model_summary", "inference_mode", "limit_predict_batches"),
 )
 """Arguments of the trainer that a resumed run may change. Methods, clipping among them, and the seed are compared separately."""
+
+
+VARIES = re.compile(r"(^|\.)(seed|partition_seed|default_root_dir|save_dir|dirpath)$")
+"""Settings in which repetitions of a run differ."""
 
 
 def describe(
@@ -77,6 +84,12 @@ def describe_settings(settings: Settings, methods: Iterable[Method], config: Map
         "settings": by_name(by_owner | {method.name: constructor_arguments(method) for method in methods}),
         "config": None if config is None else by_name({name: config.get(name) for name in ("model", "data")}),
     }
+
+
+def fingerprint(*parts: Any) -> str:
+    """A hash of descriptions, as sixteen hex digits, without seeds and folders."""
+    known = {name: value for name, value in by_name(parts).items() if not VARIES.search(name)}
+    return hashlib.sha256(json.dumps(known, sort_keys=True, default=str).encode()).hexdigest()[:16]
 
 
 def check_same(path: Path, saved: Mapping[str, Any], present: Mapping[str, Any]) -> None:

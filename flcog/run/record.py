@@ -117,6 +117,7 @@ RECORD: Schema = {
     "num_parameters": ("a count", _is_count),
     "num_frozen": ("a count", _is_count),
     "num_clients": ("a count", _is_count),
+    "experiment": ("a hash", _is_text),
     "partition": ("a mapping of figures", _is_mapping),
     "seed": ("a whole number", _is_whole),
     "branch": ("the run that it branched from", _is_mapping),

@@ -161,7 +161,7 @@ class Session:
         warn_of_lost_hyperparameters(self.model.module)
         numbers = partition_report(self.federation)[1] if self.has_all_data else {}
         setting: dict[str, Any] = {
-            **entries(self.engine, self.server),
+            **entries(self.engine, self.server, self.experiment, self.observers),
             "partition": numbers,
             **self._executor(),
             "threads": torch.get_num_threads(),

@@ -84,7 +84,11 @@ def make_run(root: Path, name: str, methods: list[str], accuracy: list[float], s
         "partition": {"hash": "ab12cd34", "clients": 10, "size/min": 3},
     }
     (directory / "run.yaml").write_text(yaml.safe_dump(setting))
-    config = {"trainer": {"rounds": len(accuracy), "callbacks": methods}, "data": {"hf_token": "hunter2", "num_clients": 10}}
+    config = {
+        "trainer": {"rounds": len(accuracy), "callbacks": methods},
+        "model": {"class_path": "flcog.Classifier"},
+        "data": {"class_path": "Digits", "init_args": {"hf_token": "hunter2", "num_clients": 10}},
+    }
     (directory / "config.yaml").write_text(yaml.safe_dump(config))
     Image.new("RGB", (4, 3), (200, 10, 10)).save(directory / "figures" / "partition-000000.png")
     return directory
@@ -128,6 +132,19 @@ def test_scores_that_a_module_logs_in_percent_stay_as_they_are(tmp_path: Path) -
     assert page.row("A")[:3] == ["85.35, round 2", "A", "85.35"] and page.row("B")[2] == "0.5"
     assert [point[3] for point in page.charts["test/accuracy"]["series"][0]["points"]] == ["0.5", "85.35"]
     assert "test/client_accuracy: mean of the worst tenth" in page.charts and "to_accuracy_0.8/rounds" in page.charts
+
+
+@pytest.mark.parametrize(("experiments", "rows"), [(("a1", "a1"), 1), (("a1", "b2"), 2), ((None, None), 2)])
+def test_runs_made_in_python_share_a_row_if_they_are_known_to_be_alike(
+    experiments: tuple[str | None, ...], rows: int, tmp_path: Path
+) -> None:
+    """They have no config.yaml. Earlier versions did not write the entry."""
+    runs = [make_run(tmp_path, f"run{seed}", [], [0.5], seed) for seed in (0, 1)]
+    for run, experiment in zip(runs, experiments, strict=True):
+        (run / "config.yaml").unlink()
+        setting = yaml.safe_load((run / "run.yaml").read_text()) | ({"experiment": experiment} if experiment else {})
+        (run / "run.yaml").write_text(yaml.safe_dump(setting))
+    assert len(written(*runs, "--output", tmp_path / "page.html").tables[0]) == 1 + rows
 
 
 def without_column(run: Path, *names: str) -> Path:

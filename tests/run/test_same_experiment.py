@@ -10,6 +10,7 @@ import pytest
 import torch
 import yaml
 from harness import NUM_CLASSES, NUM_FEATURES, ROOT, TinyData, classifier, fit, make_trainer
+from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
 from torch import nn
 
 import flcog
@@ -58,6 +59,25 @@ class OtherInputs(TinyData):
 
 class OtherTests(OtherInputs):
     part = "test"
+
+
+def test_a_runs_record_tells_runs_that_differ_only_in_their_seed(tmp_path: Path) -> None:
+    def recorded(name: str, *callbacks: Any, **options: Any) -> str:
+        run = begin(tmp_path / name, ModelCheckpoint(), *callbacks, **options)
+        return str(yaml.safe_load((run / "run.yaml").read_text())["experiment"])
+
+    one = recorded("a", seed=0)
+    assert recorded("b", seed=1) == one
+    others = [
+        recorded("c", module=classifier(partial(torch.optim.SGD, lr=0.2))),
+        recorded("d", local_steps=3),
+        recorded("e", data=TinyData(order=(1, 0, 2, 3, 4, 5, 6, 7))),
+        recorded("f", data=OtherTests()),
+        recorded("g", FedProx(mu=0.1)),
+        recorded("h", EarlyStopping("train/loss")),
+        recorded("i", rounds=3),
+    ]
+    assert len({one, *others}) == 1 + len(others)
 
 
 def rates(lr: float, **options: Any) -> Any:
