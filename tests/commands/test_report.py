@@ -270,6 +270,7 @@ def test_a_seed_without_a_finite_score_leaves_no_deviation(last: tuple[float, fl
     [
         ("FedProx(start_round=0, stop_round=None, mu=0.01)", "FedProx"),
         ("FedProx(start_round=3, stop_round=None, mu=0.01)", "FedProx(start_round=3)"),
+        ("DPFedAvg(noise_multiplier=1.0, bounds={})", "DPFedAvg(noise_multiplier=1.0)"),
         ("Mine(mu=0.01)", "Mine(mu=0.01)"),
         ("Mine(<object at 0x7f>)", "Mine(<object at 0x7f>)"),
     ],

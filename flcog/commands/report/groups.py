@@ -1,6 +1,7 @@
 """Groups of runs that differ only in their seed: the report shows each group's mean over seeds, and its range."""
 
 import ast
+import dataclasses
 import inspect
 import json
 import math
@@ -146,8 +147,10 @@ def _defaults(name: str) -> dict[str | None, str]:
     """The default settings of a method of flcog, as code; classes from other packages are not imported."""
     if name not in flcog.callbacks.__all__:
         return {}
-    found: dict[str | None, str] = {}
-    for parameter in inspect.signature(getattr(flcog.callbacks, name)).parameters.values():
+    method, found = getattr(flcog.callbacks, name), {}  # type: Any, dict[str | None, str]
+    fields = dataclasses.fields(method) if dataclasses.is_dataclass(method) else ()
+    made = {field.name: field.default_factory() for field in fields if field.default_factory is not dataclasses.MISSING}
+    for parameter in inspect.signature(method).parameters.values():
         with suppress(SyntaxError):
-            found[parameter.name] = ast.unparse(ast.parse(repr(parameter.default), mode="eval"))
+            found[parameter.name] = ast.unparse(ast.parse(repr(made.get(parameter.name, parameter.default)), mode="eval"))
     return found
