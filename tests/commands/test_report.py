@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 import yaml
 from PIL import Image
 
@@ -145,6 +146,19 @@ def test_runs_made_in_python_share_a_row_if_they_are_known_to_be_alike(
         setting = yaml.safe_load((run / "run.yaml").read_text()) | ({"experiment": experiment} if experiment else {})
         (run / "run.yaml").write_text(yaml.safe_dump(setting))
     assert len(written(*runs, "--output", tmp_path / "page.html").tables[0]) == 1 + rows
+
+
+def test_a_best_checkpoint_that_another_score_chose_is_named(tmp_path: Path) -> None:
+    """It is of another round than the page's best score. A file that cannot be read is passed over."""
+    runs = [make_run(tmp_path, name, [name], [0.75, 0.5]) for name in ("A", "B", "C")]
+    for run, metric in zip(runs, ("train/loss", "test/accuracy", None), strict=True):
+        (run / "checkpoints").mkdir()
+        (run / "checkpoints" / "best.ckpt").write_bytes(b"no archive")
+        if metric:
+            torch.save({"observers": {"Checkpoint": {"metric": metric}}}, run / "checkpoints" / "best.ckpt")
+    written(*runs, "--output", tmp_path / "page.html")
+    notes = re.findall(r"best\.ckpt[^<]*", (tmp_path / "page.html").read_text())
+    assert notes == ["best.ckpt of A, which flcog predict and flcog export take, is of the round where train/loss was best."]
 
 
 def without_column(run: Path, *names: str) -> Path:

@@ -147,7 +147,8 @@ def _defaults(name: str) -> dict[str | None, str]:
     """The default settings of a method of flcog, as code; classes from other packages are not imported."""
     if name not in flcog.callbacks.__all__:
         return {}
-    method, found = getattr(flcog.callbacks, name), {}  # type: Any, dict[str | None, str]
+    method: Any = getattr(flcog.callbacks, name)
+    found: dict[str | None, str] = {}
     fields = dataclasses.fields(method) if dataclasses.is_dataclass(method) else ()
     made = {field.name: field.default_factory() for field in fields if field.default_factory is not dataclasses.MISSING}
     for parameter in inspect.signature(method).parameters.values():

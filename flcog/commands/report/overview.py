@@ -137,6 +137,10 @@ def _notes(groups: Sequence[Group], several_runs: bool) -> Iterable[str]:
             yield note(f"The best round is picked by {name}, on the test set itself, which flatters{advice}.")
         else:
             yield note(f"The best round is picked by {name}, without the test set.")
+    for name in sorted({run.saved_by for run in runs if run.saved_by not in (None, run.chooser)}):
+        whose = [run.name for run in runs if run.saved_by == name != run.chooser]
+        of = "" if len(whose) == len(runs) else f" of {', '.join(whose)}"
+        yield note(f"best.ckpt{of}, which flcog predict and flcog export take, is of the round where {name} was best.")
     if any(share_of_waiting(run.rows) > DISTURBED for run in runs):
         yield note("† Other programs slowed these runs down: their times are too long.")
 

@@ -11,6 +11,7 @@ from typing import Any
 from flcog.commands.compare.folder import CellFolder
 from flcog.core.masking import masked
 from flcog.core.monitor import lower_is_better, main_metric
+from flcog.run.checkpoint import peek
 from flcog.run.metrics_rows import Row, read_rows
 from flcog.run.record import read_config, read_record
 
@@ -54,6 +55,14 @@ class RunFiles:
         sign = -1 if lower_is_better(name) else 1
         rated = [row for row in self.rows if name in row and row[name] == row[name]]
         return max(rated, key=lambda row: sign * row[name], default=None)
+
+    @cached_property
+    def saved_by(self) -> str | None:
+        """The score that chose best.ckpt, if the file names one."""
+        found: Any = peek(self.directory / "checkpoints" / "best.ckpt")
+        for name in ("observers", "Checkpoint", "metric"):
+            found = found.get(name) if isinstance(found, dict) else None
+        return found if isinstance(found, str) else None
 
     def points(self, column: str) -> list[tuple[float, float]]:
         """Return a column by round."""
