@@ -51,6 +51,7 @@ OF_SAMPLES: Mapping[str, tuple[str, ...]] = {
         *(f"test/class_accuracy_{group}" for group in ("head", "middle", "tail")),
     ),
     "scores on clients' own held-out samples have no noise": ("*/client_*", "*/personal_*"),
+    "a validation on clients' samples has no noise; a best checkpoint may only be selected on public data": ("clients_val/*",),
 }
 """Columns that depend on single samples beyond the trained model, by the sentence that names the leak. An asterisk stands for any text."""
 
@@ -60,7 +61,6 @@ WITHHELD: Mapping[str, tuple[str, ...]] = {
     "the number of clients that took part, were lost or sent NaN tells of the cohort, which must be secret": ("clients/*",),
     "bytes grow with the cohort": ("comm/*",),
     "so does the time of a round": ("time/*",),
-    "a validation on clients' samples has no noise; a best checkpoint may only be selected on public data": ("clients_val/*",),
 }
 """Columns that a run with a private sum leaves out of its metrics, in the same form."""
 

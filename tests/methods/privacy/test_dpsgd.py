@@ -169,6 +169,14 @@ def test_columns_of_observers_that_read_samples_are_withheld(tmp_path: Path) -> 
         assert not any(leak in name for name in rows[-1])
 
 
+def test_scores_on_samples_that_clients_hold_out_for_validation_are_withheld(tmp_path: Path) -> None:
+    rows = [
+        fit(tmp_path / str(len(methods)), *methods, data=TinyData(client_val=0.2), rounds=1, eval_every=1).rows[0]
+        for methods in ((), (DPSGD(delta=0.01),))
+    ]
+    assert [any(name.startswith("val/") for name in row) for row in rows] == [True, False]
+
+
 def test_batch_normalisation_and_other_readers_of_samples_are_refused() -> None:
     with pytest.raises(ValueError, match=r"DPSGD: model\.1 is a BatchNorm layer, which mixes the samples of a batch"):
         train(NO_NOISE(), module=classifier(network=BatchNormMLP), rounds=1)
