@@ -11,6 +11,7 @@ from flcog.client.lightning_hooks import OF_A_MODULE, OF_A_STEP, written_hooks
 from flcog.client.optimizers import OptimizerConfiguration, asks_again, each_optimizer
 from flcog.client.trainer_reads import values_read
 from flcog.core.lightning_packages import lightning_base, users_hooks
+from flcog.core.source import Source
 from flcog.core.users_hooks import call_callback, call_hook
 from flcog.evaluation_hooks import EvaluationHooks
 from flcog.method import Method
@@ -97,12 +98,24 @@ def step_hooks(callback: L.Callback) -> list[str]:
     return users_hooks(callback, OF_A_STEP)
 
 
-def check_mapping(hooks: LocalHooks, methods: Sequence[Method]) -> None:
-    """Refuse methods that map the gradient over samples if the gradient is a backward pass with hooks."""
-    if hooks.reason and (method := next((method for method in methods if method.maps_gradient), None)):
+def check_mapping(hooks: LocalHooks, methods: Sequence[Method], inputs: Any) -> None:
+    """Refuse methods that map the gradient over samples if the gradient has hooks, or the samples of a batch cannot be told apart.
+
+    Args:
+        hooks: of the client's step.
+        methods: the run's.
+        inputs: of the training set.
+    """
+    method = next((method for method in methods if method.maps_gradient), None)
+    if method is not None and hooks.reason:
         raise ValueError(
             f"{method.name} computes the gradients of many samples at once, without Lightning's hooks of a step, and this run needs them "
             f"({hooks.reason}): remove one of the two"
+        )
+    if method is not None and isinstance(inputs, Source) and inputs.whole_batches:
+        raise ValueError(
+            f"{method.name} takes the gradient of each sample alone, and a collate_fn can mix the samples of a batch: let the data set's "
+            f"items have one shape and leave out collate_fn, or remove {method.name}"
         )
 
 

@@ -88,7 +88,7 @@ def make_client_model(
         client, datamodule.hooked, configured, trainer.callbacks, settings.rounds, settings.accumulate_grad_batches
     )
     check_accumulation(hooks)
-    check_mapping(hooks, methods)
+    check_mapping(hooks, methods, datamodule.federation.train.inputs)
     notes = choice + notes + _notes_on_groups(configured.optimizer, methods)
     return ClientModel(function, configured.optimizer, notes, hooks)
 

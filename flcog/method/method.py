@@ -65,7 +65,8 @@ class Method(KeepsNoState):
     differentiates_loss: ClassVar[bool] = False
     """Differentiates the loss of a step in ``after_step``, and refuses modules with manual optimisation."""
     maps_gradient: ClassVar[bool] = False
-    """Calls the given gradient function under ``torch.func.vmap`` in ``wrap_gradient``, and refuses Lightning's hooks of a step."""
+    """Calls the given gradient function under ``torch.func.vmap`` in ``wrap_gradient``, and refuses Lightning's hooks of a step and
+    data sets with a ``collate_fn``."""
     needs_adapters: ClassVar[bool] = False
     """Trains LoRA's adapters, and needs a model with adapters."""
     excludes: ClassVar[Mapping[str, str]] = {}

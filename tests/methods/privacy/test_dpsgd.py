@@ -1,5 +1,6 @@
 """DP-SGD in each client: gradients of samples, noise, epsilon and refused models."""
 
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,7 @@ from harness import (
 from reference import dpsgd
 from scipy import stats
 from torch import nn
+from torch.utils.data import TensorDataset, default_collate
 
 import flcog
 from flcog.callbacks import (
@@ -43,7 +45,7 @@ from flcog.callbacks import (
 )
 from flcog.callbacks.privacy import dpsgd as implementation
 from flcog.data.batching import Batching
-from flcog.datamodules import ArrayData
+from flcog.datamodules import ArrayData, TorchDataset
 from flcog.models import SimpleCNN
 
 NO_NOISE = partial(DPSGD, noise_multiplier=0.0, repeatable=True)
@@ -195,6 +197,19 @@ def test_batch_normalisation_and_other_readers_of_samples_are_refused() -> None:
     ):
         with pytest.raises(ValueError, match=f"DPSGD and {other.name} cannot be combined: {reason}"):
             train(NO_NOISE(), other, rounds=1)
+
+
+def test_a_collate_fn_which_can_mix_samples_is_refused() -> None:
+    def mixed(items: list[Any]) -> tuple[torch.Tensor, torch.Tensor]:
+        inputs, targets = default_collate(items)
+        return (inputs + inputs.flip(0)) / 2, targets
+
+    samples = TensorDataset(torch.randn(24, NUM_FEATURES), torch.arange(24) % NUM_CLASSES)
+    for collate_fn, refused in ((mixed, True), (None, False)):
+        data = TorchDataset(samples, samples, num_clients=5, batch_size=4, collate_fn=collate_fn, num_workers=0)
+        message = pytest.raises(ValueError, match=r"DPSGD takes the gradient of each sample alone, .* leave out collate_fn, or")
+        with message if refused else nullcontext():
+            train(NO_NOISE(), data=data, rounds=1)
 
 
 class Remembering(nn.Linear):
