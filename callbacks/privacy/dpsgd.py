@@ -102,7 +102,9 @@ class DPSGD(Withholding):
             return shorten(found.values, self.clip)[0], found.loss, found.buffers
 
         def private(params: Params, batch: Batch) -> Gradient:
-            values, losses, buffers = torch.func.vmap(of_sample, (None, 0, 0))(params, batch.inputs, batch.targets)
+            values, losses, buffers = torch.func.vmap(of_sample, (None, 0, 0), randomness="different")(
+                params, batch.inputs, batch.targets
+            )
             counts = torch.ones_like(losses) if batch.mask is None else batch.mask.to(losses.dtype)
             std = self.noise_multiplier * self.clip
 

@@ -3,6 +3,7 @@
 from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -44,8 +45,10 @@ from flcog.callbacks import (
     TrainingScores,
 )
 from flcog.callbacks.privacy import dpsgd as implementation
+from flcog.core.types import Batch, Params
 from flcog.data.batching import Batching
 from flcog.datamodules import ArrayData, TorchDataset
+from flcog.method import Gradient
 from flcog.models import SimpleCNN
 
 NO_NOISE = partial(DPSGD, noise_multiplier=0.0, repeatable=True)
@@ -210,6 +213,33 @@ def test_a_collate_fn_which_can_mix_samples_is_refused() -> None:
         message = pytest.raises(ValueError, match=r"DPSGD takes the gradient of each sample alone, .* leave out collate_fn, or")
         with message if refused else nullcontext():
             train(NO_NOISE(), data=data, rounds=1)
+
+
+@pytest.mark.parametrize("executor", ["loop", "vmap"])
+def test_a_resumed_run_draws_the_same_dropout(executor: str, tmp_path: Path) -> None:
+    def run(place: str, rounds: int, ckpt_path: str | None = None) -> Any:
+        module = classifier(network=lambda: nn.Sequential(nn.Dropout(0.5), nn.Linear(NUM_FEATURES, NUM_CLASSES)))
+        return fit(
+            tmp_path / place,
+            DPSGD(delta=0.01, repeatable=True),
+            module=module,
+            rounds=rounds,
+            ckpt_path=ckpt_path,
+            executor=executor,
+        )
+
+    whole, half = run("whole", 2), run("half", 1)
+    torch.manual_seed(1)
+    assert distance(run("half", 2, str(half.run_dir)).state, whole.state) == 0
+
+
+def test_dropout_differs_between_the_samples_of_a_batch() -> None:
+    def dropped(params: Params, batch: Batch) -> Gradient:
+        return Gradient({"w": nn.functional.dropout(params["w"])}, {}, torch.tensor(0.0))
+
+    gradient = NO_NOISE(clip=100.0).wrap_gradient(dropped, SimpleNamespace(draws={"key": torch.tensor(0)}, step=0))
+    mean = gradient({"w": torch.ones(1000)}, Batch(torch.zeros(2, 1), torch.zeros(2))).values["w"]
+    assert len(mean.unique()) == 3, "none, one or both samples keep a number"
 
 
 class Remembering(nn.Linear):
