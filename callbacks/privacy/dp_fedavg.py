@@ -149,7 +149,7 @@ class DPFedAvg(PrivateSum):
         state |= {} if self.noise is None else {"past": [], "resting": []}
         return state | ({} if self.quantile is None else {"scale": torch.ones(groups, dtype=torch.float64)})
 
-    def begin(self, state: Slot, training: Training) -> tuple[Slot, str]:
+    def begin(self, state: Slot, training: Training) -> Slot:
         guarantee = self._guarantee(training)
         noise = float(state["noise"])  # known after a resume, perhaps for another number of rounds
         if noise == noise:
@@ -169,8 +169,12 @@ class DPFedAvg(PrivateSum):
         if (sealer := sealed_sum_of(training.methods)) is not None:
             length = longest(self.name, noise * self._shrink(state), guarantee.expected, round(guarantee.largest), sealer)
             state = state | {"length": torch.tensor(length)}
-        text = guarantee.sentence(training.rounds, scaled=self.noise_cohort_size is not None)
-        return state, text if self.noise is None else f"{text}; {self.noise.sentence(training.rounds)}"
+        return state
+
+    def sentence(self, state: Slot, training: Training, round: int) -> str:
+        paid, scaled = self.paid(state) + max(0, training.rounds - round), self.noise_cohort_size is not None
+        text = Guarantee.read(state).sentence(training.rounds, paid, float(state["repeated"]), self.target_epsilon, scaled)
+        return text if self.noise is None else f"{text}; {self.noise.sentence(training.rounds)}"
 
     def paid(self, state: Slot) -> float:
         return float(state["paid"])
@@ -187,9 +191,7 @@ class DPFedAvg(PrivateSum):
 
     def figures(self, state: Slot) -> dict[str, float]:
         column = "privacy/epsilon" if self.noise_cohort_size is None else "privacy/epsilon_if_scaled"
-        found = {}
-        if float(state["noise"]) > 0:
-            found[column] = Guarantee.read(state).epsilon(self.paid(state), int(state["repeated"]))
+        found = {column: Guarantee.read(state).epsilon(self.paid(state), int(state["repeated"]))} if state["noise"] > 0 else {}
         if "scale" in state:
             found["privacy/clip"] = self.clip * float(state["scale"].square().mean().sqrt())
         return found

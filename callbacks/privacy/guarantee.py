@@ -40,7 +40,7 @@ class Guarantee:
 
     Example:
         >>> facts = Guarantee(Sampling(100, 0.1), delta=1e-3, expected=10.0, largest=100.0, noise=0.0)
-        >>> facts.sentence(rounds=3, scaled=False)
+        >>> facts.sentence(rounds=3, paid=3, repeated=0, target=None, scaled=False)
         'no guarantee: without noise, epsilon is infinite'
         >>> Guarantee.read(facts.state()) == facts
         True
@@ -86,14 +86,25 @@ class Guarantee:
         pause = self.sampling.separation or 1
         return epsilon(self.sampling, self.noise, rounds + (pause - 1) * repeated, self.delta)
 
-    def sentence(self, rounds: int, scaled: bool) -> str:
-        """The guarantee in words, ``scaled`` if it holds for a larger federation."""
+    def sentence(self, rounds: int, paid: float, repeated: float, target: float | None, scaled: bool) -> str:
+        """The guarantee in words.
+
+        Args:
+            rounds: of the whole training.
+            paid: the number of rounds that are paid for at its end.
+            repeated: how many of them were repeated.
+            target: the budget; None for no budget.
+            scaled: whether the guarantee holds for a larger federation.
+        """
         if self.noise == 0:
             return "no guarantee: without noise, epsilon is infinite"
         federation = f", for a federation of {self.sampling.num_clients:,} clients" if scaled else ""
+        again = f" and {repeated:g} repetition{'s' * (repeated != 1)} of interrupted rounds" if repeated else ""
+        epsilon = self.epsilon(paid, repeated)
+        stops = f"; the budget of {target:g} ends the run earlier" if target is not None and epsilon > target else ""
         return (
-            f"epsilon {self.epsilon(rounds):.4g} after {rounds} rounds by {self.sampling.accountants[0]} with delta {self.delta:.3g} and "
-            f"noise multiplier {self.noise:.4g}{federation}; {self.sampling}; hides whether {self.sampling.adjacency}"
+            f"epsilon {epsilon:.4g} after {rounds} rounds{again} by {self.sampling.accountants[0]} with delta {self.delta:.3g} and noise "
+            f"multiplier {self.noise:.4g}{federation}; {self.sampling}; hides whether {self.sampling.adjacency}{stops}"
         )
 
 

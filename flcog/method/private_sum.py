@@ -63,8 +63,12 @@ class PrivateSum(Withholding, Stage, protocol=True):
         """Refuse a training that the guarantee does not cover."""
         raise NotImplementedError
 
-    def begin(self, state: Slot, training: Training) -> tuple[Slot, str]:
-        """The state before the next round, with the scale of the noise, and a sentence on the guarantee for the summary."""
+    def begin(self, state: Slot, training: Training) -> Slot:
+        """The state before the next round, with the scale of the noise."""
+        raise NotImplementedError
+
+    def sentence(self, state: Slot, training: Training, round: int) -> str:
+        """A sentence for the summary on the guarantee of all rounds and repeated rounds, after this number of complete rounds."""
         raise NotImplementedError
 
     def paid(self, state: Slot) -> float:

@@ -38,7 +38,7 @@ def begin(engine: Engine, server: ServerState, already_paid: float = 0) -> None:
         return
     training = Training(engine.num_clients, engine.cohort_size, engine.settings.rounds, engine.methods)
     private.check(training)
-    state, text = private.begin(server.servers[private.name], training)
+    state = private.begin(server.servers[private.name], training)
     if already_paid > private.paid(state):
         paid = private.pay(state, already_paid, repeated=True)
         if paid is None:
@@ -47,7 +47,7 @@ def begin(engine: Engine, server: ServerState, already_paid: float = 0) -> None:
             )
         state = paid
     server.servers[private.name] = state
-    engine.notes.add(PrivacyNote(text))
+    engine.notes.add(PrivacyNote(private.sentence(state, training, server.round)))
     if not private.secret:
         text = f"{private.name} draws cohorts and noise from the seed, which everybody can repeat: it protects nothing"
         engine.notes.add(WarningNote(text))

@@ -355,6 +355,16 @@ def test_a_repeated_round_pays_again(tmp_path: Path) -> None:
         fit(tmp_path, *methods, rounds=3, ckpt_path=str(first.run_dir))
 
 
+def test_the_summary_of_a_resumed_run_counts_repeated_rounds(tmp_path: Path) -> None:
+    methods = secret(target_epsilon=3.5), flcog.callbacks.Checkpoint(keep_rounds=[1])
+    first = fit(tmp_path, *methods, rounds=2)
+    with pytest.warns(UserWarning, match="stopped after round 2"):
+        resumed = fit(tmp_path, *methods, rounds=3, ckpt_path=str(first.run_dir / "checkpoints" / "round-000001.ckpt"))
+    said = next(note for note in resumed.notes if note.startswith("privacy"))
+    assert "epsilon 4 after 3 rounds and 1 repetition of interrupted rounds" in said
+    assert said.endswith("the budget of 3.5 ends the run earlier") and resumed.rows[-1]["privacy/epsilon"] == 3.0
+
+
 def test_a_resumed_run_keeps_its_facts_and_counts_every_payment(tmp_path: Path) -> None:
     """Otherwise a run could release rounds with one noise or cohort, and report epsilon for rounds with others."""
     first = fit(tmp_path, secret(), flcog.callbacks.Checkpoint(keep_rounds=[1]), rounds=3)
