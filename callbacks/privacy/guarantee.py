@@ -116,7 +116,8 @@ def guarantee_of(
     Args:
         name: the private method's.
         training: the run.
-        noise_cohort_size: the size of cohorts of the federation for which epsilon holds; None for that of the run.
+        noise_cohort_size: the size of cohorts of the federation for which epsilon holds; None for that of the run. Cohorts of a fixed size
+            are the same share of its clients as in the run, or a little more.
         delta: None for clients^-1.1.
         banded: the correlation of the noise; None for independent noise.
     """
@@ -125,16 +126,19 @@ def guarantee_of(
         _check_pauses(banded, law, training)
     expected = min(law.rate * training.num_clients, law.at_most or inf)
     scaling = 1.0 if noise_cohort_size is None else noise_cohort_size / expected
-    num_clients = max(1, round(training.num_clients * scaling))
+    num_clients, rate = max(1, round(training.num_clients * scaling)), law.rate
+    if law.fixed_size and noise_cohort_size is not None:
+        num_clients = noise_cohort_size * training.num_clients // round(expected)  # rounded down, so that epsilon is no smaller
+        rate = noise_cohort_size / num_clients
     at_most = None if law.at_most is None else max(1, round(law.at_most * scaling))
     if delta is None:
         delta = num_clients**-1.1 if num_clients > 1 else 0.5
     largest = min(law.at_most or inf, training.num_clients * (law.rate if law.fixed_size else 1.0))
     known = sealed_sum_of(training.methods) is not None
-    sampling = Sampling(num_clients, law.rate, at_most, fixed_size=law.fixed_size, known=known)
+    sampling = Sampling(num_clients, rate, at_most, fixed_size=law.fixed_size, known=known)
     if banded is None:
         return Guarantee(sampling, delta, expected, largest)
-    sampling = Sampling(num_clients, law.rate, separation=banded.pause)
+    sampling = Sampling(num_clients, rate, separation=banded.pause)
     return Guarantee(sampling, delta, expected, largest, banded.bands)
 
 

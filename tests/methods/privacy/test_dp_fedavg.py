@@ -50,11 +50,12 @@ from flcog.callbacks import (
 )
 from flcog.callbacks.privacy import guarantee as implementation
 from flcog.callbacks.privacy.accountant import Sampling, epsilon
+from flcog.callbacks.privacy.guarantee import guarantee_of
 from flcog.callbacks.privacy.leaks import REFUSED as REFUSED_LEAKS
 from flcog.callbacks.privacy.leaks import WITHHELD
 from flcog.core.randomness import secret_normal
 from flcog.core.types import Params, Slot
-from flcog.method import Callback, ClientView, Context, Envelope, GlobalModel, Method, Run, Upload
+from flcog.method import Callback, ClientView, Context, Envelope, GlobalModel, Method, Run, Training, Upload
 
 NO_NOISE = partial(DPFedAvg, noise_multiplier=0.0, repeatable=True)
 STILL = partial(torch.optim.SGD, lr=0.0)
@@ -512,6 +513,13 @@ def test_epsilon_of_scaled_noise_is_that_of_a_larger_federation(monkeypatch: pyt
     row = train(secret(noise_cohort_size=50), PoissonSampling(rate=0.25, at_most=4), rounds=1).rows[-1]
     assert seen[-1] == (Sampling(200, 0.25, at_most=100), 2.0, 1, 200**-1.1)
     assert row["privacy/epsilon_if_scaled"] == 1 and "privacy/epsilon" not in row
+
+
+@pytest.mark.parametrize(("clients", "cohort", "scaled"), [(20, 3, 100), (10, 3, 100), (100, 7, 1000), (8, 5, 50), (9, 2, 1)])
+def test_a_larger_federation_has_cohorts_of_the_asked_size_and_no_smaller_rate(clients: int, cohort: int, scaled: int) -> None:
+    found = guarantee_of("DPFedAvg", Training(clients, cohort, rounds=1, methods=[]), scaled, None).sampling
+    assert round(found.rate * found.num_clients, 6) == scaled and found.fixed_size
+    assert found.rate >= cohort / clients > scaled / (found.num_clients + 1), "a smaller share would state a smaller epsilon"
 
 
 def test_weights_are_capped_and_depend_on_the_client_alone() -> None:
