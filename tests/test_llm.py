@@ -279,10 +279,11 @@ def test_quantised_weights(tmp_path: Path, llama: str, weights: Any) -> None:
         lambda: [callbacks.FedProx(mu=0.1), callbacks.FedDisco()],
         lambda: [callbacks.SCAFFOLD(), callbacks.FedAvgM()],
         lambda: [callbacks.Quantize(), callbacks.ClipUpdate(norm=0.01)],
+        lambda: [callbacks.FFALoRA()],
         lambda: [callbacks.FlexLoRA(ranks=[1, 2])],
         lambda: [callbacks.DPFedAvg(clip=0.1, noise_multiplier=0.5)],
     ],
-    ids=["FedProx, FedDisco", "SCAFFOLD, FedAvgM", "Quantize, ClipUpdate", "FlexLoRA", "DPFedAvg"],
+    ids=["FedProx, FedDisco", "SCAFFOLD, FedAvgM", "Quantize, ClipUpdate", "FFALoRA", "FlexLoRA", "DPFedAvg"],
 )
 def test_methods_combine_with_it(tmp_path: Path, llama: str, methods: Any) -> None:
     source = data(tmp_path, llama, category="category", partitioner=Dirichlet(beta=5.0, min_size=3))

@@ -194,11 +194,16 @@ def _with_method(
         )
     if not method.overrides("configure_model"):
         return model
-    if not isinstance(model, ClientModule):
-        raise ValueError(f"{method.name} changes the model, which must be a flcog.ClientModule; got {type(model).__name__}")
+    if not isinstance(model, ClientModule) and not method.needs_adapters:
+        raise ValueError(
+            f"{method.name} changes the model, which must be a flcog.ClientModule; got {type(model).__name__}: put its network into a "
+            f"flcog.Classifier, MultiLabelClassifier or Regressor, or remove {method.name}"
+        )
     # The initial weights of new layers do not depend on the run's precision, as the model's own weights do not.
     with seeded(fold(settings.seed, "configure_model", method.name), processes.device), default_dtype(torch.float32):
-        return check_type(method, "configure_model", method.configure_model(model), ClientModule, "the flcog.ClientModule")
+        changed: nn.Module = method.configure_model(cast(ClientModule, model))
+        kind, wanted = (ClientModule, "the flcog.ClientModule") if isinstance(model, ClientModule) else (nn.Module, "the module")
+        return cast(L.LightningModule, check_type(method, "configure_model", changed, kind, wanted))
 
 
 def _notes_on_groups(optimizer: torch.optim.Optimizer, methods: Sequence[Method]) -> list[Note]:

@@ -68,7 +68,7 @@ class Method(KeepsNoState):
     """Calls the given gradient function under ``torch.func.vmap`` in ``wrap_gradient``, and refuses Lightning's hooks of a step and
     data sets with a ``collate_fn``."""
     needs_adapters: ClassVar[bool] = False
-    """Trains LoRA's adapters, and needs a model with adapters."""
+    """Trains LoRA's adapters, and needs a model with adapters. Its ``configure_model`` also gets other modules than a ``ClientModule``."""
     excludes: ClassVar[Mapping[str, str]] = {}
     """The names of classes that cannot run together with this method, each with the reason."""
     refuses_later: ClassVar[Mapping[str, str]] = {}
