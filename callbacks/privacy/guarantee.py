@@ -121,7 +121,7 @@ def guarantee_of(
         delta: None for clients^-1.1.
         banded: the correlation of the noise; None for independent noise.
     """
-    law = _law(name, training)
+    law = _law(name, training, "UniformSelection" if banded is not None else "PoissonSampling or UniformSelection")
     if banded is not None:
         _check_pauses(banded, law, training)
     expected = min(law.rate * training.num_clients, law.at_most or inf)
@@ -156,7 +156,8 @@ def _check_pauses(banded: BandedNoise, law: SamplingLaw, training: Training) -> 
         )
 
 
-def _law(name: str, training: Training) -> SamplingLaw:
+def _law(name: str, training: Training, covered: str) -> SamplingLaw:
+    """The law of the run's cohorts. ``covered`` names the selections that have one."""
     selection, count, num_clients = selection_of(training.methods), training.cohort_size, training.num_clients
     if selection is None:
         return SamplingLaw(count / num_clients, fixed_size=count < num_clients)
@@ -164,6 +165,6 @@ def _law(name: str, training: Training) -> SamplingLaw:
     if law is None:
         raise ValueError(
             f"{name} and {selection.name} cannot be combined: its cohorts are not drawn independently of the data and of other "
-            "rounds. List PoissonSampling or UniformSelection instead"
+            f"rounds. List {covered} instead"
         )
     return law

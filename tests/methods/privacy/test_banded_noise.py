@@ -14,7 +14,7 @@ from contracts.case import Refusals
 from harness import NUM_FEATURES, classifier, fit, train
 from scipy import special, stats
 
-from flcog.callbacks import SCAFFOLD, BandedNoise, Checkpoint, DPFedAvg, PoissonSampling, UniformSelection
+from flcog.callbacks import SCAFFOLD, BandedNoise, Checkpoint, DPFedAvg, PoissonSampling, RoundRobin, UniformSelection
 from flcog.callbacks.privacy.accountant import Sampling
 from flcog.method import Callback
 from flcog.models import MLP
@@ -170,6 +170,10 @@ def test_fields_that_come_later_begin_without_a_past() -> None:
 def test_trainings_without_pauses_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="BandedNoise needs cohorts of a fixed size, and PoissonSampling has others"):
         train(banded(2), PoissonSampling(rate=0.2), rounds=1)
+    with pytest.raises(
+        ValueError, match=r"DPFedAvg and RoundRobin cannot be combined: .* rounds\. List UniformSelection instead"
+    ):
+        train(banded(2), RoundRobin(), rounds=1)
     with pytest.raises(ValueError, match=r"BandedNoise: 5 clients a round .* once in 2 rounds need 10 clients; got 8: lower"):
         train(banded(2), rounds=1)
     with pytest.raises(ValueError, match="independent noise; got noise: set it to null"):
