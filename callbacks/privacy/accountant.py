@@ -12,6 +12,7 @@ from dataclasses import KW_ONLY, dataclass
 from functools import lru_cache
 from typing import Any, Literal
 
+import numpy as np
 from scipy import optimize
 
 from flcog.core.checks import at_least, positive_and_finite, within
@@ -36,7 +37,7 @@ class Sampling:
       (Tighter Privacy Analysis for Truncated Poisson Sampling, 2025, https://arxiv.org/abs/2508.15089).
     - Fixed size: ``rate`` is the share of clients that take part, drawn without replacement. Only RDP applies (Wang et al., 2019,
       https://arxiv.org/abs/1808.00087), where data sets differ by the replacement of one client, which changes the sum by
-      up to twice the bound of one client.
+      up to twice the bound of one client. The divergence is at most that of all clients in every round, with the same change.
     - Known: the server knows who takes part, so that sampling does not amplify privacy. Noise is a sum of discrete Gaussians, for which
       RDP applies: its divergences are those of Gaussian noise plus a term below 10^-1000 (Kairouz, Liu and Steinke, 2021, proposition 14,
       https://arxiv.org/abs/2102.06387).
@@ -251,7 +252,10 @@ def _divergences(sampling: Sampling, noise: float) -> tuple[Any, Any]:
         relation, size = dp.NeighboringRelation.REPLACE_ONE, round(sampling.rate * sampling.num_clients)
         event = dp.SampledWithoutReplacementDpEvent(sampling.num_clients, size, dp.GaussianDpEvent(noise / 2))
     accountant = rdp.RdpAccountant(neighboring_relation=relation).compose(event)
-    return accountant.orders, accountant.rdp
+    if sampling.kind != "fixed size":
+        return accountant.orders, accountant.rdp
+    # Divergences are quasi-convex, so that no sampling costs more than all clients in every round. The bound with sampling can.
+    return accountant.orders, np.fmin(accountant.rdp, 2 * np.asarray(accountant.orders) / noise**2)
 
 
 @contextmanager

@@ -72,6 +72,15 @@ def test_rounds_of_a_known_cohort_may_be_fractions() -> None:
     assert epsilon(known, 5.0, 8 / 6, 1e-5) == pytest.approx(epsilon(known, 5.0 * (6 / 8) ** 0.5, 1, 1e-5))
 
 
+@pytest.mark.parametrize("rate", [0.1, 0.5, 0.8, 0.99])
+def test_a_fixed_share_costs_no_more_than_all_clients_with_twice_the_sensitivity(rate: float) -> None:
+    share, everyone = (
+        epsilons(sampling, noise, 20, 1e-3)["RDP"]
+        for sampling, noise in ((Sampling(100, rate, fixed_size=True), 2.0), (Sampling(100, 1.0), 1.0))
+    )
+    assert share <= everyone * (1 + 1e-9) and (share == pytest.approx(everyone)) == (rate > 0.7)
+
+
 @pytest.mark.slow
 def test_replacing_a_client_moves_the_sum_twice_as_far() -> None:
     fixed, poisson = (epsilons(Sampling(100, 0.1, fixed_size=fixed), 4.0, 10, 1e-5)["RDP"] for fixed in (True, False))
