@@ -82,8 +82,11 @@ def test_a_slip_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
 
 @pytest.mark.slow
 def test_the_wheel_holds_them(tmp_path: Path) -> None:
-    """The wheel alone trains a run with one command. The environment of this test provides the packages that flcog needs."""
-    subprocess.run(["uv", "build", "--wheel", "-q", "-o", tmp_path, ROOT], check=True)
+    """The wheel alone, built from the source distribution, trains a run with one command.
+
+    The environment of this test provides the packages that flcog needs.
+    """
+    subprocess.run(["uv", "build", "-q", "-o", tmp_path, ROOT], check=True)
     (wheel,) = tmp_path.glob("*.whl")
     zipfile.ZipFile(wheel).extractall(tmp_path / "site")
     code = "import sys, flcog; assert 'site' in flcog.__file__; from flcog.commands.cli import main; main(sys.argv[1:])"
