@@ -1,5 +1,6 @@
 """Ends a run of several processes when any of them dies. Otherwise the others would wait forever or blame the network."""
 
+import atexit
 import functools
 import os
 import signal
@@ -60,6 +61,8 @@ class _Relatives:
         """Set while this process does not train, so that it does not wait for others."""
         self.advice: Callable[[], str] = str
         self.idle.set()
+        self.has_failed = False
+        """Whether this process left a run by an error. Another process may then wait for it in a collective."""
         self._has_spoken = False
 
     def deaths(self) -> list[Death]:
@@ -140,6 +143,17 @@ def launch(fabric: Fabric, num_nodes: int, per_device: int = 1) -> None:
         early_processes.dismiss()
     if _relatives.children or _relatives.parent is not None:
         sys.excepthook = functools.partial(_uncaught, sys.excepthook)
+    if fabric.world_size > 1:
+        atexit.register(_disconnect)
+
+
+def _disconnect() -> None:
+    """End the network's threads before Python ends, because PyTorch aborts a process in which one of them still runs.
+
+    Lightning does so for NCCL. After an error the threads may wait for another process, and ending them would wait too.
+    """
+    if torch.distributed.is_initialized() and not _relatives.has_failed:
+        torch.distributed.destroy_process_group()
 
 
 def _uncaught(show: Callable[..., None], kind: type[BaseException], error: BaseException, *traceback: Any) -> None:
@@ -193,6 +207,7 @@ def watched(advice: Callable[[], str]) -> Iterator[None]:
     try:
         yield
     except BaseException as error:
+        _relatives.has_failed = True
         cause = explain(error)
         if cause is error:
             raise

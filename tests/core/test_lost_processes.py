@@ -127,6 +127,33 @@ def test_a_script_says_once_what_is_wrong(tmp_path: Path, who: int | None) -> No
     assert said == [f"[rank{who or 0}]: KeyError: 'a fault of its own'"]
 
 
+ENDS = """
+import atexit, sys
+import flcog, torch
+from harness import TinyData, classifier
+
+atexit.register(lambda: print("connected" if torch.distributed.is_initialized() else "disconnected"))
+trainer = flcog.FederatedTrainer(rounds=1, local_steps=2, logger=False, accelerator="cpu", devices=2, default_root_dir=sys.argv[1])
+trainer.fit(classifier(), TinyData())
+if sys.argv[2:]:
+    trainer.fit(classifier(), object())
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("fails", [False, True])
+def test_processes_disconnect_before_python_ends(tmp_path: Path, fails: bool) -> None:
+    """PyTorch may abort a process that ends while it is connected. After an error, disconnecting could wait for another process."""
+    script = tmp_path / "script.py"
+    script.write_text(ENDS)
+    command = [sys.executable, str(script), str(tmp_path / "runs"), *["fails"] * fails]
+    environment = os.environ | {"PYTHONPATH": str(TESTS)}
+    result = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=240)
+    assert result.returncode == int(fails)
+    ends = [line for line in result.stdout.splitlines() if line.endswith("connected")]
+    assert ends == (["connected"] if fails else ["disconnected"] * 2)  # the first process kills the second after an error
+
+
 @pytest.mark.slow
 def test_all_clients_of_one_process_are_dropped(tmp_path: Path) -> None:
     weights = [{"class_path": "core.test_lost_processes.AllOfOneProcess"}, {"class_path": "flcog.callbacks.FedDisco"}]
