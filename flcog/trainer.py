@@ -149,7 +149,8 @@ class FederatedTrainer(RunHolder):
                 state in earlier rounds (FedCOG, MOON).
             round: the last round that both runs share.
             init_from: a checkpoint that ``lightning.Trainer`` or flcog wrote, or a file with a ``state_dict``. The model begins with its
-                weights; everything else in the file is ignored.
+                weights; everything else in the file is ignored. A run that resumes with ``auto``, or branches, must have the
+                ``init_from`` of its first rounds.
 
         Ctrl-C, SIGUSR1, SIGUSR2 and SIGHUP end the run after the current round. SIGTERM and a second Ctrl-C drop that round, but with
         several processes it is always finished. The run is saved. Then fit raises a KeyboardInterrupt after Ctrl-C, and a SystemExit
@@ -157,15 +158,11 @@ class FederatedTrainer(RunHolder):
         """
         if self.fast_dev_run and ckpt_path is not None:
             raise ValueError(f"fast_dev_run tries a program and resumes no run; got ckpt_path={ckpt_path}: leave one of them out")
-        if init_from is not None:
-            if ckpt_path not in (None, "auto") or branch is not None:
-                raise ValueError(
-                    f"init_from begins a new run, which neither resumes nor branches; got init_from={init_from}: leave it out"
-                )
-            load_initial_weights(model, init_from)
+        resumes = ckpt_path not in (None, "auto")
+        origin = None if init_from is None else load_initial_weights(model, init_from, resumes)
         self._session = None
         with Lifecycle(self.fabric, self.profiler) as life:
-            plan = plan_of_fit(FitPlan(ckpt_path, self.resume_changed, self.given_logger, life.lock), branch, round)
+            plan = plan_of_fit(FitPlan(ckpt_path, self.resume_changed, self.given_logger, life.lock, origin), branch, round)
             self._session, self._trained = self._open(model, datamodule, plan), (model, datamodule)
             life.train(self._session, self.evaluate, self.num_sanity_val_steps)
 

@@ -140,7 +140,7 @@ def _no_option(parser: Any, text: str, name: str) -> str:
     owner, name = getattr(parser, "owner", None), name.split(".")[0]
     known = sorted(option for option in _options(parser) if "." not in option and option not in ("help", "print_shtab"))
     if owner is None:
-        return _of_a_script(name) or f"there is no option {name!r}.{guess(name, known)}"
+        return _elsewhere(name) or f"there is no option {name!r}.{guess(name, known)}"
     if owner in ANY_CLASS and name not in ("class_path", "init_args"):
         return f"{'.'.join(input_place.path())} needs a class_path, and {name!r} under init_args; {SCRIPT}"
     if name in ("class_path", "init_args") or owner in BASES:
@@ -160,7 +160,7 @@ def _no_option(parser: Any, text: str, name: str) -> str:
 
 def _no_key(parser: Any, text: str, command: str, name: str) -> str:
     """Explain an unknown option in a config file."""
-    return _of_lightning(name) or _of_a_script(name) or f"there is no option {name!r}.{_near(_command(parser, command), name)}"
+    return _of_lightning(name) or _elsewhere(name) or f"there is no option {name!r}.{_near(_command(parser, command), name)}"
 
 
 def _of_lightning(name: str) -> str | None:
@@ -168,8 +168,10 @@ def _of_lightning(name: str) -> str | None:
     return refusal_of(name.removeprefix("trainer.")) if name.startswith("trainer.") else None
 
 
-def _of_a_script(name: str) -> str:
-    """Explain an option that only users' own scripts have."""
+def _elsewhere(name: str) -> str:
+    """Explain an option that only ``flcog fit`` or users' own scripts have."""
+    if name == "init_from":
+        return "only flcog fit has the option init_from: remove it from the config"
     return f"the flcog command has no option {name!r}; {SCRIPT}" if name.split(".")[0] in ("optimizer", "lr_scheduler") else ""
 
 

@@ -5,7 +5,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import lightning as L
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI, SaveConfigCallback
@@ -19,7 +19,7 @@ from flcog.commands.complaint import complain, guess
 from flcog.commands.config_file import check_config
 from flcog.commands.errors import base_class_refusal, explain
 from flcog.commands.import_from import find_modules_here
-from flcog.commands.lightning_config import without_lightning_defaults
+from flcog.commands.lightning_config import without, without_lightning_defaults
 from flcog.commands.refusals import mistakes_in_one_line
 from flcog.commands.saved_config import SavedConfig
 from flcog.commands.shipped_configs import with_paths
@@ -29,8 +29,11 @@ from flcog.core.lightning_packages import OtherDataModule
 from flcog.method import Callback
 from flcog.trainer import FederatedTrainer
 
-NOT_OF_THE_RUN = ("config", "ckpt_path", "branch", "round", "init_from")
-"""Options of ``fit`` that describe how a run begins. They are not part of its configuration."""
+NOT_OF_THE_RUN = ("config", "ckpt_path", "branch", "round")
+"""Options of ``fit`` that describe how a run goes on from others. They are not part of its configuration."""
+
+ONLY_FIT = ("init_from",)
+"""Entries of a run's ``config.yaml`` that are options of ``fit`` alone."""
 
 DATA = (L.LightningDataModule, Dataset, OtherDataModule)
 """The classes of data that the command line accepts. flcog's own data modules are LightningDataModules."""
@@ -41,6 +44,8 @@ class Parser(LightningArgumentParser):
 
     changes: Sequence[tuple[str, str]] = ()
     """Changes that the config being read makes to callbacks of an earlier config."""
+    ignored: Sequence[str] = ()
+    """Entries of a run's config.yaml that only ``fit`` has."""
 
     def parse_args(self, args: Sequence[str] | None = None, *rest: Any, **options: Any) -> Any:  # type: ignore[override]
         # jsonargparse passes `--model.model.weights null` to the class's own parser as Python writes it, `--weights=None`, and that
@@ -55,7 +60,7 @@ class Parser(LightningArgumentParser):
         return super().parse_path(path, *rest, **options)
 
     def parse_string(self, content: str, *rest: Any, **options: Any) -> Any:  # type: ignore[override]
-        content, self.changes = take_changes(without_lightning_defaults(content))
+        content, self.changes = take_changes(without(self.ignored, without_lightning_defaults(content)))
         return super().parse_string(content, *rest, **options)
 
     def parse_object(self, obj: Any, namespace: Any = None, *rest: Any, **options: Any) -> Any:
@@ -187,6 +192,11 @@ class FederatedCLI(LightningCLI):
         reach_by_name(parser)
         parser.link_arguments("seed_everything", "trainer.seed", compute_fn=int)
 
+    def _add_subcommands(self, parser: LightningArgumentParser, **options: Any) -> None:
+        super()._add_subcommands(parser, **options)
+        for verb in {"validate", "test", "predict"} & self._subcommand_parsers.keys():
+            cast(Parser, self._subcommand_parsers[verb]).ignored = ONLY_FIT
+
     def _parse_ckpt_path(self) -> None:
         """flcog's checkpoints do not change the configuration."""
 
@@ -211,6 +221,8 @@ class FederatedCLI(LightningCLI):
         trainer = self.trainer_class(**options)
         self._dump_config()
         trainer.config = {key: value for key, value in self.config_dump.items() if key not in NOT_OF_THE_RUN}  # type: ignore[attr-defined]
+        if trainer.config.get("init_from") is None:  # type: ignore[attr-defined]
+            trainer.config.pop("init_from", None)  # type: ignore[attr-defined]
         # The option applies to one resume: a run's own config.yaml must not repeat it at each later one.
         trainer.config["trainer"].pop("resume_changed", None)  # type: ignore[attr-defined]
         return trainer

@@ -1,5 +1,6 @@
 """Configs that LightningCLI has written: they hold every option of ``lightning.Trainer``, most of them with Lightning's default."""
 
+from collections.abc import Collection
 from typing import Any
 
 import yaml
@@ -26,3 +27,11 @@ def without_lightning_defaults(text: str) -> str:
     if isinstance(trainer := config.get("trainer"), dict):
         found["trainer"] = given_options(trainer)
     return text if found == config else yaml.safe_dump(found, sort_keys=False)
+
+
+def without(names: Collection[str], text: str) -> str:
+    """Remove entries from a config."""
+    config = yaml.safe_load(text) if names else None
+    if not isinstance(config, dict) or not config.keys() & {*names}:
+        return text
+    return yaml.safe_dump({name: value for name, value in config.items() if name not in names}, sort_keys=False)

@@ -4,6 +4,7 @@ import warnings
 from pathlib import Path
 
 from flcog.commands.command_cli import CommandCLI
+from flcog.commands.federated_cli import ONLY_FIT, Parser
 from flcog.commands.import_from import import_only_from
 from flcog.core.fabric import make_fabric
 from flcog.run.record import read_config
@@ -15,6 +16,10 @@ class _RunReader(CommandCLI):
     @staticmethod
     def find_modules() -> None:
         pass
+
+    def add_core_arguments_to_parser(self, parser: Parser) -> None:  # type: ignore[override]
+        super().add_core_arguments_to_parser(parser)
+        parser.ignored = ONLY_FIT
 
 
 def open_run(run: Path, import_from: Path | None, *options: str) -> CommandCLI:

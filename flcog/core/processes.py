@@ -1,5 +1,6 @@
 """The processes that train a run's clients, and their collective operations."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -63,6 +64,19 @@ class Processes:
         box = [value]
         torch.distributed.broadcast_object_list(box, 0)
         return box[0]
+
+    def decide(self, call: Callable[[], Any]) -> Any:
+        """Call a function in the first process. Its result or its ``ValueError`` comes to all processes."""
+        outcome, refused = None, None
+        if self.is_first:
+            try:
+                outcome = call()
+            except ValueError as error:
+                refused = str(error)
+        outcome, refused = self.agree((outcome, refused))
+        if refused is not None:
+            raise ValueError(refused)
+        return outcome
 
     def gather(self, value: Any) -> list[Any]:
         """The values of all processes, in order, on every process. Tensors from another process's GPU arrive on this one's."""

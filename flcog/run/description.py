@@ -17,7 +17,7 @@ from flcog.server.state import ServerState
 from flcog.settings import Settings
 
 
-def describe(engine: Engine, server: ServerState, directory: Path) -> list[tuple[str, str]]:
+def describe(engine: Engine, server: ServerState, experiment: dict[str, Any], directory: Path) -> list[tuple[str, str]]:
     """The run in lines of a topic and a text."""
     everybody, test, module, settings = engine.population, engine.central["test"], engine.model.module, engine.settings
     network = module.model if isinstance(module, ClientModule) else module
@@ -29,10 +29,11 @@ def describe(engine: Engine, server: ServerState, directory: Path) -> list[tuple
     where = "in other processes" if engine.clients.here is None else f"partition {engine.federation.split.hash}"
     count, per_device = engine.processes.count, engine.processes.per_device
     shared = f", {per_device} on each device" if per_device > 1 else ""
+    origin = f", from {short(Path(experiment['init_from']['file']))}" if "init_from" in experiment else ""
     going_on = f", going on after round {server.round}" if server.round else ""
     return [
         ("task", f"{everybody.task}{classes}"),
-        ("model", f"{type(network).__name__}, {num_parameters:,} parameters{frozen}"),
+        ("model", f"{type(network).__name__}, {num_parameters:,} parameters{frozen}{origin}"),
         ("data", f"{engine.data_name}, {everybody.num_samples:,} samples{tests}"),
         ("clients", f"{everybody.num_clients:,} ({where}), {_cohort(engine)} a round"),
         ("local work", f"{local_work(engine.batching)}, batches of {engine.batching.batch_size}"),
@@ -56,6 +57,7 @@ def entries(engine: Engine, server: ServerState, experiment: dict[str, Any], obs
         "data": engine.data_name,
         "num_clients": engine.num_clients,
         "experiment": fingerprint(engine.settings.rounds, experiment, observers),
+        **({"init_from": experiment["init_from"]} if "init_from" in experiment else {}),
     }
 
 

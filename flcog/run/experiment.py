@@ -32,7 +32,7 @@ HOW_IT_RUNS = (
 """Arguments of the trainer that a resumed run may change. Methods, clipping among them, and the seed are compared separately."""
 
 
-VARIES = re.compile(r"(^|\.)(seed|partition_seed|default_root_dir|save_dir|dirpath)$")
+VARIES = re.compile(r"(^|\.)(seed|partition_seed|default_root_dir|save_dir|dirpath|init_from\.file)$")
 """Settings in which repetitions of a run differ."""
 
 

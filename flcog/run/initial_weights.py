@@ -2,28 +2,31 @@
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from flcog.core.lightning_packages import lightning_base
+from flcog.core.weight_files import PREFIX, digest_of, read_weights
 
-PREFIX = "model."
-"""The prefix of a network's weights inside a client module."""
+Origin = dict[str, str]
+"""The ``file`` of the weights that a run began with, and a digest of these ``weights``, which is empty if the file was not read."""
 
 
-def load_initial_weights(model: nn.Module, path: str | Path) -> None:
+def load_initial_weights(model: nn.Module, path: str | Path, resumes: bool = False) -> Origin:
     """Load weights into a model; other contents of the file, such as optimiser states, are ignored.
 
     Args:
         model: the user's module or network.
         path: a checkpoint that ``lightning.Trainer`` or flcog wrote, or a file with a ``state_dict`` alone. Only tensors and primitives
             are read from it, so that a file cannot run code.
+        resumes: whether a checkpoint will replace the weights. Their file may be gone then.
     """
+    file = str(Path(path).resolve())
+    if resumes and not Path(path).is_file():
+        return {"file": file, "weights": ""}
     if lightning_base(model, "LightningModule") is not None:
         model.configure_model()  # type: ignore[operator]  # it may make the layers
-    own, given = model.state_dict(), _weights(Path(path))
+    own, given = model.state_dict(), read_weights(Path(path))
     fitting = next((named for named in _namings(given) if named.keys() == own.keys()), None)
     kind = type(model).__name__
     if fitting is None:
@@ -37,6 +40,33 @@ def load_initial_weights(model: nn.Module, path: str | Path) -> None:
                 "weights of the same model"
             )
     model.load_state_dict(fitting)
+    return {"file": file, "weights": digest_of(given)}
+
+
+def check_origin(path: Path, before: Origin | None, now: Origin | None, resumes: bool) -> None:
+    """Refuse other initial weights than those of a checkpoint's run.
+
+    Args:
+        path: the checkpoint.
+        before: the origin of its run's weights.
+        now: the origin that the user gave.
+        resumes: whether the run is resumed by the checkpoint's name, so that the user need not repeat ``init_from``.
+    """
+    if difference := other_origin(before, now, resumes):
+        raise ValueError(
+            f"{path} was written by a run with other initial weights: {difference}. Give the init_from of that run, or start a new run "
+            "without ckpt_path and branch"
+        )
+
+
+def other_origin(before: Origin | None, now: Origin | None, resumes: bool = False) -> str:
+    """Describe the difference between two origins of weights. Empty if they are the same weights."""
+    if before and now:
+        same = before["weights"] == now["weights"] or (not now["weights"] and before["file"] == now["file"])
+    else:
+        same = not now and (resumes or not before)
+    was, value = (origin["file"] if origin else "none" for origin in (before, now))
+    return "" if same else f"init_from was {was}, is {value}" + (", which has other weights" if was == value else "")
 
 
 def _namings(given: Mapping[str, Tensor]) -> list[dict[str, Tensor]]:
@@ -47,20 +77,3 @@ def _namings(given: Mapping[str, Tensor]) -> list[dict[str, Tensor]]:
         *([inside] if len(inside) == len(given) else []),
         {PREFIX + name: value for name, value in given.items()},
     ]
-
-
-def _weights(path: Path) -> dict[str, Tensor]:
-    if not path.is_file():
-        raise ValueError(f"init_from={path} is no file: give a checkpoint of Lightning's, or a file with a state_dict")
-    try:
-        content: Any = torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as error:  # readers of archives and pickles raise nearly every kind of error
-        reason = " ".join(str(error).split())[:200] or type(error).__name__
-        raise ValueError(
-            f"init_from={path} cannot be read as tensors, numbers and text ({reason}): write the weights alone with "
-            "torch.save(module.state_dict(), FILE)"
-        ) from error
-    weights = content.get("state_dict", content) if isinstance(content, Mapping) else content
-    if not isinstance(weights, Mapping) or not weights or not all(isinstance(value, Tensor) for value in weights.values()):
-        raise ValueError(f"init_from={path} contains no weights: give a checkpoint of Lightning's, or a file with a state_dict")
-    return dict(weights)

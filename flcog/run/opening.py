@@ -6,7 +6,7 @@ from typing import Any, cast
 
 from flcog.assembly import Assembly, data_modules
 from flcog.client.kept_weights import keeping_weights
-from flcog.client.model import make_client_model
+from flcog.client.model import ClientModel, make_client_model
 from flcog.client.setup_trainer import SetupTrainer
 from flcog.core.fabric import processes_of
 from flcog.core.lightning_packages import lightning_base
@@ -37,8 +37,7 @@ def open_run(request: Request, plan: Plan) -> Session:
     _read_data(request, trainer)
     trainer.callbacks = list(lightning.gather(request.model))
     client = make_client_model(settings, request.methods, request.model, request.datamodule, processes, trainer)
-    described = experiment.describe(settings, request.methods, client, request.datamodule, request.config)
-
+    described = _describe(request, plan, saved, client)
     notes = [] if saved is None else plan.check(request, saved, client, described)
     if saved is None and plan.trains:
         client.check_values()
@@ -65,6 +64,16 @@ def open_run(request: Request, plan: Plan) -> Session:
     plan.restore(request, run, saved)
     lightning.attach(run, client.hooks, request.root)
     return run
+
+
+def _describe(request: Request, plan: Plan, saved: CheckpointFile | None, client: ClientModel) -> dict[str, Any]:
+    """Describe the experiment. A resumed run keeps the initial weights of its first start, also in its ``config.yaml``."""
+    described = experiment.describe(request.settings, request.methods, client, request.datamodule, request.config)
+    if origin := plan.origin(saved):
+        described["init_from"] = origin
+        if request.config is not None and plan.trains:
+            request.config.setdefault("init_from", origin["file"])
+    return described
 
 
 def _read_data(request: Request, trainer: SetupTrainer) -> None:

@@ -4,7 +4,7 @@ A plan chooses the checkpoint, compares it with the run, chooses the run's direc
 """
 
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, cast
@@ -33,6 +33,7 @@ from flcog.run.directory import (
     new_run_directory,
     run_of,
 )
+from flcog.run.initial_weights import Origin, check_origin
 from flcog.run.resuming import check_meant, check_resumable, other_configuration
 from flcog.run.session import Session
 from flcog.run.trackers import Trackers, check_environment
@@ -100,6 +101,10 @@ class Plan:
             )
         difference = functools.partial(checkpoint.other_methods, names=[method.name for method in request.methods])
         return cast(Path, processes.agree(find_checkpoint(self.ckpt_path, request.root, difference)))
+
+    def origin(self, saved: CheckpointFile | None) -> Origin | None:
+        """The origin of the weights with which the run began."""
+        return None if saved is None else saved.content["experiment"].get("init_from")
 
     def check(self, request: Request, saved: CheckpointFile, client: ClientModel, described: Mapping[str, Any]) -> list[Note]:
         """Refuse a checkpoint that does not fit. Returns notes for the user."""
@@ -172,22 +177,24 @@ class FitPlan(Plan):
         resume_changed: whether settings may differ from the checkpoint's. The summary shows the differences.
         logger: the trackers, as the trainer received them.
         lock: the right to write into the directory.
+        init_from: the origin of the weights in the model, if they are not the model's own.
     """
 
     resume_changed: bool
     logger: Logger | list[Logger] | bool | None
     lock: WriterLock
+    init_from: Origin | None
 
     def find(self, request: Request, processes: Processes) -> Path | None:
         check_environment(self.logger)
         if self.ckpt_path == "auto":
-            found = cast(Path | None, _agreed(lambda: self._find_same_run(request), processes))
+            found = cast(Path | None, processes.decide(lambda: self._find_same_run(request)))
         else:
             found = super().find(request, processes)
         if found is not None and found.is_file():
             check_run_directory(run_of(found))
             # Before anything is read, or another writer might change it meanwhile.
-            _agreed(lambda: _take(self.lock, run_of(found)), processes)
+            processes.decide(lambda: _take(self.lock, run_of(found)))
         return found
 
     def _find_same_run(self, request: Request) -> Path | None:
@@ -196,8 +203,15 @@ class FitPlan(Plan):
         with clear_errors(root, RUN_REMEDY):
             make_folder(root)
         _take(self.lock, root)
-        settings, methods, config = request.settings, request.methods, request.config
-        return find_same_run(root, lambda path: other_configuration(path, settings, methods, config, self.resume_changed))
+        mine = request.settings, request.methods, request.config, self.init_from
+        return find_same_run(root, lambda path: other_configuration(path, *mine, self.resume_changed))
+
+    def origin(self, saved: CheckpointFile | None) -> Origin | None:
+        if saved is None:
+            return self.init_from
+        before = super().origin(saved)
+        check_origin(saved.path, before, self.init_from, resumes=self.ckpt_path not in (None, "auto"))
+        return before
 
     def check(self, request: Request, saved: CheckpointFile, client: ClientModel, described: Mapping[str, Any]) -> list[Note]:
         notes = check_resumable(*saved, request.settings, request.methods, client.tensors, described)
@@ -208,8 +222,8 @@ class FitPlan(Plan):
     def directory(self, request: Request, saved: CheckpointFile | None, processes: Processes) -> Path | None:
         if saved is not None:
             return run_of(saved.path)
-        directory = Path(processes.agree(str(new_run_directory(request.root)) if processes.is_first else ""))
-        _agreed(lambda: _take(self.lock, directory), processes)
+        directory = Path(processes.decide(lambda: str(new_run_directory(request.root))))
+        processes.decide(lambda: _take(self.lock, directory))
         return directory
 
     def trackers(self, saved: CheckpointFile | None, directory: Path | None) -> Trackers:
@@ -278,23 +292,9 @@ def plan_of_fit(fit: FitPlan, branch: str | None, round: int | None) -> Plan:
         raise ValueError(
             f"a run either branches from another run or resumes from a checkpoint: give branch={branch} or ckpt_path={fit.ckpt_path}"
         )
-    return BranchPlan(None, fit.resume_changed, fit.logger, fit.lock, Path(branch).resolve(), round)
+    return BranchPlan(None, fit.resume_changed, fit.logger, fit.lock, fit.init_from, Path(branch).resolve(), round)
 
 
 def _take(lock: WriterLock, directory: Path) -> None:
     if refused := lock.take(directory):
         raise ValueError(refused)
-
-
-def _agreed(call: Callable[[], Any], processes: Processes) -> Any:
-    """Call a function in the first process. Its result or its ``ValueError`` comes to all processes."""
-    outcome, refused = None, None
-    if processes.is_first:
-        try:
-            outcome = call()
-        except ValueError as error:
-            refused = str(error)
-    outcome, refused = processes.agree((outcome, refused))
-    if refused is not None:
-        raise ValueError(refused)
-    return outcome

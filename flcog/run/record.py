@@ -118,6 +118,7 @@ RECORD: Schema = {
     "num_frozen": ("a count", _is_count),
     "num_clients": ("a count", _is_count),
     "experiment": ("a hash", _is_text),
+    "init_from": ("the file of its initial weights and their digest", _is_mapping),
     "partition": ("a mapping of figures", _is_mapping),
     "seed": ("a whole number", _is_whole),
     "branch": ("the run that it branched from", _is_mapping),

@@ -7,6 +7,7 @@ from typing import Any
 from flcog.core.types import Params
 from flcog.method import ChangedSetting, Method, Note, WarningNote
 from flcog.run import checkpoint, experiment
+from flcog.run.initial_weights import Origin, other_origin
 from flcog.settings import Settings
 
 
@@ -47,7 +48,12 @@ def check_resumable(
 
 
 def other_configuration(
-    path: Path, settings: Settings, methods: Sequence[Method], config: Mapping[str, Any] | None, may_change: bool
+    path: Path,
+    settings: Settings,
+    methods: Sequence[Method],
+    config: Mapping[str, Any] | None,
+    init_from: Origin | None,
+    may_change: bool,
 ) -> str | None:
     """Describe how the configuration of a checkpoint's run differs from this run's, without the model and the data.
 
@@ -55,7 +61,7 @@ def other_configuration(
 
     Args:
         path: the checkpoint.
-        settings, methods, config: this run's.
+        settings, methods, config, init_from: this run's.
         may_change: whether settings may differ.
     """
     saved = checkpoint.peek(path)
@@ -64,6 +70,8 @@ def other_configuration(
             was, value = map(checkpoint.as_given, (before, now)) if part == "methods" else (before, now)
             return f"{part} was {was}, is {value}"
     before = saved.get("experiment")
+    if before and (difference := other_origin(before.get("init_from"), init_from)):
+        return difference
     if not before or may_change:
         return None
     present = before | experiment.describe_settings(settings, methods, config)

@@ -92,7 +92,7 @@ class Session:
 
     @property
     def description(self) -> Sequence[tuple[str, str]]:
-        return describe(self.engine, self.server, self.directory)
+        return describe(self.engine, self.server, self.experiment, self.directory)
 
     @property
     def directory(self) -> Path:

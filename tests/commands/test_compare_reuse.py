@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import yaml
 from harness import ROOT
 
@@ -15,7 +16,7 @@ import flcog
 from flcog.commands.cli import main
 from flcog.commands.compare.folder import SAME_RUN
 from flcog.commands.compare.plan import Cell, cells, select
-from flcog.commands.compare.resolved import identity, resolve, resolved
+from flcog.commands.compare.resolved import identity, resolve, resolved, settings_of
 from flcog.commands.compare.table_file import read_table
 
 QUICKSTART = str(ROOT / "configs/quickstart.yaml")
@@ -158,6 +159,18 @@ def test_tables_of_a_paper_share_what_they_have_in_common(arms: tuple[tuple[str,
         cell = cells(table, tmp_path, [])[0]
         found.add(identity(resolve([cell])[cell.name]))
     assert len(found) == 1
+
+
+def test_initial_weights_are_settings(tmp_path: Path) -> None:
+    """A file of other weights makes another run; the same weights under another name have the same settings."""
+    files = [tmp_path / name for name in ("a.pt", "b.pt", "c.pt")]
+    for file, value in zip(files, (0.0, 0.0, 1.0), strict=True):
+        torch.save({"weight": torch.full((2, 2), value)}, file)
+    a, b, c = (resolved(Cell("", "", 0, tmp_path, []), ["-c", QUICKSTART, "--init_from", str(file)]) for file in files)
+    none = resolved(Cell("", "", 0, tmp_path, []), ["-c", QUICKSTART])
+    assert a is not None and b is not None and c is not None and none is not None
+    assert settings_of(a) == settings_of(b) and identity(a) == identity(b)
+    assert len({identity(config) for config in (none, a, c)}) == 3 and "init_from" not in settings_of(none)
 
 
 def test_seeds_and_what_they_draw(tmp_path: Path) -> None:

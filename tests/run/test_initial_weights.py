@@ -1,6 +1,7 @@
 """``init_from`` begins a run with the weights of a Lightning checkpoint."""
 
 import pickle
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -9,12 +10,16 @@ import pytest
 import torch
 from datamodules.common import one_line
 from engine.test_lightning_hooks import Plain
-from harness import NUM_CLASSES, NUM_FEATURES, TinyData, assert_close, fit, make_trainer
+from harness import NUM_CLASSES, NUM_FEATURES, ROOT, TinyData, assert_close, fit, make_trainer, without_times
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import flcog
+from flcog import SavedRun
+from flcog.callbacks import Checkpoint
+from flcog.commands.cli import main
 from flcog.models import MLP
+from flcog.run.record import read_config, read_record
 
 
 class Kept(Plain):
@@ -114,6 +119,75 @@ def test_what_does_not_fit_is_refused(checkpoint: Path, tmp_path: Path, capsys: 
         begun(Still(width=4), checkpoint, tmp_path)
     with one_line(ValueError, "does not fit MLP: .* give weights of the same model"):
         begun(MLP(NUM_FEATURES, (8, 8), NUM_CLASSES), checkpoint, tmp_path)
-    with one_line(ValueError, "init_from begins a new run, which neither resumes nor branches"):
-        make_trainer(tmp_path).fit(Still(), TinyData(), "last", init_from=str(checkpoint))
     assert "code ran" not in capsys.readouterr().out
+
+
+def begin(root: Path, rounds: int, init_from: Path | None = None, **options: Any) -> Any:
+    """Train; the kept checkpoint of round 1 lets runs branch there."""
+    trainer = make_trainer(root, Checkpoint(keep_rounds=[1]), rounds=rounds)
+    trainer.fit(Kept(), TinyData(), init_from=None if init_from is None else str(init_from), **options)
+    return trainer
+
+
+def test_the_weights_are_a_part_of_the_experiment(checkpoint: Path, tmp_path: Path) -> None:
+    copied = tmp_path / "copy.ckpt"
+    shutil.copy(checkpoint, copied)
+    torch.save({name: value + 1 for name, value in weights_of(checkpoint).items()}, tmp_path / "other.pt")
+    files = (None, checkpoint, copied, tmp_path / "other.pt")
+    records = [read_record(begin(tmp_path / str(i), 1, file).run_dir) for i, file in enumerate(files)]
+    none, first, same, other = (record["experiment"] for record in records)
+    assert first == same and len({none, first, other}) == 3
+    assert records[1]["init_from"]["file"] == str(checkpoint) and "init_from" not in records[0]
+
+
+def test_a_resumed_run_keeps_its_first_weights(checkpoint: Path, tmp_path: Path) -> None:
+    whole = begin(tmp_path / "whole", 3, checkpoint)
+    own = tmp_path / "own.ckpt"
+    shutil.copy(checkpoint, own)
+    run = begin(tmp_path / "cut", 1, own).run_dir
+    with one_line(ValueError, "other initial weights: init_from was .*own.ckpt, is .*last.ckpt. Give the init_from of that run"):
+        begin(tmp_path / "cut", 2, run / "checkpoints/last.ckpt", ckpt_path=str(run))
+    for other in (None, run / "checkpoints/last.ckpt"):
+        with one_line(ValueError, "ckpt_path=auto: .* differs: init_from was .*own.ckpt, is"):
+            begin(tmp_path / "cut", 2, other, ckpt_path="auto")
+    begin(tmp_path / "cut", 2, own, ckpt_path="auto")
+    own.unlink()
+    begin(tmp_path / "cut", 3, own, ckpt_path=str(run))  # as the run's config.yaml says
+    resumed = begin(tmp_path / "cut", 3, ckpt_path=str(run))
+    assert without_times(resumed.history) == without_times(whole.history)
+    assert (
+        read_record(run)["init_from"]["file"] == str(own)
+        and read_record(run)["experiment"] == read_record(whole.run_dir)["experiment"]
+    )
+
+
+def test_a_branch_needs_the_weights_of_its_trunk(checkpoint: Path, tmp_path: Path) -> None:
+    whole = begin(tmp_path / "whole", 2, checkpoint)
+    for other in (None, whole.run_dir / "checkpoints/last.ckpt"):
+        with one_line(ValueError, "round-000001.ckpt was written by a run with other initial weights"):
+            begin(tmp_path / "branch", 2, other, branch=str(whole.run_dir), round=1)
+    branch = begin(tmp_path / "branch", 2, checkpoint, branch=str(whole.run_dir), round=1)
+    assert without_times(branch.history) == without_times(whole.history)
+
+
+@pytest.mark.usefixtures("command_line")
+def test_a_runs_config_repeats_them(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    start = ["fit", "-c", str(ROOT / "configs/quickstart.yaml"), "--trainer.rounds", "1", "--trainer.logger", "false"]
+    first, second, third = (tmp_path / name for name in ("first", "second", "third"))
+    main([*start, "--trainer.default_root_dir", str(first)])
+    last = str(SavedRun(*first.iterdir()).directory / "checkpoints/last.ckpt")
+    main([*start, "--trainer.default_root_dir", str(second), "--init_from", last])
+    config = str(SavedRun(*second.iterdir()).directory / "config.yaml")
+    assert f"from {last}" in " ".join(capsys.readouterr().out.split())
+    main(["fit", "-c", config, "--trainer.default_root_dir", str(third)])
+    rows = [without_times(SavedRun(*root.iterdir()).rows) for root in (first, second, third)]
+    assert rows[1] == rows[2] != rows[0]
+    main(["test", "-c", config, "--ckpt_path", config.replace("config.yaml", "checkpoints/last.ckpt")])
+    resumed = [*start, "--trainer.rounds", "2", "--trainer.default_root_dir", str(third)]
+    main([*resumed, "--ckpt_path", str(*third.iterdir())])
+    config = str(SavedRun(*third.iterdir()).directory / "config.yaml")
+    assert read_config(Path(config).parent)["init_from"] == last
+    capsys.readouterr()
+    with pytest.raises(SystemExit):
+        main(["check", "-c", config])
+    assert "error: only flcog fit has the option init_from: remove it from the config" in capsys.readouterr().err

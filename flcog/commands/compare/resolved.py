@@ -8,13 +8,17 @@ import io
 import json
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
+
+from lightning.pytorch.cli import LightningArgumentParser
 
 import flcog
 from flcog.commands.command_cli import CommandCLI
 from flcog.commands.compare.given_options import SPLIT_SEED
 from flcog.commands.compare.plan import Cell
 from flcog.commands.refusals import refusal
+from flcog.core.weight_files import digest_of, read_weights
 
 Config = Mapping[str, Any]
 
@@ -34,7 +38,11 @@ NO_SETTINGS = {
 
 
 class _Reader(CommandCLI):
-    """Parses a command line without instantiating anything."""
+    """Parses a command line of ``flcog fit`` without instantiating anything."""
+
+    def add_core_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
+        super().add_core_arguments_to_parser(parser)
+        parser.add_argument("--init_from", type=str | None)
 
     def instantiate_classes(self) -> None:
         self._dump_config()
@@ -50,18 +58,26 @@ def resolve(cells: Iterable[Cell]) -> dict[str, Config]:
 
 
 def resolved(cell: Cell, words: Sequence[str]) -> Config | None:
-    """The configuration of a command line with the cell's seed; None for an invalid one."""
+    """The configuration of a command line with the cell's seed, and the digest of the initial weights; None for an invalid one."""
     config = copy.deepcopy(_read(tuple(words))[0])
     if config is not None:
         config["seed_everything"] = config["trainer"]["seed"] = cell.seed
         if cell.varies_split:
             config["data"]["init_args"][SPLIT_SEED.removeprefix("data.")] = cell.seed
+        if config.get("init_from"):
+            with contextlib.suppress(ValueError):  # its run will report the error
+                config["init_from"] = _digest_in(config["init_from"])
     return config
 
 
 def fault(cell: Cell) -> str:
     """The error in a cell's command line; empty for a valid one."""
     return _read(tuple(cell.common_arguments))[1]
+
+
+@functools.cache
+def _digest_in(path: str) -> str:
+    return digest_of(read_weights(Path(path)))
 
 
 @functools.lru_cache(maxsize=4096)
@@ -86,7 +102,7 @@ def settings_of(config: Config) -> Settings:
 
     Options that are off (null, false or empty) are left out, so that a new option does not change the settings of earlier runs.
     """
-    kept = {name: value for name, value in config.items() if name in ("model", "data", "seed_everything")}
+    kept = {name: value for name, value in config.items() if name in ("model", "data", "seed_everything", "init_from")}
     return dict(_flat({**kept, "trainer": {**config["trainer"], "callbacks": callbacks_of(config)}}, ""))
 
 

@@ -15,12 +15,14 @@ def run_settings(cell: Cell) -> Settings:
     """The settings of a cell's run, without the methods that it carries for other runs; empty without a ``config.yaml``."""
     folder = cell.files.source
     config = dict(folder.own_run.config) if folder.own_run else {}
-    if "trainer" not in config:
+    if folder.own_run is None or "trainer" not in config:
         return {}
     callbacks = list(config["trainer"].get("callbacks") or [])
     for carried in map(class_of, folder.carried):
         place = max((place for place, part in enumerate(callbacks) if class_of(part) == carried), default=None)
         callbacks = [part for i, part in enumerate(callbacks) if i != place]
+    if origin := folder.own_run.description.get("init_from"):
+        config["init_from"] = origin["weights"]
     return settings_of({**config, "trainer": {**config["trainer"], "callbacks": callbacks}})
 
 

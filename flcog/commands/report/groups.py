@@ -75,10 +75,11 @@ def grouped(runs: Sequence[RunFiles]) -> list[Group]:
 
 def _experiment(run: RunFiles) -> str:
     """A text that runs share if they are known to differ only in their seed and in their folder."""
-    config = {key: value for key, value in flat(run.config).items() if not VARIES.search(key)}
+    config = {key: value for key, value in flat(run.config).items() if not VARIES.search(key) and key != "init_from"}
     whole = all("class_path" in run.config.get(part, {}) for part in ("model", "data"))  # else objects were made in Python
     known = None if whole else run.setting.get("experiment", str(run.directory))
-    return json.dumps([{key: run.setting.get(key) for key in SAME}, config, known], sort_keys=True, default=str)
+    origin = (run.setting.get("init_from") or {}).get("weights")
+    return json.dumps([{key: run.setting.get(key) for key in SAME}, config, known, origin], sort_keys=True, default=str)
 
 
 def _last_score(runs: Sequence[RunFiles]) -> float:
