@@ -194,8 +194,7 @@ class Session:
     # Checkpoints ------------------------------------------------------------------------------------------------------------------
 
     def save(self, path: Path, resumable: bool = True, pinned: Collection[str] | None = None) -> None:
-        server = self.server
-        payload = self._payload(resumable)
+        server, payload = self.server, self._payload(resumable)
         if resumable:
             fetch_states(self.engine.clients, self.clients)
             written = self.clients.save(server.round)
@@ -262,13 +261,14 @@ class Session:
             with self.model.copies.follow():
                 self.model.module.on_load_checkpoint(dict(saved))
             self.model.keep_buffers()
-        if not resume:
-            if (method := only_personal(self.engine, server)) is not None and not saved["resumable"]:
-                raise ValueError(f"{path} holds a global model alone, and {method.name} has none: give last.ckpt beside it")
-            if saved["methods"] == names and saved["resumable"]:
-                self._load_states(saved["clients"])  # personal models are evaluated too
-        else:
+        if resume:
             self._resume(path, saved)
+        elif (method := only_personal(self.engine, server)) is not None and not saved["resumable"]:
+            raise ValueError(f"{path} holds a global model alone, and {method.name} has none: give last.ckpt beside it")
+        elif saved["methods"] != names:
+            server.keep_evaluated(server.params)  # the run's methods have evaluated these already
+        elif saved["resumable"]:
+            self._load_states(saved["clients"])  # personal models are evaluated too
 
     def _resume(self, path: Path, saved: dict[str, Any]) -> None:
         """Restore everything but the model, which :meth:`restore` has restored."""

@@ -26,8 +26,7 @@ def evaluated_params(engine: Engine, server: ServerState) -> Params:
 
     The server keeps them until its state changes, for the checkpoint and the user's module, which contain them, too.
     """
-    now = (server.round, server.params, *server.servers.values())
-    if server.evaluated and all(map(operator.is_, server.evaluated[0], now)):
+    if server.evaluated and all(map(operator.is_, server.evaluated[0], server.parts)):
         return server.evaluated[1]
     params = server.params
     for method in engine.active(max(0, server.round - 1)):
@@ -36,7 +35,7 @@ def evaluated_params(engine: Engine, server: ServerState) -> Params:
             with model_stays(method, "evaluate_at", params, server=state):
                 new = method.evaluate_at(state, dict(params))
             params = check_finite(method, "evaluate_at", check_params(method, "evaluate_at", new, params), params)
-    server.evaluated = now, params
+    server.keep_evaluated(params)
     return params
 
 

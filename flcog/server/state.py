@@ -47,6 +47,15 @@ class ServerState:
     _newcomers: list[tuple[str, int]] = field(default_factory=list, repr=False)
     """The methods and clients of the messages that arrived in this round."""
 
+    @property
+    def parts(self) -> tuple[Any, ...]:
+        """The round, parameters and states, on which the evaluated parameters depend."""
+        return (self.round, self.params, *self.servers.values())
+
+    def keep_evaluated(self, params: Params) -> None:
+        """Evaluate these parameters until the state changes."""
+        self.evaluated = self.parts, params
+
     def copy(self, round: int) -> "ServerState":
         """Copy the state, with an empty ledger, to try another round without changing the run."""
         reported = {name: set(clients) for name, clients in self.reported.items()}

@@ -17,7 +17,7 @@ from matplotlib.ticker import PercentFormatter
 from torch import nn
 
 import flcog
-from flcog.callbacks import MOON, FedExP, FedProx
+from flcog.callbacks import MOON, ClipGradient, FedExP, FedProx
 from flcog.data import Samples
 from flcog.datamodules import Digits
 from flcog.evaluation import Evaluator
@@ -253,6 +253,14 @@ def test_the_model_and_its_checkpoints_are_the_evaluated_model(tmp_path: Path) -
         assert figures["test/loss"] == trainer.history[-1]["test/loss"]
     assert trainer.test(verbose=False)["test/loss"] == trainer.history[-1]["test/loss"]
     assert torch.equal(outputs_of(module), expected)
+
+
+@pytest.mark.parametrize(("trained", "tested"), [([Average()], [Average(), ClipGradient()]), ([], [Average()])])
+def test_a_checkpoint_has_the_same_score_with_another_list_of_methods(trained: Any, tested: Any, tmp_path: Path) -> None:
+    trainer = fit(tmp_path, *trained, **FLOAT | {"rounds": 1, "eval_every": 1})
+    path = trainer.run.directory / "checkpoints/best.ckpt"
+    figures = make_trainer(None, *tested, **FLOAT).test(classifier(), TinyData(), ckpt_path=str(path), verbose=False)
+    assert figures["test/loss"] == trainer.history[-1]["test/loss"]
 
 
 @pytest.mark.parametrize("bare", [False, True])
