@@ -257,6 +257,18 @@ def test_an_option_that_no_run_accepts_is_refused(
     assert said.err.startswith("flcog: error: ") and said.out == ""
 
 
+@pytest.mark.parametrize("finished", [False, True])
+def test_an_option_that_no_run_accepts_starts_no_run(
+    finished: bool, compare: Callable[..., None], started: list[Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    if finished:
+        compare("one", rows={"FedAvg": None}, seeds=[0])
+    with pytest.raises(SystemExit, match=r"^2$"):
+        compare("one", "--", "--trainer.ruonds", "4", rows={"FedAvg": None}, seeds=[0])
+    assert capsys.readouterr().err.endswith("there is no option --trainer.ruonds. Did you mean '--trainer.rounds'?\n")
+    assert len(started) == finished
+
+
 @pytest.mark.slow
 def test_a_dry_run_names_the_run_of_another_table(
     compare: Callable[..., None], started: list[Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]

@@ -85,8 +85,7 @@ def compare(arguments: list[str]) -> None:
     if options.dry_run:
         _describe(given, extra, table, runs, options)
         return
-    if options.show:
-        check_options(runs)
+    check_options(runs)
     failed = [] if options.show else _fill(table, runs, options, launcher)
     _report(table, runs, options)
     _end(failed, len(apart(runs)))
