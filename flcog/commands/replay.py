@@ -12,6 +12,7 @@ from flcog.core.commands import parser_of
 from flcog.core.files import short
 from flcog.method import asynchronous_of, selection_of
 from flcog.run import checkpoint
+from flcog.run.earlier_settings import changed_settings
 from flcog.server import round as rounds
 from flcog.trainer import FederatedTrainer
 
@@ -45,6 +46,8 @@ def replay_client(trainer: FederatedTrainer, model: Any, datamodule: Any, run: P
     if not 0 <= round < last:
         raise ValueError(f"the run has done {done} rounds: --round must be between 1 and {last}; got {round + 1}")
     start, path = max(((done, path) for done, path in checkpoints if done <= round), default=(0, None))
+    if path is None:
+        _check_same_settings(run, round, trainer)
     trainer.prepare(model, datamodule, None if path is None else str(path))
     asynchronous = asynchronous_of(trainer.methods) is not None  # clients arrive in later rounds than they are selected in
     if selection_of(trainer.methods) is None and not asynchronous:
@@ -59,6 +62,15 @@ def replay_client(trainer: FederatedTrainer, model: Any, datamodule: Any, run: P
         _check_selected(trainer, round, client)
     with trainer.settings.in_force():
         _train(trainer, client)
+
+
+def _check_same_settings(run: Path, round: int, trainer: FederatedTrainer) -> None:
+    """Refuse a replay from the initial model if round 1 had other settings than ``config.yaml``."""
+    if changes := changed_settings(run, trainer.methods):
+        raise ValueError(
+            f"{short(run)} was resumed with other settings ({'; '.join(changes)}), and no checkpoint from before round {round + 1} is "
+            "left to start from: keep one in the next run, with Checkpoint(keep_every_n_rounds=1)"
+        )
 
 
 def _check_selected(trainer: FederatedTrainer, round: int, client: int) -> None:

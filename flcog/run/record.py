@@ -22,9 +22,11 @@ def read_record(run: Path) -> dict[str, Any]:
     return _read(run / "run.yaml", RECORD)
 
 
-def read_config(run: Path) -> dict[str, Any]:
-    """Read a run's config.yaml. Returns an empty dictionary if there is none, as for a run that was started in Python."""
-    return _read(run / "config.yaml", CONFIG)
+def read_config(run: Path, name: str = "config.yaml") -> dict[str, Any]:
+    """Read a run's config.yaml, or an earlier one of a resumed run. Returns an empty dictionary if there is none, as for a run that
+    was started in Python.
+    """
+    return _read(run / name, CONFIG)
 
 
 def _read(path: Path, schema: Schema) -> dict[str, Any]:

@@ -195,6 +195,21 @@ def test_replay_says_from_which_round_it_starts(capsys: pytest.CaptureFixture[st
     assert "the run has done 2 rounds: --round must be between 1 and 3; got 4" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("option", ["model.optimizer.lr", "trainer.callbacks.FedProx.mu", "trainer.rounds"])
+def test_replay_repeats_no_round_with_settings_that_a_resumed_run_changed(
+    option: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["-c", QUICKSTART, *SMALL, "--trainer.callbacks+=FedProx", "--trainer.clients_per_round", "4"]
+    assert run("fit", *words) == 0
+    changed = [f"--{option}", "4", "--trainer.resume_changed", "true", "--ckpt_path", "last"]
+    assert run("fit", *words, "--trainer.rounds", "3", *changed) == 0
+    capsys.readouterr()
+    refused = option != "trainer.rounds"
+    assert run("replay", str(the_run()), "--round", "2", "--client", "0") == 2 * refused
+    said = f"was resumed with other settings ({option.removeprefix('trainer.callbacks.')} was 0."
+    assert (said in capsys.readouterr().err) == refused
+
+
 @pytest.mark.slow
 def test_partition_shows_and_saves(capsys: pytest.CaptureFixture[str]) -> None:
     assert run("partition", "-c", QUICKSTART, "--plot", "clients.png", "--save", "split.npz") == 0
