@@ -59,10 +59,11 @@ class WandbTracker(Tracker):
 
     @property
     def upload_command(self) -> str | None:
-        """The command that uploads a run that was tracked offline."""
-        if not self.logger.experiment.offline:
+        """The command that uploads a run that was tracked offline, with all parts of a resumed run, oldest first."""
+        run = self.logger.experiment
+        if not run.offline:
             return None
-        return shlex.join(["wandb", "sync", str(short(Path(self.logger.experiment.dir).parent))])
+        return f"wandb sync {shlex.quote(str(short(Path(run.dir).parents[1])))}/offline-run-*-{shlex.quote(run.id)}"
 
     def prepare(self, directory: Path, run_id: str | None) -> None:
         arguments = self._arguments

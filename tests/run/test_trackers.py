@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import lightning.pytorch.loggers as pl_loggers
@@ -124,7 +125,7 @@ def test_a_newcomer_is_asked_nothing_and_finds_only_the_run(tmp_path: Path) -> N
     (run,) = Path("runs").iterdir()
     assert {path.name for path in run.iterdir()} == {".lock", "checkpoints", "figures", "metrics.csv", "run.yaml", "wandb"}
     (command,) = [line.strip() for line in result.stdout.splitlines() if line.startswith("  wandb sync")]
-    assert list(Path(command.removeprefix("wandb sync ")).glob("run-*.wandb"))
+    assert list(Path().glob(f"{command.removeprefix('wandb sync ')}/run-*.wandb"))
     assert not [path for path in home.iterdir() if path.name not in (".cache", ".config")], "only W&B's own logs"
 
 
@@ -165,6 +166,17 @@ def test_a_resumed_run_goes_on_in_the_same_wandb_run() -> None:
     assert resumed.run_dir is not None and resumed.run_dir.samefile(trainer.run_dir)
     assert [path.name for path in wandb_files(resumed)] == [f"run-{identity}.wandb"] * 2
     assert [row["round"] for row in history(wandb_files(resumed)[-1])] == [3]
+
+
+def test_the_upload_command_names_all_parts_of_a_resumed_run_in_their_order() -> None:
+    folder = Path("my runs/one/wandb")
+    parts = [folder / f"offline-run-{begun}-abc" for begun in ("20260101_235959", "20260102_000000")]
+    for part in (*parts, folder / "offline-run-20260101_235959-another"):
+        part.mkdir(parents=True)
+    tracker = wandb_tracker.WandbTracker(WandbLogger(offline=True))
+    tracker.logger._experiment = SimpleNamespace(offline=True, id="abc", dir=str(parts[1].absolute() / "files"))
+    words = subprocess.check_output(f"printf '%s\\n' {tracker.upload_command}", shell=True, text=True).splitlines()
+    assert words == ["wandb", "sync", *map(str, parts)]
 
 
 @pytest.mark.slow
