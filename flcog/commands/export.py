@@ -14,9 +14,9 @@ def export(arguments: list[str]) -> None:
     """Write a run's trained network for others: a torch state dict, safetensors, ONNX, or LoRA's adapters for peft."""
     parser = parser_of("export", export)
     parser.add_argument("run", type=Path, help="the run's directory")
-    parser.add_argument(
-        "--format", choices=[*SUFFIXES, "peft"], default="state_dict", help="state_dict by default, as torch.load reads it"
-    )
+    formats = "state_dict by default, as torch.load reads it"
+    # A shell's completion reads the names from here.
+    parser.add_argument("--format", choices=["state_dict", "safetensors", "onnx", "peft"], default="state_dict", help=formats)
     parser.add_argument("--checkpoint", help="best (by default), last, or a file")
     parser.add_argument(
         "--output", type=Path, help="the file; model.pt, model.safetensors, model.onnx or the folder model in the run's directory"

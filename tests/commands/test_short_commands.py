@@ -9,6 +9,7 @@ import subprocess
 import sys
 from pathlib import Path
 from types import ModuleType
+from typing import get_args
 
 import pytest
 
@@ -18,6 +19,7 @@ import flcog.datamodules
 from flcog.commands import completion
 from flcog.commands.cli import COMMANDS, main
 from flcog.datamodules import Partitioner
+from flcog.run.export import Format
 
 HEAVY = ("torch", "lightning", "numpy", "jsonargparse", "rich")
 
@@ -102,6 +104,7 @@ COMPLETED = {
     "flcog compare dig": ["digits"],
     "flcog compare digits --spread ": ["std", "sem", "interval"],
     "flcog configs quick": ["quickstart"],
+    "flcog export RUN --format ": list(get_args(Format)),
 }
 
 
