@@ -444,6 +444,11 @@ def test_the_curve_that_crosses_a_target_is_monotone_and_interpolated(cell: Cell
     assert came_to(cell).targets == {"accuracy_0.1": (1, 10)}
 
 
+def test_a_curve_from_infinity_reaches_its_target_at_its_first_finite_point(cell: Cell) -> None:
+    fake_run(cell, [0.1, 0.5], comm__total_bytes=[10, 20], test__loss=[math.inf, 0.25])
+    assert came_to(replace(cell, target=0.5), "test/loss").targets == {"loss_0.5": (2, 20)}
+
+
 def test_a_target_counts_within_the_rounds_of_its_column(cell: Cell) -> None:
     """The run reaches 0.8 in round 4, and ``RoundsToTarget`` notes it there. Columns that end before have missed it."""
     noted = {f"to_accuracy_0.75/{name}": ["", "", "", value, ""] for name, value in {"rounds": 4, "simulated": 7.5}.items()}

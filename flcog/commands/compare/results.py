@@ -179,7 +179,8 @@ def _crossing(cell: Cell, metric: str | None, history: History) -> dict[str, tup
         now = (sign * row[metric], row["round"], row.get("comm/total_bytes", math.nan))
         if now[0] >= sign * cell.target:
             before = before or now
-            share = 1.0 if now[0] == before[0] else (sign * cell.target - before[0]) / (now[0] - before[0])
+            rise = now[0] - before[0]
+            share = (sign * cell.target - before[0]) / rise if rise and math.isfinite(rise) else 1.0
             rounds, sent = (before[i] + share * (now[i] - before[i]) for i in (1, 2))
             return {target_name(metric, cell.target): (rounds, sent)}
         # A lower point later in the run becomes the best so far, at its own round.
