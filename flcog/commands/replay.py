@@ -13,6 +13,8 @@ from flcog.core.files import short
 from flcog.method import asynchronous_of, selection_of
 from flcog.run import checkpoint
 from flcog.run.earlier_settings import changed_settings
+from flcog.run.initial_weights import load_initial_weights
+from flcog.run.record import read_record
 from flcog.server import round as rounds
 from flcog.trainer import FederatedTrainer
 
@@ -48,6 +50,7 @@ def replay_client(trainer: FederatedTrainer, model: Any, datamodule: Any, run: P
     start, path = max(((done, path) for done, path in checkpoints if done <= round), default=(0, None))
     if path is None:
         _check_same_settings(run, round, trainer)
+        _load_initial_weights(run, model)
     trainer.prepare(model, datamodule, None if path is None else str(path))
     asynchronous = asynchronous_of(trainer.methods) is not None  # clients arrive in later rounds than they are selected in
     if selection_of(trainer.methods) is None and not asynchronous:
@@ -71,6 +74,13 @@ def _check_same_settings(run: Path, round: int, trainer: FederatedTrainer) -> No
             f"{short(run)} was resumed with other settings ({'; '.join(changes)}), and no checkpoint from before round {round + 1} is "
             "left to start from: keep one in the next run, with Checkpoint(keep_every_n_rounds=1)"
         )
+
+
+def _load_initial_weights(run: Path, model: Any) -> None:
+    """Load the weights with which the run began, if they came from a file."""
+    origin = read_record(run).get("init_from")
+    if origin and load_initial_weights(model, origin["file"])["weights"] != origin["weights"]:
+        raise ValueError(f"{origin['file']} has other weights than when {short(run)} began with them: restore the file")
 
 
 def _check_selected(trainer: FederatedTrainer, round: int, client: int) -> None:

@@ -1,6 +1,7 @@
 """``init_from`` begins a run with the weights of a Lightning checkpoint."""
 
 import pickle
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -191,3 +192,29 @@ def test_a_runs_config_repeats_them(tmp_path: Path, capsys: pytest.CaptureFixtur
     with pytest.raises(SystemExit):
         main(["check", "-c", config])
     assert "error: only flcog fit has the option init_from: remove it from the config" in capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("command_line")
+def test_a_replay_begins_with_them(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """With a learning rate of 0 and a single client, the run's training loss is that of the file's weights."""
+    options = {
+        "trainer.rounds": 1,
+        "trainer.local_steps": 1,
+        "trainer.logger": False,
+        "data.num_clients": 1,
+        "model.optimizer.lr": 0,
+    }
+    file, root = tmp_path / "own.pt", tmp_path / "runs"
+    weights = flcog.Classifier(flcog.models.SimpleCNN(num_classes=10, in_channels=1)).state_dict()
+    torch.save(weights, file)
+    quickstart = ["fit", "-c", str(ROOT / "configs/quickstart.yaml"), *(f"--{name}={value}" for name, value in options.items())]
+    main([*quickstart, "--trainer.default_root_dir", str(root), "--init_from", str(file)])
+    run = SavedRun(*root.iterdir())
+    capsys.readouterr()
+    main(["replay", str(run.directory), "--round", "1", "--client", "0"])
+    (loss,) = re.findall(r"task loss (\S+)", capsys.readouterr().out)
+    assert float(loss) == pytest.approx(run.rows[0]["train/loss"], rel=1e-5)
+    torch.save({name: value + 1 for name, value in weights.items()}, file)
+    with pytest.raises(SystemExit):
+        main(["replay", str(run.directory), "--round", "1", "--client", "0"])
+    assert "own.pt has other weights than when" in capsys.readouterr().err
