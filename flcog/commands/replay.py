@@ -71,8 +71,9 @@ def _check_same_settings(run: Path, round: int, trainer: FederatedTrainer) -> No
     """Refuse a replay from the initial model if round 1 had other settings than ``config.yaml``."""
     if changes := changed_settings(run, trainer.methods):
         raise ValueError(
-            f"{short(run)} was resumed with other settings ({'; '.join(changes)}), and no checkpoint from before round {round + 1} is "
-            "left to start from: keep one in the next run, with Checkpoint(keep_every_n_rounds=1)"
+            f"{short(run)} was resumed with other settings ({'; '.join(changes)}), and round {round + 1} has no checkpoint to start from: "
+            f"for a round before the change, run flcog fit -c {short(run)}/config-1.yaml and replay it there; for later ones, keep "
+            "checkpoints in the next run with Checkpoint(keep_every_n_rounds=1)"
         )
 
 
