@@ -81,6 +81,24 @@ def test_it_computes_what_transformers_does(name: str) -> None:
     assert not torch.allclose(ours(torch.where(tokens > 0, tokens, 7)), ours(batch)), "padding is masked"
 
 
+@pytest.mark.parametrize("name", ["gpt2", "llama"])
+def test_decoders_without_a_pad_token_take_the_last_token_of_the_mask(tmp_path: Path, name: str) -> None:
+    """Their padding is often the end-of-text token, here 1, and token 0 is a word."""
+    torch.manual_seed(0)
+    configuration = transformers.AutoConfig.for_model(**CONFIGURATIONS[name], num_labels=3)
+    transformers.AutoModelForSequenceClassification.from_config(configuration).save_pretrained(tmp_path)
+    theirs = transformers.AutoModelForSequenceClassification.from_pretrained(tmp_path, pad_token_id=1).eval()
+    ours = HuggingFace(tmp_path, num_classes=3).eval()
+    tokens, mask = torch.tensor([[5, 6, 7, 8, 0], [9, 10, 1, 1, 1], [9, 0, 1, 1, 1]]), torch.zeros(3, 5, dtype=torch.int64)
+    for row, length in enumerate(lengths := (5, 2, 2)):
+        mask[row, :length] = 1
+    found = ours({"input_ids": tokens, "attention_mask": mask})
+    torch.testing.assert_close(found, theirs(input_ids=tokens, attention_mask=mask).logits)
+    texts = [tokens[row : row + 1, :length] for row, length in enumerate(lengths)]
+    alone = [ours({"input_ids": text, "attention_mask": torch.ones_like(text)}) for text in texts]
+    torch.testing.assert_close(found, torch.cat(alone))
+
+
 @pytest.mark.parametrize("lora", [False, True], ids=["all", "adapters"])
 @pytest.mark.parametrize("name", CONFIGURATIONS)
 def test_all_executors_train_it(name: str, lora: bool) -> None:

@@ -22,7 +22,9 @@ class HuggingFace(FeatureModel):
     """A classifier of sequences or images of transformers (https://github.com/huggingface/transformers), pretrained or not.
 
     Its last linear layer is the head, and the input of the head are the features: BERT's pooled and GPT's last token, ViT's class
-    token. Inputs are a dict (``input_ids``, ``attention_mask``), or one tensor: images, or token ids, with padding masked.
+    token. Inputs are a dict (``input_ids``, ``attention_mask``), or one tensor: images, or token ids. Of token ids alone, those that
+    equal the configuration's ``pad_token_id`` (0 if it has none) are masked as padding; ``AGNews`` pads with 0. A decoder whose
+    configuration has no ``pad_token_id``, such as GPT-2's, takes the last token that ``attention_mask`` does not mask.
     Dropout is flcog's, which is the same under both executors and in a resumed run; attention drops nothing.
 
     Args:
@@ -44,17 +46,38 @@ class HuggingFace(FeatureModel):
                 f"HuggingFace: {type(body).__name__} has no linear head with num_classes={num_classes} outputs: set num_classes"
             )
         self.head, self.num_features = linear[name], linear[name].in_features
+        self._place = name
         parent, _, attribute = name.rpartition(".")
-        setattr(body.get_submodule(parent), attribute, nn.Identity())
+        setattr(body.get_submodule(parent), attribute, _LastToken())
+        text: Any = body.config.get_text_config()  # type: ignore[operator,union-attr]
+        self._padding: int | None = getattr(text, "pad_token_id", None)
+        if self._padding is None:
+            text.pad_token_id = 0  # without one, decoders refuse batches
         _use_our_attention(body)
         self.body: Any = with_own_dropout(body).train()  # from_pretrained returns it in evaluation mode
 
     def features(self, x: Tree, /) -> Tensor:
         inputs = dict(x) if isinstance(x, dict) else {self.body.main_input_name: x}
         if "input_ids" in inputs and "attention_mask" not in inputs:
-            inputs["attention_mask"] = (inputs["input_ids"] != (self.body.config.pad_token_id or 0)).long()
-        # Without its head the classifier returns the input of the head.
-        return self.body(**inputs, return_dict=True).logits
+            inputs["attention_mask"] = (inputs["input_ids"] != (self._padding or 0)).long()
+        place: Any = self.body.get_submodule(self._place)
+        place.mask = inputs.get("attention_mask") if self._padding is None else None
+        try:  # Without its head the classifier returns the input of the head.
+            return self.body(**inputs, return_dict=True).logits
+        finally:
+            place.mask = None
+
+
+class _LastToken(nn.Identity):
+    """In the place of the head. If it gets all tokens of a text, of which decoders take one later, each becomes the last real one."""
+
+    mask: Tensor | None = None
+
+    def forward(self, input: Tensor) -> Tensor:
+        if self.mask is None or input.ndim != 3:
+            return input
+        rows, places = (torch.arange(size, device=input.device) for size in input.shape[:2])
+        return input[rows, (places * (self.mask != 0)).argmax(-1)][:, None].expand_as(input)
 
 
 def _make(source: str | Path | dict[str, Any], num_classes: int, pretrained: bool) -> nn.Module:
@@ -64,8 +87,6 @@ def _make(source: str | Path | dict[str, Any], num_classes: int, pretrained: boo
     with hub.loading(source, "classifier", "HuggingFace"):
         config = AutoConfig.for_model(**source) if isinstance(source, dict) else AutoConfig.from_pretrained(source)
         config.num_labels = num_classes
-        if getattr(config, "pad_token_id", None) is None:
-            config.pad_token_id = 0
         auto = AutoModelForSequenceClassification if type(config) in SEQUENCES else AutoModelForImageClassification
         if isinstance(source, dict) or not pretrained:
             made: nn.Module = auto.from_config(config)
