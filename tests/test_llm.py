@@ -193,6 +193,72 @@ def test_packed_batches_have_the_losses_of_single_rows(tmp_path: Path, llama: st
     torch.testing.assert_close(*(values[values != 0].sort().values for values in losses), rtol=1e-9, atol=0)
 
 
+SMALL = {"vocab_size": 60, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2}
+LIKE_LLAMA = {**SMALL, "intermediate_size": 16, "num_key_value_heads": 1, "head_dim": 8, "sliding_window": 4, "pad_token_id": 0}
+GPT = {"vocab_size": 60, "n_embd": 16, "n_layer": 2, "n_head": 2, "bos_token_id": 1, "eos_token_id": 1}
+LINEAR = {f"linear_{name}": 2 for name in ("num_key_heads", "num_value_heads", "key_head_dim", "value_head_dim")}
+PACKED: list[dict[str, Any]] = [
+    {"model_type": "llama", **LIKE_LLAMA},
+    {"model_type": "mistral", **LIKE_LLAMA},
+    {"model_type": "qwen2", **LIKE_LLAMA, "use_sliding_window": True, "max_window_layers": 0},
+    {"model_type": "gemma3_text", **LIKE_LLAMA},
+    {"model_type": "falcon", **SMALL, "alibi": True},
+    {"model_type": "gpt2", **GPT},
+]
+UNPACKED: list[dict[str, Any]] = [
+    {"model_type": "lfm2", **LIKE_LLAMA, "layer_types": ["conv", "full_attention"]},
+    {"model_type": "qwen3_5_text", **LIKE_LLAMA, **LINEAR, "layer_types": ["linear_attention", "full_attention"]},
+    {"model_type": "opt", **SMALL, "ffn_dim": 16, "word_embed_proj_dim": 16},
+]
+
+
+def batches_of_both_kinds() -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """Four instructions in rows of their own, and in two rows. The longest has 14 tokens."""
+    lengths = np.array([14, 11, 5, 9])
+    tokens = np.random.default_rng(0).integers(3, 60, lengths.sum())
+    parts = tokens, np.concatenate([[0], lengths.cumsum()]), np.array([3, 4, 2, 5])
+    alone, packed = (Instructions(*parts, row_length=length).read(np.arange(4), None) for length in (None, 25))
+    return alone, packed
+
+
+def drawn(configuration: dict[str, Any]) -> InstructionTuning:
+    """A random decoder whose weights are large enough for attention to affect the outputs."""
+    torch.manual_seed(0)
+    model = InstructionTuning(CausalLM(configuration)).double().eval()
+    for value in model.parameters():
+        if value.ndim > 1:
+            value.data.mul_(8)
+    return model
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("configuration", PACKED, ids=lambda configuration: configuration["model_type"])
+def test_decoders_that_pack_have_the_losses_of_single_rows_and_of_transformers(configuration: dict[str, Any]) -> None:
+    """Windows of 4 tokens are shorter than the instructions."""
+    pytest.importorskip("transformers")
+    model, (alone, packed) = drawn(configuration), batches_of_both_kinds()
+    with torch.no_grad():
+        loss, total, counted = model.training_step(packed, 0), 0.0, 0
+        torch.testing.assert_close(loss, model.training_step(alone, 0), rtol=1e-6, atol=0)
+        for row in range(4):
+            own = alone["instruction"][row] >= 0
+            ids, labels = (alone[name][row : row + 1, own] for name in ("input_ids", "labels"))
+            count = int((labels != IGNORED).sum())
+            total += float(model.model.body(input_ids=ids, labels=labels).loss) * count
+            counted += count
+    assert float(loss) == pytest.approx(total / counted, rel=1e-6)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("configuration", UNPACKED, ids=lambda configuration: configuration["model_type"])
+def test_decoders_that_would_mix_packed_instructions_refuse_them(configuration: dict[str, Any]) -> None:
+    pytest.importorskip("transformers")
+    model, (alone, packed) = drawn(configuration), batches_of_both_kinds()
+    assert model.training_step(alone, 0).isfinite()
+    with pytest.raises(ValueError, match=r"^CausalLM: packing=true needs .*, and \w+ mixes them: set packing=false$"):
+        model.training_step(packed, 0)
+
+
 @pytest.mark.slow
 def test_evaluation_gives_perplexity_and_greedy_matches(tmp_path: Path, llama: str) -> None:
     """The model trains on the test instructions, so that it answers some correctly. Its greedy answers are compared one by one."""

@@ -1,5 +1,6 @@
 """Decoders of Hugging Face's transformers that predict the next token, with weights in few bits if asked for."""
 
+import inspect
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -49,6 +50,7 @@ class CausalLM(nn.Module):
                 layer.training = True
                 layer.__class__ = type(type(layer).__name__, (_Shared, type(layer)), {})
         self.body: Any = body
+        self.packs = _keeps_instructions_apart(body)
         self.checkpointing = gradient_checkpointing
         if gradient_checkpointing:
             body.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
@@ -58,16 +60,18 @@ class CausalLM(nn.Module):
 
         Args:
             input_ids: the tokens, padded on the right.
-            instruction, position_ids: of a packed batch, see :class:`flcog.data.instructions.Instructions`.
+            instruction: see :class:`flcog.data.instructions.Instructions`; positions alone tell instructions apart here.
+            position_ids: of a packed batch.
         """
         self._check()
-        mask = None
-        if position_ids is not None:
-            assert instruction is not None
-            place = torch.arange(input_ids.shape[1], device=input_ids.device)
-            same = instruction[:, :, None] == instruction[:, None, :]
-            mask = (same & (place[:, None] >= place))[:, None]
-        return self.body(input_ids=input_ids, attention_mask=mask, position_ids=position_ids, use_cache=False).logits
+        if position_ids is not None and not self.packs:
+            name = type(self.body).__name__
+            raise ValueError(
+                f"CausalLM: packing=true needs a decoder that keeps the instructions of a row apart, and {name} mixes them: "
+                "set packing=false"
+            )
+        # Without a mask, transformers begins a new text where positions do not go on, in the masks of all kinds of attention.
+        return self.body(input_ids=input_ids, position_ids=position_ids, use_cache=False).logits
 
     def _check(self) -> None:
         """Refuse a precision that does not fit the weights, and a pass that the backward pass could not repeat."""
@@ -135,6 +139,35 @@ def scales(module: nn.Module) -> dict[str, Tensor]:
 def _parameters(module: nn.Module) -> list[Any]:
     """The values in the places of parameters, which ``torch.func.functional_call`` may have replaced."""
     return [value for layer in module.modules() for value in layer._parameters.values() if value is not None]
+
+
+def _keeps_instructions_apart(body: Any) -> bool:
+    """Whether the second of two instructions in a row has a gradient of exactly 0 with respect to the first.
+
+    It has not with layers that are no attention, such as convolutions and state spaces, nor with masks that ignore positions.
+    """
+    if "position_ids" not in inspect.signature(body.forward).parameters:
+        return False
+    embedded: list[Tensor] = []
+
+    def watch(layer: nn.Module, inputs: Any, output: Tensor) -> Tensor:
+        embedded.append(output.detach().requires_grad_())
+        return embedded[0]
+
+    hook = body.eval().get_input_embeddings().register_forward_hook(watch)
+    try:
+        places = torch.arange(4, device=body.device)[None]
+        with torch.enable_grad():
+            logits = body(
+                input_ids=places % body.config.get_text_config().vocab_size, position_ids=places % 2, use_cache=False
+            ).logits
+            (gradient,) = torch.autograd.grad(logits[0, 2:].float().square().sum(), embedded)
+    except Exception:  # a decoder that cannot be tried, for example because its kernels need a GPU, trains without packing
+        return False
+    finally:
+        hook.remove()
+        body.train()
+    return not gradient[0, :2].any()
 
 
 def _make(source: str | Path | dict[str, Any], weights: Weights) -> nn.Module:
