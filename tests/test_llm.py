@@ -204,11 +204,15 @@ PACKED: list[dict[str, Any]] = [
     {"model_type": "gemma3_text", **LIKE_LLAMA},
     {"model_type": "falcon", **SMALL, "alibi": True},
     {"model_type": "gpt2", **GPT},
+    {"model_type": "gemma2", **LIKE_LLAMA},  # this and the next have eager attention alone
+    {"model_type": "gpt_neo", **SMALL, "num_layers": 2, "attention_types": [[["global", "local"], 1]], "window_size": 4},
 ]
 UNPACKED: list[dict[str, Any]] = [
     {"model_type": "lfm2", **LIKE_LLAMA, "layer_types": ["conv", "full_attention"]},
     {"model_type": "qwen3_5_text", **LIKE_LLAMA, **LINEAR, "layer_types": ["linear_attention", "full_attention"]},
     {"model_type": "opt", **SMALL, "ffn_dim": 16, "word_embed_proj_dim": 16},
+    {"model_type": "bloom", **SMALL, "n_layer": 2, "n_head": 2},
+    {"model_type": "mamba", **SMALL, "state_size": 4},
 ]
 
 

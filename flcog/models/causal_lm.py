@@ -173,7 +173,7 @@ def _keeps_instructions_apart(body: Any) -> bool:
 def _make(source: str | Path | dict[str, Any], weights: Weights) -> nn.Module:
     from transformers import AutoConfig, AutoModelForCausalLM, BitsAndBytesConfig
 
-    options: dict[str, Any] = {"dtype": torch.bfloat16 if weights == "bfloat16" else torch.float32, "attn_implementation": "sdpa"}
+    options: dict[str, Any] = {"dtype": torch.bfloat16 if weights == "bfloat16" else torch.float32}
     if weights in ("8bit", "4bit"):
         options["quantization_config"] = BitsAndBytesConfig(
             load_in_8bit=weights == "8bit", load_in_4bit=weights == "4bit", bnb_4bit_quant_type="nf4"
