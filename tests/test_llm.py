@@ -505,6 +505,17 @@ def test_bad_combinations(tmp_path: Path, llama: str, monkeypatch: pytest.Monkey
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("batch_size", [5, 18], ids=["batches of different lengths", "one batch"])
+def test_predictions_are_refused_with_the_ways_to_get_answers(tmp_path: Path, llama: str, batch_size: int) -> None:
+    source = data(tmp_path, llama, eval_batch_size=batch_size)
+    trainer = fit(tmp_path, module(llama), source, rounds=1, local_steps=1)
+    with pytest.raises(
+        ValueError, match=r"^InstructionTuning makes no predictions .* GeneratedAnswers .* flcog export RUN --format peft"
+    ):
+        trainer.predict(datamodule=source)
+
+
+@pytest.mark.slow
 def test_peft_loads_the_exported_adapters(tmp_path: Path, llama: str) -> None:
     peft, transformers = pytest.importorskip("peft"), pytest.importorskip("transformers")
     model, source = module(llama), data(tmp_path, llama)
@@ -552,6 +563,11 @@ def test_the_recipe_runs_and_the_report_shows_answers(
     main(["report", str(run)])
     page = (run / "report.html").read_text()
     assert "the model&#x27;s answer" in page and "Add 0 and 1" in page
+    capsys.readouterr()
+    with pytest.raises(SystemExit):
+        main(["predict", str(run)])
+    (line,) = [line for line in capsys.readouterr().err.splitlines() if "InstructionTuning" in line]
+    assert "InstructionTuning makes no predictions" in line
     main(["export", str(run), "--format", "peft"])
     assert {path.name for path in (run / "model").iterdir()} == {"adapter_config.json", "adapter_model.safetensors"}
 

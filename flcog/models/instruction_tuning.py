@@ -54,6 +54,13 @@ class InstructionTuning(L.LightningModule):
         self.exact_match.update(1 - missed / instructions, instructions)
         self.log_dict({"loss": self.mean_loss, "perplexity": self.perplexity, "exact_match": self.exact_match})
 
+    def predict_step(self, batch: dict[str, Tensor], batch_idx: int) -> Any:
+        """Refuse: the logits of every token would fill gigabytes, and say little. A subclass may return what it needs."""
+        raise ValueError(
+            "InstructionTuning makes no predictions for flcog predict: the callback GeneratedAnswers writes the model's answers, and "
+            "flcog export RUN --format peft the adapters, for other programs"
+        )
+
     def configure_optimizers(self) -> Any:
         optimizer = self.optimizer(p for p in self.parameters() if p.requires_grad)
         return optimizer if self.lr_scheduler is None else ([optimizer], [self.lr_scheduler(optimizer)])
