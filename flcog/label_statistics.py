@@ -29,6 +29,11 @@ def label_table(federation: Federation, partition: Partition | None = None) -> s
     return counts
 
 
+def num_labels(federation: Federation) -> int:
+    """The labels that samples can have; for a regression the bins that exist, which equal targets make fewer than ``num_classes``."""
+    return len(federation.bin_edges) + 1 if federation.task == "regression" else federation.num_classes
+
+
 def kl_to_uniform(counts: sparse.csr_array) -> np.ndarray:
     """KL(D_k || uniform) = log C + sum_c p_kc log p_kc of each row, in nats: 0 if labels are balanced, log C for a single label.
 

@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from flcog.data import Federation
-from flcog.label_statistics import label_table
+from flcog.label_statistics import label_table, num_labels
 
 _COLOUR, _BARS, _GRID = "#1f5f99", "#9db8d0", "#e6e6e6"
 
@@ -29,7 +29,7 @@ def partition_figure(federation: Federation, max_clients: int = 200, max_classes
     Returns:
         A figure to save, e.g. ``partition_figure(federation).savefig("partition.pdf")``.
     """
-    table = label_table(federation)
+    table = label_table(federation)[:, : num_labels(federation)]
     clients = np.arange(0, table.shape[0], -(-table.shape[0] // max_clients))
     per_class = np.asarray(table.sum(axis=0))
     classes = np.sort(np.argsort(-per_class, kind="stable")[:max_classes])

@@ -13,7 +13,7 @@ from rich.text import Text
 from scipy import sparse
 
 from flcog.data import Federation
-from flcog.label_statistics import kl_to_uniform, label_table
+from flcog.label_statistics import kl_to_uniform, label_table, num_labels
 
 Numbers = dict[str, float | int | str]
 
@@ -29,8 +29,8 @@ def partition_report(federation: Federation, max_rows: int = 30) -> tuple[Render
     The numbers: ``clients``, ``samples/train``, ``samples/left_out`` (of no client), ``samples/client_test`` and
     ``samples/client_val`` where parts are held out, ``classes``, ``hash``, ``imbalance/classes`` and ``imbalance/clients`` (the
     largest over the smallest), ``kl/pooled`` (of all clients' samples together), and ``min``, ``median``, ``max`` and ``mean``
-    over the clients of ``size``, ``labels`` and ``kl`` (to the uniform distribution, in nats). Data without targets have no numbers
-    of classes, labels and divergences.
+    over the clients of ``size``, ``labels`` and ``kl`` (to the uniform distribution, in nats). The classes of a regression are the
+    bins of its target. Data without targets have no numbers of classes, labels and divergences.
     """
     held_out = {"test": federation.client_test, "val": federation.client_val}
     parts = {name: part.sizes for name, part in held_out.items() if part is not None}
@@ -62,7 +62,7 @@ def _numbers(federation: Federation, parts: dict[str, np.ndarray], labels: "_Lab
         "samples/train": int(sizes.sum()),
         "samples/left_out": len(federation.train) - int(sizes.sum()) - sum(int(part.sum()) for part in parts.values()),
         **{f"samples/client_{name}": int(part.sum()) for name, part in parts.items()},
-        **({} if labels is None else {"classes": federation.num_classes}),
+        **({} if labels is None else {"classes": len(labels.per_class)}),
         "hash": federation.split.hash,
         **({} if labels is None else {"imbalance/classes": _ratio(labels.per_class)}),
         "imbalance/clients": _ratio(sizes),
@@ -94,7 +94,7 @@ class _Labels(NamedTuple):
 
     @classmethod
     def of(cls, federation: Federation) -> "_Labels":
-        counts = label_table(federation)
+        counts = label_table(federation)[:, : num_labels(federation)]
         per_class = np.asarray(counts.sum(axis=0))
         pooled_kl = float(kl_to_uniform(sparse.csr_array(per_class[None]))[0])
         return cls(counts, np.diff(counts.indptr), per_class, kl_to_uniform(counts), pooled_kl)

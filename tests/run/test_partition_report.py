@@ -15,9 +15,11 @@ from rich.console import Console
 from scipy import stats
 
 from flcog import label_statistics
+from flcog.callbacks import FedDisco
 from flcog.data import Federation, Partition, Samples, Task
 from flcog.datamodules.partitioners import IID, BiasedUnbiased, Dirichlet
 from flcog.label_statistics import kl_to_uniform, label_table
+from flcog.method import ClientView
 from flcog.run.partition_figure import partition_figure
 from flcog.run.partition_report import partition_report
 
@@ -126,6 +128,18 @@ def test_a_client_without_labels_has_no_kl() -> None:
     kl = kl_to_uniform(label_table(federation))
     assert np.isnan(kl[0]) and kl[1] == pytest.approx(np.log(2) + 2 / 3 * np.log(2 / 3) + 1 / 3 * np.log(1 / 3))
     assert partition_report(federation)[1]["kl/min"] == pytest.approx(kl[1])
+
+
+def test_a_regression_has_the_bins_that_its_targets_make() -> None:
+    values = np.array([0.0] * 70 + list(range(1, 31)), np.float32)  # 10 quantiles make the bins 0, 1 to 10, 11 to 20 and 21 to 30
+    even, skewed = np.array([0, 1, 70, 71, 80, 81, 90, 91]), np.array([0, 1, 2, 80])
+    federation = federation_of(values, Partition.from_clients([even, skewed]), 10, "regression")
+    of_feddisco = [FedDisco().init_client({}, {}, ClientView.of(federation, k, 0)).message for k in range(2)]
+    numbers = partition_report(federation)[1]
+    assert numbers["classes"] == 4 and numbers["imbalance/classes"] == 2.5
+    assert [numbers["kl/min"], numbers["kl/max"]] == pytest.approx(of_feddisco, abs=1e-12)
+    assert printed(federation, 100)[0].endswith("2 clients, 4 bins of the target")
+    assert len(partition_figure(federation).axes[2].patches) == 4
 
 
 def test_few_clients_have_a_row_each(by_hand: Federation) -> None:
