@@ -46,7 +46,8 @@ class InstructionData(FederatedDataModule):
     splits count instructions in both cases.
 
     Args:
-        train: a file of JSON lines, or a folder with a file (``*.jsonl``) for each client, in the order of their names.
+        train: a file of JSON lines, or a folder with a file (``*.jsonl``) for each client, in the order of their names. A file
+            without instructions is no client, which a note says.
         tokenizer: a folder that ``save_pretrained`` wrote, or a name on the hub.
         test: a file to measure perplexity and exact match on.
         val: a file to choose the best round by.
@@ -97,16 +98,13 @@ class InstructionData(FederatedDataModule):
             self.num_classes = len(self.class_names)
         return Splits(**{part: self._samples(part, lines[part], tokenizer) for part in self.files})
 
-    def _lines(self, path: Path) -> Iterator[tuple[int, Line]]:
-        """The lines of a file or of a folder's files, each with the number of its file."""
-        paths = sorted(path.glob("*.jsonl")) if path.is_dir() else [path]
-        if not paths:
-            raise ValueError(f"InstructionData: {path} has no file *.jsonl: {HOW_TO_GET}")
-        for number, file in enumerate(paths):
+    def _lines(self, path: Path) -> Iterator[tuple[str, Line]]:
+        """The lines of a file or of a folder's files, each with the name of its file."""
+        for file in _files_of(path):
             for line in read_lines(file, self.category):
-                yield number, line
+                yield file.name, line
 
-    def _samples(self, part: str, lines: Sequence[tuple[int, Line]], tokenizer: Any) -> Samples:
+    def _samples(self, part: str, lines: Sequence[tuple[str, Line]], tokenizer: Any) -> Samples:
         prompts, answers = _tokens([line for _, line in lines], self.template, tokenizer)
         kept = [i for i, prompt in enumerate(prompts) if len(prompt) < self.max_length]
         if len(kept) < len(lines):
@@ -121,8 +119,20 @@ class InstructionData(FederatedDataModule):
             self.max_length if self.packing and part == "train" else None,
             tokenizer,
         )
-        users = np.array([lines[i][0] for i in kept], np.int64) if self.files[part].is_dir() else None
+        users = np.array([lines[i][0] for i in kept], np.str_) if self.files[part].is_dir() else None
+        if users is not None and part == "train" and isinstance(self.partitioner, Natural):
+            self._note_files_without(set(users.tolist()))
         return Samples(source, self._targets([lines[i][1] for i in kept], part), users, whole=True)
+
+    def _note_files_without(self, clients: set[str]) -> None:
+        """Name the files that are no clients, because none of their instructions is left."""
+        empty = [file.name for file in _files_of(self.files["train"]) if file.name not in clients]
+        if empty:
+            more = f" and {len(empty) - 3} more" if len(empty) > 3 else ""
+            self.notes += (
+                f"no instructions of {', '.join(empty[:3])}{more} in {self.files['train']} to train on: the clients are the other "
+                f"{len(clients):,} files, numbered without these",
+            )
 
     def _targets(self, lines: Sequence[Line], part: str) -> Any:
         if self.category is None:
@@ -135,6 +145,14 @@ class InstructionData(FederatedDataModule):
                 f"InstructionData: {self.files[part]} has the {self.category} {unknown!r}, which no training line has"
             )
         return torch.tensor([column[line.category] for line in lines])
+
+
+def _files_of(path: Path) -> list[Path]:
+    """A folder's files in the order of their names, or the file itself."""
+    paths = sorted(path.glob("*.jsonl")) if path.is_dir() else [path]
+    if not paths:
+        raise ValueError(f"InstructionData: {path} has no file *.jsonl: {HOW_TO_GET}")
+    return paths
 
 
 def read_lines(path: Path, category: str | None) -> Iterator[Line]:

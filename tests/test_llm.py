@@ -442,6 +442,25 @@ def test_a_folder_has_a_file_for_each_client(tmp_path: Path, llama: str) -> None
     assert InstructionData(str(tmp_path / "clients"), llama).federation.partition.sizes.tolist() == [3, 1, 5]
 
 
+def test_files_without_instructions_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The clients keep the names of their files, whose numbers a missing client changes."""
+
+    class Characters:
+        eos_token_id = 0
+
+        def __call__(self, texts: list[str], **options: Any) -> dict[str, list[list[int]]]:
+            return {"input_ids": [[ord(letter) for letter in text] for text in texts]}
+
+    monkeypatch.setattr("flcog.datamodules.instruction_data._tokenizer", lambda name: Characters())
+    for name, rows in (("a", SUMS[:3]), ("b", []), ("c", [{"instruction": "x" * 600, "output": "y"}]), ("d", SUMS[:5])):
+        write_lines(tmp_path / f"{name}.jsonl", rows)
+    source = InstructionData(str(tmp_path), "a tokenizer")
+    federation = source.federation
+    of_clients = [federation.train.users[federation.partition.client(k)].tolist() for k in range(2)]
+    assert federation.num_clients == 2 and of_clients == [["a.jsonl"] * 3, ["d.jsonl"] * 5]
+    assert any("no instructions of b.jsonl, c.jsonl in" in note for note in source.notes)
+
+
 @pytest.mark.slow
 def test_long_prompts_are_left_out_and_long_answers_cut(tmp_path: Path, llama: str) -> None:
     long = [{"instruction": "x " * 300, "output": "y"}, {"instruction": "x", "output": "y " * 300}]
