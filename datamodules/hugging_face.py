@@ -43,7 +43,8 @@ class HuggingFace(ItemSets):
         dataset: a ``datasets.Dataset`` or ``DatasetDict``, a name on the hub, a folder that ``save_to_disk`` wrote, a file (.parquet,
             .csv, .json, .arrow), or a dict of files by split.
         input: the column, or a list of columns, or a dict from the network's names to columns.
-        target: the column to predict: classes by number or name, values, or rows of 0 and 1.
+        target: the column to predict: classes by number or name, values, rows of 0 and 1, or lists of named classes
+            (``List(ClassLabel(...))``) for several labels.
         users: the column with the owner of each sample.
         name: the configuration, if a data set on the hub has several.
         train: the split to train on.
@@ -107,9 +108,14 @@ class HuggingFace(ItemSets):
         """Given, or the data set's, or read from the targets."""
         return len(self._named) if self._named and self._num_classes is None else super().num_classes
 
-    @property
+    @cached_property
     def _named(self) -> tuple[str, ...] | None:
-        return tuple(getattr(self._rows["train"].features[self.target], "names", None) or ()) or None
+        rows = self._rows["train"]
+        feature = rows.features[self.target]
+        return (
+            tuple(getattr(feature.feature if _label_sets(rows, self.target) is not None else feature, "names", None) or ())
+            or None
+        )
 
     @cached_property
     def _rows(self) -> dict[str, Any]:
@@ -128,12 +134,13 @@ class HuggingFace(ItemSets):
                     "input, target and users accordingly"
                 )
             users = as_array(rows[self.users][:]) if self.users and part == "train" else None
-            evaluated = _Rows(rows, self.input, self.target, self.eval_transform)
+            targets = _label_sets(rows, self.target)
+            evaluated = _Rows(rows, self.input, self.target if targets is None else None, self.eval_transform)
             items = replace(evaluated, transform=self.transform) if part == "train" else evaluated
             stored = None if self.eval_transform or self.collate_fn or self.cache_dir else _stored(rows, self.input)
             parts[part] = ItemSet(
                 items,
-                as_array(rows[self.target][:]),
+                _as_stored(rows, self.target) if targets is None else targets,
                 False,
                 users,
                 stored,
@@ -145,11 +152,11 @@ class HuggingFace(ItemSets):
 
 @dataclass(frozen=True)
 class _Rows(Dataset):
-    """Rows as pairs of input and target."""
+    """Rows as pairs of input and target, or of input and None."""
 
     rows: Any
     input: str | list[str] | dict[str, str]
-    target: str
+    target: str | None
     transform: Callable[[Any], Any] | None
 
     def __len__(self) -> int:
@@ -159,7 +166,7 @@ class _Rows(Dataset):
         row = self.rows[int(index)]
         values = {name: _value(row[column]) for name, column in _columns_of(self.input).items()}
         input = values[self.input] if isinstance(self.input, str) else values
-        return (input if self.transform is None else self.transform(input)), row[self.target]
+        return (input if self.transform is None else self.transform(input)), self.target and row[self.target]
 
 
 @dataclass(frozen=True)
@@ -170,6 +177,38 @@ class _OfInputs:
 
     def __call__(self, items: list[Any]) -> tuple[Any, None]:
         return self.collate_fn([input for input, _ in items]), None
+
+
+def _label_sets(rows: Any, column: str) -> np.ndarray | None:
+    """Rows of 0 and 1 for a column with lists of named classes; None for other columns, and for lists that are such rows themselves."""
+    names = getattr(getattr(rows.features[column], "feature", None), "names", None)
+    if names is None:
+        return None
+    lists = rows.with_format(None)[column][:]
+    counts = np.zeros((len(lists), len(names)), np.float32)
+    for row, labels in enumerate(lists):
+        if labels is None or any(label is None or label < 0 for label in labels):
+            raise ValueError(f"the column {column!r} has a missing label in row {row}: leave such rows out")
+        np.add.at(counts[row], labels, 1)
+    if counts.max(initial=0) <= 1:
+        return counts
+    if len({len(labels) for labels in lists}) > 1:
+        raise ValueError(
+            f"the column {column!r} has a label twice in row {counts.max(1).argmax()}: remove the repeats, or "
+            "read sequences of classes with TorchDataset, which gives them to a LightningModule as they are"
+        )
+    return None
+
+
+def _as_stored(rows: Any, column: str) -> np.ndarray:
+    """The targets in a column; refuses lists of different lengths."""
+    values = rows[column][:]
+    if len({len(value) for value in values if isinstance(value, list)}) > 1:
+        raise ValueError(
+            f"the column {column!r} has lists of different lengths: make rows of 0 and 1 of them, or cast lists of classes with "
+            f"cast_column({column!r}, List(ClassLabel(names=[...])))"
+        )
+    return as_array(values)
 
 
 def _columns_of(input: str | list[str] | dict[str, str]) -> Mapping[str, str]:

@@ -85,6 +85,32 @@ def test_classes_by_name() -> None:
     assert data.num_classes == 4 and data.federation.class_names == ("a", "b", "c", "never")
 
 
+def labels_of(lists: list[list[int]], names: str = "abc") -> datasets.Dataset:
+    table = datasets.Dataset.from_dict({"x": FEATURES[: len(lists)].tolist(), "label": lists})
+    return table.cast_column("label", datasets.List(datasets.ClassLabel(names=list(names))))
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"transform": torch.as_tensor}, {"cache_dir": "cache"}], ids=["stored", "streamed", "cached"]
+)
+def test_lists_of_named_classes_are_several_labels(options: dict[str, Any], tmp_path: Path) -> None:
+    options |= {"cache_dir": str(tmp_path)} if "cache_dir" in options else {}
+    data = of(labels_of([[0], [2, 1], [], [2]] * 10), partitioner=None, **options)
+    federation = data.federation
+    assert (federation.task, federation.class_names, data.num_classes) == ("multilabel", ("a", "b", "c"), 3)
+    inputs, targets = everything(federation, federation.train)
+    assert targets.tolist() == [[1, 0, 0], [0, 1, 1], [0, 0, 0], [0, 0, 1]] * 10
+    assert torch.equal(inputs.double(), torch.from_numpy(FEATURES[:40]).double())
+
+
+def test_lists_of_one_named_class_are_classes() -> None:
+    federation = of(labels_of([[0], [2], [1], [2]] * 10)).federation
+    assert federation.task == "classification" and federation.class_names == ("a", "b", "c")
+    assert federation.train.targets.tolist() == [0, 2, 1, 2] * 10
+    rows = [[0, 1, 1], [1, 0, 0], [0, 0, 0]] * 10
+    assert of(labels_of(rows, "ny"), partitioner=None).federation.train.targets.tolist() == rows, "not sets, but rows of 0 and 1"
+
+
 class Tokenizer:
     """Has the call and the return type of transformers' tokenizers."""
 
@@ -186,6 +212,12 @@ def test_held_out_samples_with_random_changes_are_noted() -> None:
         ({"train": "training"}, None),
         ({"val": "validation"}, "there is no split 'validation'; the data set has train: set data.val"),
         ({"input": "text"}, "its input holds text, and a network takes numbers: .*tokenizer"),
+        ({"dataset": labels_of([[0], [-1, 2], []] * 10)}, r"'label' has a missing label in row 1: leave such rows out"),
+        ({"dataset": labels_of([[0], [1, 0], [2, 2]] * 10)}, r"'label' has a label twice in row 2: remove the repeats"),
+        (
+            {"dataset": datasets.Dataset.from_dict({"x": FEATURES[:3], "label": [[0], [1, 2], []]})},
+            r"the column 'label' has lists of different lengths: make rows of 0 and 1 of them, or cast .*List\(ClassLabel",
+        ),
         ({"dataset": [1, 2]}, "dataset is a list: give a datasets.Dataset"),
         ({"dataset": rows().to_iterable_dataset()}, "the train set is a stream, .* without streaming=True"),
         ({"dataset": {"train": "none.parquet"}}, "HuggingFace found no none.parquet"),
