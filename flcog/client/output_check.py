@@ -1,4 +1,4 @@
-"""Check before round 1 that a client module finds pairs in the data, and that its model has enough outputs for the labels."""
+"""Check before round 1 that a client module finds pairs in the data, and that its model has enough outputs and embedded ids."""
 
 from typing import Any
 
@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
+from flcog.client.token_ids import UnknownIdsError, data_ids_checked
 from flcog.client_module import ClientModule
 from flcog.core.randomness import seeded
 from flcog.core.trees import Tree, first_leaf, form
@@ -45,7 +46,7 @@ def _is_named_with_gaps(part: Any) -> bool:
 
 @torch.no_grad()
 def check_outputs(model: ModelFunction, sample: Tree, federation: Federation) -> None:
-    """Refuse a model with fewer outputs than the labels of the training, validation or test set need.
+    """Refuse a model with fewer outputs, or fewer embedded ids, than the training, validation or test set need.
 
     Args:
         model: the client's model, with its parameters on the device that trains.
@@ -68,9 +69,11 @@ def check_outputs(model: ModelFunction, sample: Tree, federation: Federation) ->
                 "(targets.long()), or use Regressor for values"
             )
     try:
-        with seeded(0, first_leaf(sample).device):
+        with seeded(0, first_leaf(sample).device), data_ids_checked(model.eval_module, sample, federation):
             buffers = {name: buffer.clone() for name, buffer in model.buffers.items()}
             outputs = model.frozen(model.params, buffers, forward, sample)
+    except UnknownIdsError:
+        raise
     except Exception:  # training raises it again, with the client and the step
         return
     for part, samples in federation.sets.items():

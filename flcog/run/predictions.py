@@ -1,6 +1,7 @@
 """Predictions of a run's global model: on the test set, or on inputs that the user gives; and the file they are written to."""
 
 import csv
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
+from flcog.client.token_ids import ids_checked
 from flcog.client_module import ClientModule
 from flcog.core.files import replacing
 from flcog.core.lightning_packages import overrides
@@ -44,7 +46,8 @@ def predict(run: Session, inputs: Tree | None = None) -> Predictions | list[Any]
     if overrides(module, "LightningModule", "predict_step"):
         with run.model.copies.hand_back(run.model.eval_module, fitting=False, own=True):
             return _by_own_step(run, samples)
-    outputs = run.evaluator.outputs(run.evaluated_params(), run.buffers, samples)
+    with nullcontext() if inputs is None else ids_checked(run.model.eval_module, "the array to predict"):
+        outputs = run.evaluator.outputs(run.evaluated_params(), run.buffers, samples)
     found = module.predictions(outputs) if isinstance(module, ClientModule) else {"output": outputs}
     return found | ({"target": samples.labels[: len(outputs)].cpu()} if inputs is None and samples.labelled else {})
 
