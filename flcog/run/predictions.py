@@ -93,14 +93,14 @@ def by_name(predictions: Predictions | list[Any]) -> Predictions:
 
 def _samples(federation: Federation, inputs: Tree) -> Samples:
     """Return the user's inputs as samples with zeros for targets."""
-    stored = federation.train.inputs
+    stored, padded = federation.train.inputs, False
     if isinstance(stored, Source):  # items of a data set, which have no form until one is read
-        stored = stored.read(np.zeros(1, np.int64), None)
+        stored, padded = stored.read(np.zeros(1, np.int64), None), stored.whole_batches
     own, spec = pytree.tree_flatten(stored)
     given, given_spec = pytree.tree_flatten(inputs)
     if spec != given_spec:
         raise ValueError("inputs must have the parts of the data set's own (a dict with the same names); they have other parts")
-    leaves = [_as_stored(leaf, stored) for leaf, stored in zip(given, own, strict=True)]
+    leaves = [_as_stored(leaf, stored, padded) for leaf, stored in zip(given, own, strict=True)]
     train, targets = federation.train, torch.zeros(len(leaves[0]), dtype=torch.int64)
     returned = train.returned and train.returned._replace(targets=targets)
     samples = Samples(pytree.tree_unflatten(leaves, spec), targets, whole=train.whole, returned=returned)
@@ -109,15 +109,21 @@ def _samples(federation: Federation, inputs: Tree) -> Samples:
     return samples
 
 
-def _as_stored(given: Any, stored: Any) -> Tensor:
-    """Return the user's array in the type of the stored inputs; refuse values that this type cannot hold."""
+def _as_stored(given: Any, stored: Any, padded: bool) -> Tensor:
+    """Return the user's array in the type of the stored inputs; refuse values that this type cannot hold.
+
+    Args:
+        given: the user's array.
+        stored: a batch of the data set.
+        padded: whether each batch of the data set has lengths of its own.
+    """
     array, like = np.asarray(given), torch.as_tensor(stored[:1])
     kind = str(like.dtype).removeprefix("torch.")
-    if array.ndim == like.ndim - 1 and like.shape[-1] == 1:
+    if array.ndim == like.ndim - 1 and like.shape[-1] == 1 and not padded:
         array = array[..., None]  # grey images without their channel
     real = array.dtype.kind in ("f" if like.is_floating_point() else "biu")
-    if array.shape[1:] != like.shape[1:] or not real:
-        shape = ", ".join(map(str, like.shape[1:]))
+    if (array.ndim != like.ndim if padded else array.shape[1:] != like.shape[1:]) or not real:
+        shape = ", ".join("any length" if padded else str(length) for length in like.shape[1:])
         raise ValueError(
             f"inputs must be as the data set stores them, {kind} [N, {shape}]; got {array.dtype} {list(array.shape)} "
             "(it is the data module that normalises them)"

@@ -150,16 +150,31 @@ def longest(inputs: list[dict[str, Any]]) -> Any:
     return {name: torch.tensor([[*row[name], *[0] * (width - len(row[name]))] for row in inputs]) for name in inputs[0]}
 
 
-def test_a_collator_pads(tmp_path: Path) -> None:
-    def ragged(text: str) -> dict[str, list[int]]:
-        tokens = Tokenizer()(text)
-        return {name: values[: sum(tokens["attention_mask"])] for name, values in tokens.items()}
+def ragged(text: str) -> dict[str, list[int]]:
+    tokens = Tokenizer()(text)
+    return {name: values[: sum(tokens["attention_mask"])] for name, values in tokens.items()}
 
+
+def test_a_collator_pads(tmp_path: Path) -> None:
     runs = [
         trained(of(input="text", transform=transform, collate_fn=collate), tmp_path, Bag, executor="loop", precision="64-true")
         for transform, collate in ((Tokenizer(), None), (ragged, longest))
     ]
     assert distance(runs[0].state, runs[1].state) < 1e-14
+
+
+def test_predictions_of_texts_of_any_length(tmp_path: Path) -> None:
+    """The first training text has one token."""
+    trainer = trained(of(input="text", transform=ragged, collate_fn=longest), tmp_path, Bag, executor="loop")
+    for width in (2, 4, 9):
+        ids, mask = np.zeros((2, 2, width), np.int64)
+        ids[:, :2], mask[:, :2] = [[3, 1], [2, 0]], [[1, 1], [1, 0]]
+        found = trainer.predict(inputs={"input_ids": ids, "attention_mask": mask})["probability"]
+        with torch.no_grad():
+            expected = trainer.model.eval().model(torch.from_numpy(ids), torch.from_numpy(mask)).softmax(1)
+        torch.testing.assert_close(found, expected, check_dtype=False)
+    with one_line(ValueError, r"int64 \[N, any length\]; got int64 \[2\]"):
+        trainer.predict(inputs={"input_ids": ids[0, :2], "attention_mask": mask[0, :2]})
 
 
 def test_pictures(tmp_path: Path) -> None:
