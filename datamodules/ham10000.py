@@ -18,15 +18,17 @@ from flcog.datamodules.files import reading, require_files
 from flcog.datamodules.image_cache import ImageCache, stamp_of
 
 _HOW_TO_GET = (
-    "get HAM10000_metadata and both image archives from https://doi.org/10.7910/DVN/DBW86T, unpack them, and pass --data.data_dir"
+    "get HAM10000_metadata (.csv or .tab) and both image archives from https://doi.org/10.7910/DVN/DBW86T, unpack them, and pass "
+    "--data.data_dir"
 )
 
 
 class HAM10000(FederatedDataModule):
     """10,015 photographs of skin lesions in 7 diagnoses, from 6,705 naevi to 115 dermatofibromas.
 
-    Reads the columns ``lesion_id``, ``image_id`` and ``dx`` of ``HAM10000_metadata.csv``, and ``<image_id>.jpg`` from any folder
-    below ``data_dir``, such as ``HAM10000_images_part_1`` (Tschandl et al. 2018, https://doi.org/10.1038/sdata.2018.161).
+    Reads the columns ``lesion_id``, ``image_id`` and ``dx`` of ``HAM10000_metadata.csv`` or, as Dataverse names it,
+    ``HAM10000_metadata.tab``, and ``<image_id>.jpg`` from any folder below ``data_dir``, such as ``HAM10000_images_part_1``
+    (Tschandl et al. 2018, https://doi.org/10.1038/sdata.2018.161).
 
     The test set has the same number of images of each diagnosis, 30 in FedDisco (https://arxiv.org/abs/2305.19229, appendix
     B.1.2). All images of a lesion are either in the training set or in the test set: whole lesions are added to the test set, in
@@ -98,10 +100,13 @@ class HAM10000(FederatedDataModule):
 
     @cached_property
     def _parts(self) -> dict[str, list[dict[str, str]]]:
-        path = self.data_dir / "HAM10000_metadata.csv"
+        path, tabs = (self.data_dir / f"HAM10000_metadata.{end}" for end in ("csv", "tab"))
+        path = tabs if tabs.exists() and not path.exists() else path
         require_files("HAM10000", [path], _HOW_TO_GET)
         with reading(path), path.open(newline="", encoding="utf-8") as file:
-            rows = list(csv.DictReader(file))
+            separator = "\t" if "\t" in file.readline() else ","  # the name does not tell: Dataverse can give either under both
+            file.seek(0)
+            rows = list(csv.DictReader(file, delimiter=separator))
             seen: dict[str, int] = {}
             for number, row in enumerate(rows, start=2):
                 if row.get("dx") not in self.class_names or not row.get("lesion_id") or not row.get("image_id"):

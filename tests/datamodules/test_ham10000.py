@@ -4,6 +4,7 @@ import csv
 from pathlib import Path
 
 import numpy as np
+import pytest
 import torch
 from PIL import Image
 
@@ -52,6 +53,18 @@ def test_ham10000(tmp_path: Path) -> None:
     assert [row["image_id"] for row in again._parts["test"]] == parts["test"], "the test set must not depend on a seed"
     assert federation.augment is not None
     federation.load(federation.train, torch.arange(5), CPU, keys=np.arange(5, dtype=np.uint64))
+
+
+@pytest.mark.parametrize("separator", ["\t", ","])
+def test_metadata_as_dataverse_names_them(separator: str, tmp_path: Path) -> None:
+    """Dataverse converts the release's table to tabs, with quoted texts, unless it is asked for the original format."""
+    rows = write_ham(tmp_path)
+    expected = HAM10000(str(tmp_path), test_per_class=6)._parts
+    (tmp_path / "HAM10000_metadata.csv").unlink()
+    with (tmp_path / "HAM10000_metadata.tab").open("w", newline="") as file:
+        file.write(separator.join(rows[0]) + "\n")
+        csv.writer(file, delimiter=separator, quoting=csv.QUOTE_ALL).writerows(row.values() for row in rows)
+    assert HAM10000(str(tmp_path), test_per_class=6)._parts == expected
 
 
 def test_ham10000_by_image(tmp_path: Path) -> None:
