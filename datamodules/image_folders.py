@@ -24,6 +24,7 @@ class ImageFolders(FederatedDataModule):
     """Any classification set that is stored as ``<data_dir>/<split>/<class>/**/<image>``.
 
     Images are decoded once, into a file in ``<data_dir>/decoded``, which later runs read. Sets of more than 2 GB stay on disk.
+    Files whose names begin with a dot are left out: macOS puts such files beside the images of an archive.
     Greys of 16 bits are scaled from their full range to bytes; a picture that uses 12 bits of them becomes dark.
 
     CINIC-10 (Darlow et al. 2018, https://arxiv.org/abs/1810.03505, https://datashare.ed.ac.uk/handle/10283/3192) in FedDisco's
@@ -176,7 +177,7 @@ class _Listing:
 
 
 def _images(root: Path, folder: str) -> list[tuple[str, str]]:
-    """Every image below the folder, named from ``root``, with its size and time of change."""
+    """Every image below the folder, named from ``root``, with its size and time of change; no hidden files, such as macOS's ``._x.png``."""
     found, folders = [], [folder]
     while folders:
         inside = folders.pop()
@@ -184,6 +185,6 @@ def _images(root: Path, folder: str) -> list[tuple[str, str]]:
             name = f"{inside}/{entry.name}"
             if entry.is_dir():
                 folders.append(name)
-            elif entry.name.lower().endswith(EXTENSIONS):
+            elif entry.name.lower().endswith(EXTENSIONS) and not entry.name.startswith("."):
                 found.append((name, stamp_of(entry.stat())))
     return found
