@@ -264,6 +264,24 @@ def test_decoders_that_would_mix_packed_instructions_refuse_them(configuration: 
 
 
 @pytest.mark.slow
+def test_a_decoder_that_cannot_be_tried_says_why_it_does_not_pack(monkeypatch: pytest.MonkeyPatch) -> None:
+    llama = pytest.importorskip("transformers.models.llama.modeling_llama")
+
+    def fail(self: Any, input_ids: Any, position_ids: Any, use_cache: bool) -> Any:
+        raise RuntimeError("the kernel needs\na GPU")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(llama.LlamaForCausalLM, "forward", fail)
+        model = drawn({"model_type": "llama", **LIKE_LLAMA})
+    alone, packed = batches_of_both_kinds()
+    assert model.training_step(alone, 0).isfinite()
+    with pytest.raises(
+        ValueError, match=r"and LlamaForCausalLM could not be tried \(the kernel needs a GPU\): set packing=false$"
+    ):
+        model.training_step(packed, 0)
+
+
+@pytest.mark.slow
 def test_evaluation_gives_perplexity_and_greedy_matches(tmp_path: Path, llama: str) -> None:
     """The model trains on the test instructions, so that it answers some correctly. Its greedy answers are compared one by one."""
     from transformers import AutoTokenizer

@@ -50,7 +50,7 @@ class CausalLM(nn.Module):
                 layer.training = True
                 layer.__class__ = type(type(layer).__name__, (_Shared, type(layer)), {})
         self.body: Any = body
-        self.packs = _keeps_instructions_apart(body)
+        self.mixing = _mixing(body)
         self.checkpointing = gradient_checkpointing
         if gradient_checkpointing:
             body.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
@@ -64,11 +64,10 @@ class CausalLM(nn.Module):
             position_ids: of a packed batch.
         """
         self._check()
-        if position_ids is not None and not self.packs:
-            name = type(self.body).__name__
+        if position_ids is not None and self.mixing:
             raise ValueError(
-                f"CausalLM: packing=true needs a decoder that keeps the instructions of a row apart, and {name} mixes them: "
-                "set packing=false"
+                f"CausalLM: packing=true needs a decoder that keeps the instructions of a row apart, and {type(self.body).__name__} "
+                f"{self.mixing}: set packing=false"
             )
         # Without a mask, transformers begins a new text where positions do not go on, in the masks of all kinds of attention.
         return self.body(input_ids=input_ids, position_ids=position_ids, use_cache=False).logits
@@ -141,13 +140,13 @@ def _parameters(module: nn.Module) -> list[Any]:
     return [value for layer in module.modules() for value in layer._parameters.values() if value is not None]
 
 
-def _keeps_instructions_apart(body: Any) -> bool:
-    """Whether the second of two instructions in a row has a gradient of exactly 0 with respect to the first.
+def _mixing(body: Any) -> str:
+    """The reason against packing, or empty: the second of two instructions in a row must have a gradient of exactly 0 for the first.
 
-    It has not with layers that are no attention, such as convolutions and state spaces, nor with masks that ignore positions.
+    It has another with layers that are no attention, such as convolutions and state spaces, and with masks that ignore positions.
     """
     if "position_ids" not in inspect.signature(body.forward).parameters:
-        return False
+        return "mixes them"
     embedded: list[Tensor] = []
 
     def watch(layer: nn.Module, inputs: Any, output: Tensor) -> Tensor:
@@ -162,12 +161,12 @@ def _keeps_instructions_apart(body: Any) -> bool:
                 input_ids=places % body.config.get_text_config().vocab_size, position_ids=places % 2, use_cache=False
             ).logits
             (gradient,) = torch.autograd.grad(logits[0, 2:].float().square().sum(), embedded)
-    except Exception:  # a decoder that cannot be tried, for example because its kernels need a GPU, trains without packing
-        return False
+    except Exception as error:  # for example because its kernels need a GPU
+        return f"could not be tried ({' '.join(str(error).split())[:200] or type(error).__name__})"
     finally:
         hook.remove()
         body.train()
-    return not gradient[0, :2].any()
+    return "mixes them" if gradient[0, :2].any() else ""
 
 
 def _make(source: str | Path | dict[str, Any], weights: Weights) -> nn.Module:
