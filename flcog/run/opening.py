@@ -72,7 +72,7 @@ def _describe(request: Request, plan: Plan, saved: CheckpointFile | None, client
     if origin := plan.origin(saved):
         described["init_from"] = origin
         if request.config is not None and plan.trains:
-            request.config.setdefault("init_from", origin["file"])
+            request.config["init_from"] = origin["file"]  # an absolute path, which holds in every folder
     return described
 
 
