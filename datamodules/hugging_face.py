@@ -112,10 +112,9 @@ class HuggingFace(ItemSets):
     def _named(self) -> tuple[str, ...] | None:
         rows = self._rows["train"]
         feature = rows.features[self.target]
-        return (
-            tuple(getattr(feature.feature if _label_sets(rows, self.target) is not None else feature, "names", None) or ())
-            or None
-        )
+        if _label_sets(rows, self.target) is not None:
+            feature = feature.feature
+        return tuple(getattr(feature, "names", None) or ()) or None
 
     @cached_property
     def _rows(self) -> dict[str, Any]:
