@@ -148,7 +148,7 @@ def launch(fabric: Fabric, num_nodes: int, per_device: int = 1) -> None:
 
 
 def _disconnect() -> None:
-    """End the network's threads before Python ends, because PyTorch aborts a process in which one of them still runs.
+    """End the network's threads before Python ends. PyTorch may abort a process that ends while such a thread runs.
 
     Lightning does so for NCCL. After an error the threads may wait for another process, and ending them would wait too.
     """
