@@ -87,7 +87,7 @@ def test_classes_by_name() -> None:
 
 def labels_of(lists: list[list[int]], names: str = "abc") -> datasets.Dataset:
     table = datasets.Dataset.from_dict({"x": FEATURES[: len(lists)].tolist(), "label": lists})
-    return table.cast_column("label", datasets.List(datasets.ClassLabel(names=list(names))))
+    return table.cast_column("label", datasets.Sequence(datasets.ClassLabel(names=list(names))))
 
 
 @pytest.mark.parametrize(
