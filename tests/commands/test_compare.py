@@ -163,6 +163,10 @@ def test_rounds_to_targets_over_seeds(tmp_path: Path) -> None:
     assert figure_text(Figure(65 / 3), "rounds") == "21.7" and figure_text(Figure(100, beyond=True), "rounds") == "> 100"
 
 
+def test_the_deviation_of_a_published_gain_has_no_sign():
+    assert figure_text(Figure(3.95, spread=0.64), "gain") == "+3.95 ± 0.64"
+
+
 @pytest.mark.slow
 def test_what_was_run_is_shown_whatever_its_seeds(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path, out = plan_file(tmp_path), str(tmp_path / "out")

@@ -183,7 +183,7 @@ def figure_text(figure: Figure, quantity: Quantity, decimals: int = 2) -> str:
     write = writers[quantity]
     if figure.within:
         return f"{write(figure.value - figure.within)} to {write(figure.value + figure.within)}"
-    spread = "" if figure.spread is None else f" ± {write(figure.spread)}"
+    spread = "" if figure.spread is None else f" ± {write(figure.spread).removeprefix('+')}"
     return ("> " if figure.beyond else "") + write(figure.value) + spread
 
 
