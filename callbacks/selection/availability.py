@@ -22,10 +22,10 @@ class Availability(AvailabilityModel):
 
         client k is available at t if a row (k, from, until) has from <= t mod period < until
 
-    The file has the header ``client,from,until`` and rows with a client's number and the begin and end of an interval in seconds. Each
-    client needs a row, and intervals of a client must not overlap. It takes 12 bytes of memory for each row. The mean change is biased
-    towards clients that are available often. Lai et al., FedScale: Benchmarking Model and System Performance of Federated Learning at
-    Scale, ICML 2022, https://arxiv.org/abs/2105.11367, also repeat their traces after their last moment.
+    The file has the header ``client,from,until`` and rows with a client's number and the begin and end of an interval, in seconds after
+    the start of the run. Each client needs a row, and intervals of a client must not overlap. It takes 20 bytes of memory for each row.
+    The mean change is biased towards clients that are available often. Lai et al., FedScale: Benchmarking Model and System Performance
+    of Federated Learning at Scale, ICML 2022, https://arxiv.org/abs/2105.11367, also repeat their traces after their last moment.
 
     Args:
         trace: the path of the file. None makes all clients available at all times.
@@ -107,7 +107,7 @@ def _read(path: str, changed: int) -> Trace:
     _refuse(path, rows, (begins < 0) | (ends <= begins), "must have 0 <= from < until")
     overlaps = np.concatenate([[False], (clients[1:] == clients[:-1]) & (begins[1:] < ends[:-1])])
     _refuse(path, rows, overlaps, "overlaps an earlier interval of its client")
-    return Trace(clients.astype(np.int32), begins.astype(np.float32), ends.astype(np.float32), float(ends.max()))
+    return Trace(clients.astype(np.int32), begins.copy(), ends.copy(), float(ends.max()))
 
 
 def _refuse(path: str, rows: np.ndarray, wrong: np.ndarray, fault: str) -> None:

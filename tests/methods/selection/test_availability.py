@@ -67,6 +67,14 @@ def test_the_trace_decides_and_is_repeated(period: float | None) -> None:
         assert set(np.flatnonzero(present).tolist()) == in_trace(137.0 * round, period or 1800)
 
 
+def test_a_trace_of_seconds_since_1970_is_read_to_the_second(tmp_path: Path) -> None:
+    trace = tmp_path / "trace.csv"
+    trace.write_text("client,from,until\n0,1600000000,1600000060\n1,1600000100,1600000400\n")
+    model = Availability(trace=str(trace))
+    present = [model.available(np.arange(2), 1_600_000_000 + after, seed=0).tolist() for after in (0, 59, 60, 99, 100, 399)]
+    assert present == [[True, False], [True, False], [False, False], [False, False], [False, True], [False, True]]
+
+
 SELECTIONS = [None, PoissonSampling(rate=0.7), RoundRobin(), UniformSelection(), WeightedSelection(), PowerOfChoice(), Oort()]
 
 
