@@ -30,7 +30,7 @@ SMALL = {
     **dict.fromkeys(("epochs", "steps", "num_steps", "server_steps", "server_epochs", "generator_steps", "guided_steps"), 1),
     **dict.fromkeys(("min_steps", "images_per_class", "s", "uniform_clients"), 1),
     "f": 0,
-    **dict.fromkeys(("max_steps", "sampling_steps", "blocks", "samples_per_class", "latent", "buffer"), 2),
+    **dict.fromkeys(("max_steps", "sampling_steps", "blocks", "samples_per_class", "latent", "buffer", "candidates"), 2),
     **dict.fromkeys(("num_samples", "diffusion_steps", "generation_batch_size", "channels", "head_dim"), 4),
     **dict.fromkeys(("width", "hidden", "samples_per_client"), 8),
     "num_images": 20,
@@ -160,7 +160,6 @@ def plain(value: Any) -> str:
 
 
 @pytest.mark.slow
-@pytest.mark.long
 @pytest.mark.parametrize("path", TABLES, ids=lambda path: path.stem)
 def test_it_trains(path: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     table = read_table(path)
