@@ -28,7 +28,7 @@ class FedBuff(AsynchronousRounds):
     since then. All clients count the same, and d is not divided by the sum of the weights, as in the authors' code. A round consists of K
     arrivals and a server step. After the step, selected clients that do not train already fill the free places with the new model. With a
     rate, client i starts at the time i / rate instead, if a place is free, with the model of that moment. Buffers of the model, such
-    as BatchNorm's statistics, move by the weighted mean of their changes.
+    as BatchNorm's statistics, become the weighted mean of the arrivals' buffers.
 
     With as many clients in flight as arrivals, no momentum and a server_lr of 1, this is FedAvg with ``EqualWeights``. A buffer of 1 is
     asynchronous SGD. :class:`~flcog.callbacks.SystemModel` tells the times; without it, every local step takes a second and nothing

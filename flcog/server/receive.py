@@ -11,7 +11,17 @@ from torch.utils import _pytree as pytree
 
 from flcog.client.messages import ClientReply, ClientTask, Download
 from flcog.core.trees import distinct, map_once
-from flcog.method import GlobalModel, Method, PrivateSum, RoundKeys, Stage, clock_of, private_sum_of, sealed_sum_of
+from flcog.method import (
+    GlobalModel,
+    Method,
+    PrivateSum,
+    RoundKeys,
+    Stage,
+    asynchronous_of,
+    clock_of,
+    private_sum_of,
+    sealed_sum_of,
+)
 from flcog.server.aggregate import Aggregate
 from flcog.server.clock import timing, uploaded
 from flcog.server.engine import Engine
@@ -45,7 +55,7 @@ def receive(engine: Engine, server: ServerState, round: Round, asked: Asked, dir
     by_client = {task.client: (received, task) for received, tasks in asked for task in tasks}
     tasks = [by_client[client][1] for client in round.plans]
     mine, somebody_idle = [tasks[i] for i in shares[processes.rank]], not all(shares)
-    clocked = clock_of(round.methods) is not None and round.timing is None
+    clocked, stale = clock_of(round.methods) is not None and round.timing is None, asynchronous_of(round.methods) is not None
     may_be_lost = engine.clients.may_be_lost or any(method.allows_lost_replies for method in round.methods)
     asked = _with_keys(engine, round, asked)
     with closing(_train(engine, asked, mine)) as arriving:
@@ -63,7 +73,8 @@ def receive(engine: Engine, server: ServerState, round: Round, asked: Asked, dir
             reply = decoded(reply, encoders, received, private)
             if not round.counts:  # the shapes count alone
                 reply = reply._replace(envelope=pytree.tree_map(torch.zeros_like, reply.envelope))
-            aggregate.add(reply, received.buffers, received.round)
+            # Arrivals that began at one old model would each add the same change of the buffers, so their buffers are averaged themselves.
+            aggregate.add(reply, server.buffers if stale else received.buffers, received.round)
     if clocked and not may_be_lost:
         round = replace(round, timing=timing(engine, server, round, tasks, _gathered(engine, sizes)))
     if isinstance(aggregate, SealedAggregate) and not pay_for_arrived(engine, server, len(round.plans)):

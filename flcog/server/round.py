@@ -231,8 +231,8 @@ def individual_of(method: Method, uploads: Sequence[ClientUpload]) -> Sequence[C
 def averaged(buffers: Params, changes: Params) -> Params:
     """The buffers after their clients' mean changes.
 
-    Whole numbers are rounded. A boolean becomes true if clients with more than half of the weight hold true. Changes from an older model
-    may leave the range of short integers, which would wrap around.
+    Whole numbers are rounded. A boolean becomes true if clients with more than half of the weight hold true. A rule in place of the
+    mean may leave the range of short integers, which would wrap around.
     """
     return {
         name: like + change if (like := buffers[name]).is_floating_point() else _whole(like, change)

@@ -78,7 +78,8 @@ def test_clients_send_truth_values_and_short_integers(executor: str, methods: Se
     assert run.executor.name == executor
     assert torch.equal(run.buffers["model.mask"], torch.arange(NUM_FEATURES) != 1)
     assert torch.equal(run.buffers["model.trained"], torch.ones(20, dtype=torch.bool))
-    assert torch.equal(run.buffers["model.left"], torch.tensor(200 - 2 * 4, dtype=torch.uint8))
+    rounds = 1 if any(isinstance(method, FedBuff) for method in methods) else 2  # the second arrivals began in round 1, too
+    assert torch.equal(run.buffers["model.left"], torch.tensor(200 - rounds * 4, dtype=torch.uint8))
 
 
 @both_executors
@@ -121,7 +122,7 @@ def test_large_whole_numbers_stay_exact() -> None:
     assert moved["n"].tolist() == [10**12 + 1, 2**24 + 3]
 
 
-def test_changes_from_an_older_model_stay_in_range() -> None:
+def test_changes_beyond_the_range_of_whole_numbers_stay_in_it() -> None:
     now = {"flag": torch.tensor(False), "low": torch.tensor(3, dtype=torch.uint8), "high": torch.tensor(250, dtype=torch.uint8)}
     moved = averaged(now, {"flag": torch.tensor(-1.0), "low": torch.tensor(-7.0), "high": torch.tensor(9.0)})
     assert {name: value.item() for name, value in moved.items()} == {"flag": False, "low": 0, "high": 255}

@@ -14,7 +14,19 @@ import pytest
 import torch
 from contracts.case import Case, Refusals
 from contracts.test_quadratics import EQUAL, SIZES, A, B, Numbers, Quadratic, local_map, optimum
-from harness import RAGGED, BatchNormMLP, TinyData, classifier, distance, fit, make_trainer, states_by_client, train
+from harness import (
+    NUM_CLASSES,
+    NUM_FEATURES,
+    RAGGED,
+    BatchNormMLP,
+    TinyData,
+    classifier,
+    distance,
+    fit,
+    make_trainer,
+    states_by_client,
+    train,
+)
 from reference import fedbuff
 from two_processes import on_one_and_two_processes
 
@@ -125,6 +137,27 @@ def test_without_clients_in_flight_it_is_fedavg(executor: str) -> None:
     assert distance(one.servers["SCAFFOLD"]["c"], other.servers["SCAFFOLD"]["c"]) < 1e-12
     for a, b in zip(one.rows, other.rows, strict=True):
         assert {name: a[name] for name in b} == {name: pytest.approx(value, rel=1e-9) for name, value in b.items()}
+
+
+class Flagged(torch.nn.Linear):
+    """A linear network with a buffer that is 1 after any training."""
+
+    def __init__(self) -> None:
+        super().__init__(NUM_FEATURES, NUM_CLASSES)
+        self.register_buffer("trained", torch.zeros(()))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.training:
+            self.trained.fill_(1.0)
+        return super().forward(x)
+
+
+@pytest.mark.parametrize("executor", ["loop", "vmap"])
+def test_buffers_are_the_mean_of_the_arrivals_buffers(executor: str) -> None:
+    """All clients of the first rounds began with a buffer of 0. The sum of their changes would be the number of rounds."""
+    method = FedBuff(concurrency=6, buffer=1)
+    trainer = train(HALF_NORMAL, method, module=classifier(network=Flagged), executor=executor, rounds=4, **RAGGED)
+    assert trainer.run.buffers["model.trained"] == 1
 
 
 def test_one_client_at_a_time_is_sgd() -> None:
