@@ -32,6 +32,7 @@ from flcog.execute.trainer import Learner
 from flcog.method import DataExchange, DataHost, Method, Notes, expected_cohort, selection_of
 from flcog.model_function import ModelFunction
 from flcog.reading import Reader
+from flcog.row_mixing import reads_other_rows
 from flcog.settings import Settings
 from flcog.wire.population import Population
 
@@ -202,6 +203,8 @@ def make_runtime(
     function, optimizer, federation = client.function, client.optimizer, data.federation
     reader = Reader(federation, processes.device, DTYPES[settings.precision], function.convolves, function.takes_whole_batches)
     batching = _batching(settings, methods, data, reader)
+    if (settings.executor != "loop" or settings.compile) and not client.hooks.reason and not function.feels_padding:
+        function.reads_other_rows = reads_other_rows(function, reader.example)
     job = Job(
         client=client,
         reader=reader,

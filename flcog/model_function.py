@@ -51,6 +51,8 @@ class ModelFunction:
         """Whether the user's module defines its own ``training_step``, so that only this step can compute the loss."""
         self.takes_steps_itself: tuple[int, int] | None = None
         """The numbers of optimisers and schedulers of a module with manual optimisation; None for all others."""
+        self.reads_other_rows = False
+        """Whether a trial has shown that its forward pass mixes rows by itself. The trial needs a sample, so it comes later."""
         self.takes_whole_batches = not isinstance(module, ClientModule)
         """Whether its steps receive a data set's batches as they are, and not always pairs of inputs and targets."""
         self.autocast = autocast
@@ -130,11 +132,16 @@ class ModelFunction:
 
     @property
     def feels_padding(self) -> bool:
-        """Whether padding rows would change the result: through BatchNorm, through the statistics that an InstanceNorm tracks, or through
-        the module's own ``training_step`` without a mask.
+        """Whether padding rows would change the result: through BatchNorm, through the statistics that an InstanceNorm tracks, through a
+        forward pass that mixes rows by itself, or through the module's own ``training_step`` without a mask.
         """
         norms = [m for m in self.module.modules() if isinstance(m, nn.modules.instancenorm._InstanceNorm)]
-        return self.mixes_rows or self.trains_itself or any(norm.track_running_stats and norm.training for norm in norms)
+        return (
+            self.mixes_rows
+            or self.trains_itself
+            or self.reads_other_rows
+            or any(norm.track_running_stats and norm.training for norm in norms)
+        )
 
     @property
     def in_eval_mode(self) -> list[str]:

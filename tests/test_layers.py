@@ -22,6 +22,7 @@ LAYERS = (
     (
         "flcog.client_module",
         "flcog.model_function",
+        "flcog.row_mixing",
         "flcog.batchnorm_statistics",
         "flcog.module_copies",
         "flcog.apply",

@@ -1,0 +1,44 @@
+"""Networks that mix the rows of a batch by themselves train as in the loop: padding rows would change their outputs."""
+
+from collections.abc import Callable
+
+import pytest
+from harness import NUM_CLASSES, NUM_FEATURES, RAGGED, assert_close, classifier, train
+from torch import Tensor, nn
+
+
+class Centred(nn.Linear):
+    """Subtracts the batch's mean."""
+
+    def __init__(self) -> None:
+        super().__init__(NUM_FEATURES, NUM_CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x - x.mean(0, keepdim=True))
+
+
+class Standardised(Centred):
+    """Standardises features by torch's function, in training alone."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return nn.Linear.forward(self, nn.functional.batch_norm(x, None, None, training=True) if self.training else x)
+
+
+class Dropped(Centred):
+    """Drops features, and mixes no rows."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return nn.Linear.forward(self, nn.functional.dropout(x, 0.5, self.training))
+
+
+@pytest.mark.parametrize("network", [Centred, Standardised])
+def test_batched_clients_equal_the_loop(network: Callable[[], nn.Module]) -> None:
+    loop, batched = (train(module=classifier(network=network), executor=name, **RAGGED) for name in ("loop", "vmap"))
+    assert batched.executor.name == "vmap" and batched.run.model.feels_padding
+    assert_close(batched.state, loop.state, 1e-12)
+
+
+@pytest.mark.parametrize("network", [None, Dropped])
+def test_networks_that_mix_no_rows_are_padded(network: Callable[[], nn.Module] | None) -> None:
+    trainer = train(module=classifier(network=network), executor="vmap", **RAGGED)
+    assert not trainer.run.model.feels_padding
