@@ -40,6 +40,7 @@ class RoundSchedules:
         self._states = [copy.deepcopy(config.scheduler.state_dict()) for config in self.configs]
         self.followed: list[dict[str, float]] = []
         """The figures that schedulers follow, by round."""
+        self._warned = False
 
     def rates(self, round: int) -> list[float]:
         """The learning rates of the optimiser's groups in a round, counted from 0.
@@ -116,6 +117,7 @@ class RoundSchedules:
     def _advance(self) -> None:
         """Advance the schedulers by one round."""
         done = len(self._rates)
+        before = [{name: group[name] for name in ("momentum", "betas") if name in group} for group in self._groups]
         with self._at(self._rates[-1]), among_rounds(self._module, done - 1), warnings.catch_warnings():
             warnings.filterwarnings("ignore", "Detected call of `lr_scheduler.step", UserWarning)
             for config in sorted(self.configs, key=lambda config: config.reduce_on_plateau):
@@ -126,3 +128,11 @@ class RoundSchedules:
                 elif config.monitor in self.followed[done - 1]:
                     self._module.lr_scheduler_step(config.scheduler, self.followed[done - 1][config.monitor])
             self._rates.append([group["lr"] for group in self._groups])
+            moved = [name for now, was in zip(self._groups, before, strict=True) for name in was if now[name] != was[name]]
+        if moved and not self._warned:
+            self._warned = True
+            warnings.warn(
+                f"{type(self._module).__name__}: a scheduler that advances once per round changes {moved[0]}, and clients take its "
+                f"learning rates alone, with the {moved[0]} of the first round: pass cycle_momentum=False, or take interval='step'",
+                stacklevel=2,
+            )

@@ -51,6 +51,17 @@ def in_torch(make: Any, epochs: int, frequency: int = 1) -> list[float]:
     return found
 
 
+@pytest.mark.parametrize("cycles", [True, False])
+def test_momentum_that_a_scheduler_of_epochs_changes_is_warned_of(cycles: bool, recwarn: pytest.WarningsRecorder) -> None:
+    def make(optimizer: Any) -> Any:
+        optimizer.param_groups[0]["momentum"] = 0.9
+        return torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.4, total_steps=9, cycle_momentum=cycles)
+
+    train(module=Scheduled(make), rounds=3, local_steps=1)  # type: ignore[arg-type]
+    said = [str(each.message) for each in recwarn if "cycle_momentum" in str(each.message)]
+    assert len(said) == cycles and all("changes momentum" in each and "\n" not in each for each in said)
+
+
 @pytest.mark.parametrize("name", SCHEDULERS)
 def test_a_scheduler_of_epochs_advances_once_per_round(name: str) -> None:
     trainer = train(module=Scheduled(SCHEDULERS[name]), rounds=5, local_steps=1)  # type: ignore[arg-type]
