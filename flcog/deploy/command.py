@@ -40,7 +40,7 @@ def deploy(arguments: list[str]) -> None:
         assert objects.trainer.config is not None
         write_app(app, objects.trainer.config, clients, options.nodes or clients)
         if options.nodes is not None:
-            _try(app, Path(temporary, "try"), clients, options.nodes, Path(objects.trainer.default_root_dir).resolve())
+            _try(app.resolve(), Path(temporary, "try"), clients, options.nodes, Path(objects.trainer.default_root_dir).resolve())
         else:
             print(f"{app}: start it with flwr run {app}; each node keeps a file like {app / NODE} to itself (docs/deployment.md)")
 
@@ -54,7 +54,7 @@ def _try(app: Path, folder: Path, clients: int, nodes: int, root: Path) -> None:
         print(f"SuperLink at {loopback.address}", flush=True)
         for k, mine in enumerate(hosted):
             loopback.register(f"node{k}")
-            words = {"config": str(app.resolve() / NODE), "clients": " ".join(map(str, mine)), "state": str(folder / f"state{k}")}
+            words = {"config": str(app / NODE), "clients": " ".join(map(str, mine)), "state": str(folder / f"state{k}")}
             loopback.start_node(f"node{k}", words)
         for k in range(nodes):
             loopback.wait_for_node(f"node{k}")

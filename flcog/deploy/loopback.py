@@ -186,7 +186,6 @@ class Loopback:
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
-                cwd=self.folder,
                 preexec_fn=_end_with_parent,
             )
 

@@ -98,9 +98,7 @@ def _start(worker: Worker) -> subprocess.Popen[Any]:
     worker.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     with worker.log.open("ab") as log:
         command = [sys.executable, "-P", "-m", "flcog.deploy.worker", worker.to_json()]
-        return subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True, cwd=worker.folder
-        )
+        return subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True)
 
 
 def start_of(process: int) -> str:

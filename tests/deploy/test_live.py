@@ -2,11 +2,15 @@
 
 import os
 import signal
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+import yaml
 
 pytest.importorskip("flwr")
 
@@ -82,6 +86,26 @@ def strangers_are_refused(loopback: Loopback, tmp_path: Path) -> None:
         assert known is None or log != loopback.log(name)
         if known is not None:
             loopback.processes[name] = known
+
+
+def test_a_trial_reads_relative_paths_from_the_users_folder(tmp_path: Path) -> None:
+    inputs, targets = np.random.default_rng(0).normal(size=(40, 6)).astype("float32"), np.arange(40) % 3
+    np.savez(tmp_path / "mine.npz", train_inputs=inputs, train_targets=targets, test_inputs=inputs, test_targets=targets)
+    network = {"class_path": "flcog.models.SoftmaxRegression", "init_args": {"in_features": 6, "num_classes": 3}}
+    content = config(rounds=1)
+    content["model"]["init_args"]["model"] = network
+    content["data"] = {"class_path": "flcog.datamodules.ArrayData", "init_args": {"path": "mine.npz", "num_clients": 2}}
+    (tmp_path / "mine.yaml").write_text(yaml.safe_dump(content))
+    words = [sys.executable, "-m", "flcog", "deploy", "-c", "mine.yaml", "--try", "2", "--out", "app"]
+    done = subprocess.run(words, cwd=tmp_path, env={**os.environ, **ENVIRONMENT}, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert history(tmp_path / "runs") == simulated(tmp_path / "simulated", content | {"data": in_folder(content, tmp_path)})
+
+
+def in_folder(content: dict[str, Any], folder: Path) -> dict[str, Any]:
+    """The data of a configuration, with an absolute path."""
+    data = content["data"]
+    return data | {"init_args": data["init_args"] | {"path": str(folder / "mine.npz")}}
 
 
 def test_every_kind_of_process_may_be_killed(loopback: Loopback, tmp_path: Path) -> None:
