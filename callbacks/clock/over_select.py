@@ -16,10 +16,10 @@ class OverSelect(Cutoff):
 
         |S| = ceil(factor m),   S <- the m clients of S with the smallest t_k
 
-    m is ``trainer.clients_per_round``. The other clients have downloaded the model; their uploads cost no bytes and do not count, and
-    their states do not change. The mean change favours fast clients, also with unbiased weights. :class:`~flcog.callbacks.SystemModel`
-    tells the times; without it, every local step takes a second and nothing else takes time. FedScale (Lai et al., ICML 2022,
-    https://arxiv.org/abs/2105.11367) uses the factor 1.3.
+    m is ``trainer.clients_per_round``, and clients that finish at the same time are in random order. The other clients have downloaded the
+    model; their uploads cost no bytes and do not count, and their states do not change. The mean change favours fast clients, also with
+    unbiased weights. :class:`~flcog.callbacks.SystemModel` tells the times; without it, every local step takes a second and nothing else
+    takes time. FedScale (Lai et al., ICML 2022, https://arxiv.org/abs/2105.11367) uses the factor 1.3.
 
     Args:
         factor: at least 1.

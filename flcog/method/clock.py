@@ -74,7 +74,7 @@ class Cutoff(Method, protocol=True):
         """The end of the round, if this cutoff were the only one. *Plain Python.*
 
         Args:
-            finishes: the seconds after which each client has finished, in the order of tasks; at least one client.
+            finishes: the seconds after which each client has finished, in random order; at least one client.
             count: the number of clients that ``trainer.clients_per_round`` asks for.
         """
         raise NotImplementedError

@@ -6,6 +6,7 @@ from dataclasses import replace
 import numpy as np
 
 from flcog.client.messages import ClientReply, ClientTask
+from flcog.core.randomness import fold, fold_each
 from flcog.method import AvailabilityModel, Clock, Cutoff, Method, Participants, Work, clock_of
 from flcog.server.download import plain_sizes
 from flcog.server.engine import Engine
@@ -44,9 +45,11 @@ def timing(
     seconds = durations(engine, server, round, arrived, [up[client] for client in clients])
     finishes = dict(zip(clients, seconds, strict=True))
     found = Timing(finishes, clients, max(seconds, default=0.0))
+    draws = fold_each(fold(engine.seed, "ties", round.number), clients)
+    shuffled = {clients[k]: seconds[k] for k in np.argsort(draws)}  # else the first numbers would win every tie
     for method in round.methods if clients else ():
         if isinstance(method, Cutoff):
-            closed = method.close(finishes, engine.cohort_size)
+            closed = method.close(shuffled, engine.cohort_size)
             kept = [client for client in found.clients if client in closed.clients]
             found = replace(found, clients=kept, seconds=min(found.seconds, closed.seconds))
     return found

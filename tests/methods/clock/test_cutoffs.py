@@ -6,18 +6,29 @@ from functools import partial
 import pytest
 import torch
 from contracts.case import Case, Refusals
-from harness import RAGGED, distance, train
+from harness import RAGGED, TinyData, distance, train
 from reference import cutoffs
 
 from flcog.callbacks import SCAFFOLD, Deadline, FedDisco, OverSelect, PoissonSampling, SystemModel
+from flcog.core.randomness import fold, fold_each
 from flcog.method import ClientView, Method, Plan
+
+
+def draws(round: int, client: int) -> int:
+    """The random numbers that break ties."""
+    return int(fold_each(fold(0, "ties", round), [client])[0])
+
 
 CASES: dict[str, Case] = {
     "Deadline": Case(
         Deadline(seconds=5.0), partial(cutoffs.run, seconds=5.0), neutral=Deadline(seconds=100.0), options=RAGGED, random=True
     ),
     "OverSelect": Case(
-        OverSelect(factor=1.4), partial(cutoffs.run, first=5), neutral=OverSelect(factor=1.0), options=RAGGED, random=True
+        OverSelect(factor=1.4),
+        partial(cutoffs.run, first=5, draws=draws),
+        neutral=OverSelect(factor=1.0),
+        options=RAGGED,
+        random=True,
     ),
 }
 REFUSED: Refusals = {
@@ -50,6 +61,14 @@ def test_late_clients_might_as_well_have_stayed_away(options: dict[str, str]) ->
     for row, works in zip(late.rows, late.works, strict=True):
         assert row["clients/late"] == sum(work.num_steps > 5 for work in works) == len(works) - row["clients/participating"]
         assert row["time/simulated"] == row["round"] * 5.0
+
+
+def test_ties_are_broken_at_random() -> None:
+    """All clients finish at the same time. The clients with the lowest numbers would have won every round."""
+    trainer = train(
+        SCAFFOLD(), OverSelect(factor=2.0), rounds=8, local_steps=1, clients_per_round=5, data=TinyData(order=(1,) * 10)
+    )
+    assert sorted(trainer.run.clients.clients) == list(range(10))
 
 
 def test_a_round_without_late_clients_ends_with_the_last_one() -> None:
