@@ -1,7 +1,7 @@
 """EncodedBroadcast: the server sends its model through a codec."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import count
 from typing import Any, ClassVar
 
@@ -71,9 +71,11 @@ class EncodedBroadcast(BroadcastStage):
         for sender, tree in senders.items():
             paths, spec = pytree.tree_flatten_with_path(tree)
             values, sizes = [], []
+            # Earlier errors of methods' states always remain, so that the codec has to make them smaller.
+            codec = self.codec if sender == "model" else replace(self.codec, error_feedback=True)
             for path, value in paths:
                 name = sender + pytree.keystr(path)
-                new, size = self._sent(value, known.get(name), Noise(key.to(getattr(value, "device", "cpu")), next(places)))
+                new, size = sent(codec, value, known.get(name), Noise(key.to(getattr(value, "device", "cpu")), next(places)))
                 if self.codec.encodes(value):
                     known[name] = new
                 values.append(new)
@@ -87,13 +89,14 @@ class EncodedBroadcast(BroadcastStage):
         last = last.index_fill(0, torch.tensor(clients, device=last.device), len(sums["model"]) - 1)
         return SentBroadcast(Broadcast(params, buffers, decoded), {"known": known, "last": last, "sums": sums}, downloads)
 
-    def _sent(self, value: Any, known: Tensor | None, noise: Noise) -> tuple[Any, int]:
-        """A tensor as clients see it, and the bytes of its message."""
-        if known is None or not self.codec.encodes(value) or known.shape != value.shape:
-            return value, num_bytes(value)
-        encoded = self.codec.encode((value - known).reshape(-1), noise)
-        change = self.codec.decode(encoded, Field((value.numel(),), value.dtype))
-        return known + change.to(value.dtype).view(value.shape), sum(map(num_bytes, pytree.tree_leaves(encoded)))
+
+def sent(codec: Codec, value: Any, known: Tensor | None, noise: Noise) -> tuple[Any, int]:
+    """A tensor as clients see it, and the bytes of its message."""
+    if known is None or not codec.encodes(value) or known.shape != value.shape:
+        return value, num_bytes(value)
+    encoded = codec.encode((value - known).reshape(-1), noise)
+    change = codec.decode(encoded, Field((value.numel(),), value.dtype))
+    return known + change.to(value.dtype).view(value.shape), sum(map(num_bytes, pytree.tree_leaves(encoded)))
 
 
 def extended(sums: Mapping[str, Tensor], sizes: Mapping[str, int]) -> dict[str, Tensor]:

@@ -210,3 +210,13 @@ def test_it_joins_a_codec_for_uploads_and_an_aggregator() -> None:
 def test_bytes_without_the_codec_leave_out_masked_entries() -> None:
     plain, coded = (train(FlexLoRA(ranks=[1, 2]), *methods, module=adapted(), rounds=1) for methods in ((), (LowPrecision(),)))
     assert coded.rows[0]["comm/up_plain_bytes"] == plain.rows[0]["comm/up_bytes"] > coded.rows[0]["comm/up_bytes"]
+
+
+@pytest.mark.parametrize("codec", [RandomK(fraction=0.1), Quantize(bits=2)], ids=lambda codec: codec.name)
+def test_errors_of_states_vanish_without_error_feedback(codec: Codec) -> None:
+    """The clients' copy of a state approaches it, though the codec's own errors would grow from message to message."""
+    method, server, rng = EncodedBroadcast(codec), {}, torch.Generator().manual_seed(0)
+    for state in (torch.zeros(200), *[torch.linspace(-1, 1, 200)] * 80):
+        sent = method.send_down(server, Broadcast({"w": torch.zeros(20)}, {}, {"SCAFFOLD": {"c": state}}), [0], 1, rng)
+        server = sent.state
+    assert float((sent.broadcast.server["SCAFFOLD"]["c"] - state).norm()) < 0.05 * float(state.norm())
