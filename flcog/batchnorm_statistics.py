@@ -1,4 +1,4 @@
-"""Recompute the running statistics of BatchNorm."""
+"""The running statistics of BatchNorm: they are recomputed, and variances stay at or above 0."""
 
 from collections.abc import Iterable
 
@@ -32,3 +32,12 @@ def recomputed_statistics(model: ModelFunction, params: Params, buffers: Params,
         for norm, momentum in zip(norms, momenta, strict=True):
             norm.momentum = momentum
     return fresh
+
+
+def without_negative_variances(buffers: Params) -> Params:
+    """The buffers, with BatchNorm's variances of at least 0: below, which noise and lossy codecs can reach, the network would return NaN.
+
+    >>> without_negative_variances({"norm.running_mean": torch.tensor(-1.0), "norm.running_var": torch.tensor(-1.0)})
+    {'norm.running_mean': tensor(-1.), 'norm.running_var': tensor(0.)}
+    """
+    return {name: value.clamp(min=0) if name.endswith("running_var") else value for name, value in buffers.items()}

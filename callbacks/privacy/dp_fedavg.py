@@ -289,12 +289,8 @@ class DPFedAvg(PrivateSum):
             state = state | {"past": [noise_of_round.added, *state["past"]][: self.noise.bands - 1]}
         return released, state
 
-    def server_step(
-        self, server: Slot, params: Params, delta: Params, messages: Messages, cohort: Cohort
-    ) -> tuple[Params, Slot, Params]:
+    def server_step(self, server: Slot, params: Params, delta: Params, messages: Messages, cohort: Cohort) -> tuple[Params, Slot]:
         if self.quantile is not None:
             share = 0.5 + messages.sum["within"].cpu().double() / float(server["expected"])
             server = server | {"scale": server["scale"] * torch.exp(-self.clip_lr * (share - self.quantile))}
-        # Noise can make a variance negative, for which the network would return NaN.
-        buffers = {n: value.clamp(min=0) for n, value in cohort.buffers.items() if n.endswith("running_var")}
-        return delta, server, buffers
+        return delta, server

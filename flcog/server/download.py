@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 
 from torch.utils import _pytree as pytree
 
+from flcog.batchnorm_statistics import without_negative_variances
 from flcog.client.messages import ClientTask, Download
 from flcog.core.randomness import make_rng
 from flcog.method import Broadcast, BroadcastStage, Method
@@ -33,6 +34,7 @@ def send_down(
         rng = make_rng(engine.seed, server.round, "broadcast", stage.name)
         sent = stage.send_down(server.servers[stage.name], broadcast, clients, engine.num_clients, rng)
         broadcast, state, sizes = check_sent(stage, sent, len(clients))
+        broadcast = broadcast._replace(buffers=without_negative_variances(broadcast.buffers))
         server.servers[stage.name] = state
         down = {sender: dict(zip(clients, each, strict=True)) for sender, each in sizes.items()}
         if not stage.server_keeps_its_model:

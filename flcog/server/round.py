@@ -7,6 +7,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from flcog.batchnorm_statistics import without_negative_variances
 from flcog.client.messages import ClientTask, Download
 from flcog.core.precision import float64_device
 from flcog.core.types import Params
@@ -234,10 +235,12 @@ def averaged(buffers: Params, changes: Params) -> Params:
     Whole numbers are rounded. A boolean becomes true if clients with more than half of the weight hold true. A rule in place of the
     mean may leave the range of short integers, which would wrap around.
     """
-    return {
-        name: like + change if (like := buffers[name]).is_floating_point() else _whole(like, change)
-        for name, change in changes.items()
-    }
+    return without_negative_variances(
+        {
+            name: like + change if (like := buffers[name]).is_floating_point() else _whole(like, change)
+            for name, change in changes.items()
+        }
+    )
 
 
 def _whole(like: Tensor, change: Tensor) -> Tensor:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from harness import NUM_CLASSES, NUM_FEATURES, SGD, assert_close, classifier, fit, problem_of, train
+from harness import NUM_CLASSES, NUM_FEATURES, SGD, BatchNormMLP, assert_close, classifier, fit, problem_of, train
 from reference import fedavg
 from torch import Tensor, nn
 
@@ -21,6 +21,7 @@ from flcog.callbacks import (
     FedSAM,
     Krum,
     Quantize,
+    RandomK,
     SecureAggregation,
     SignFlip,
     SystemModel,
@@ -126,6 +127,18 @@ def test_changes_beyond_the_range_of_whole_numbers_stay_in_it() -> None:
     now = {"flag": torch.tensor(False), "low": torch.tensor(3, dtype=torch.uint8), "high": torch.tensor(250, dtype=torch.uint8)}
     moved = averaged(now, {"flag": torch.tensor(-1.0), "low": torch.tensor(-7.0), "high": torch.tensor(9.0)})
     assert {name: value.item() for name, value in moved.items()} == {"flag": False, "low": 0, "high": 255}
+
+
+def test_variances_do_not_become_negative() -> None:
+    now = {"norm.running_mean": torch.tensor(0.5), "norm.running_var": torch.tensor([0.5, 0.5])}
+    moved = averaged(now, {"norm.running_mean": torch.tensor(-0.75), "norm.running_var": torch.tensor([-0.75, -0.25])})
+    assert moved["norm.running_mean"] == -0.25 and moved["norm.running_var"].tolist() == [0.0, 0.25]
+
+
+@pytest.mark.parametrize("codec", [RandomK(fraction=0.1), EncodedBroadcast(RandomK(fraction=0.1))])
+def test_lossy_codecs_leave_no_negative_variance(codec: Method) -> None:
+    trainer = train(codec, module=classifier(network=BatchNormMLP), rounds=12, local_steps=8)
+    assert float(trainer.buffers["model.1.running_var"].min()) >= 0
 
 
 class Rotating(nn.Linear):
