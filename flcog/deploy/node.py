@@ -19,6 +19,7 @@ from flcog.deploy.objects import make_objects
 from flcog.deploy.states import NodeStates
 from flcog.deploy.supervision import Worker
 from flcog.hosting import HostedClients, host_clients
+from flcog.run.lightning_callbacks import LightningCallbacks
 from flcog.wire.packing import PackingError, pack, unpack
 
 SETTING_UP = ("begin", "exchange", "set_up")
@@ -95,7 +96,10 @@ class Node:
             trainer = objects.trainer
             self._in_force.enter_context(trainer.settings.in_force())
             self._datamodule = data = hosted(objects.datamodule, worker.clients, worker.of)
-            self._clients = host_clients(trainer.settings, trainer.methods, objects.model, data, processes_of(trainer.fabric))
+            lightning = next(observer for observer in trainer.observers if isinstance(observer, LightningCallbacks))
+            callbacks = lightning.gather(objects.model)
+            processes = processes_of(trainer.fabric)
+            self._clients = host_clients(trainer.settings, trainer.methods, objects.model, data, processes, callbacks)
             self._clients.states = self._states
         return self._datamodule
 

@@ -2,11 +2,12 @@
 
 import io
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import lightning as L
 import pytest
 
 pytest.importorskip("flwr")
@@ -99,10 +100,18 @@ def _quickly(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv(name, "0")  # seed_everything sets them; monkeypatch restores them
 
 
-def deployed(folder: Path, fault: Fault, rounds: int = 3, data: dict[str, Any] | None = None, **options: Any) -> Path:
+def deployed(
+    folder: Path,
+    fault: Fault,
+    rounds: int = 3,
+    data: dict[str, Any] | None = None,
+    callbacks: Sequence[str] = (),
+    **options: Any,
+) -> Path:
     """Train the app in this process. Returns the folder of its runs."""
     content = softmax(**(data or {}))
-    content["trainer"] |= {"rounds": rounds, "callbacks": ["flcog.callbacks.SCAFFOLD", "flcog.callbacks.FedDisco"]}
+    methods = ["flcog.callbacks.SCAFFOLD", "flcog.callbacks.FedDisco"]
+    content["trainer"] |= {"rounds": rounds, "callbacks": [*methods, *callbacks]}
     write_app(folder / "app", content, CLIENTS, NODES)
     train_app(folder, Grid(folder / "app", folder / "state", fault), **options)
     return folder / "runs"
@@ -143,6 +152,20 @@ FAULTS: dict[str, Fault] = {
 @pytest.mark.parametrize("name", FAULTS)
 def test_numbers_are_those_of_a_simulation(tmp_path: Path, name: str) -> None:
     assert history(deployed(tmp_path, FAULTS[name])) == simulation(tmp_path)
+
+
+class Smaller(L.Callback):
+    """Divides all gradients by 10."""
+
+    def on_before_optimizer_step(self, trainer: Any, pl_module: Any, optimizer: Any) -> None:
+        for parameter in pl_module.parameters():
+            parameter.grad /= 10
+
+
+def test_callbacks_of_lightning_act_on_the_nodes(tmp_path: Path) -> None:
+    plain = history(deployed(tmp_path / "plain", FAULTS["none"]))
+    smaller = history(deployed(tmp_path / "smaller", FAULTS["none"], callbacks=["deploy.test_server.Smaller"]))
+    assert smaller == simulation(tmp_path / "smaller") != plain
 
 
 @pytest.mark.parametrize("how", [False, "reply lost"])
