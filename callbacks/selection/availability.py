@@ -30,7 +30,8 @@ class Availability(AvailabilityModel):
     Args:
         trace: the path of the file. None makes all clients available at all times.
         seconds_per_round: the time from the start of a round to the start of the next one, > 0. With ``SystemModel``, t is its time.
-        period: the trace is repeated after this number of seconds, > 0. None takes the last ``until`` of the file.
+        period: the trace is repeated after this number of seconds, > 0; later rows have no effect. None takes the last ``until``
+            of the file.
 
     Example:
         >>> Availability().available(np.array([3, 7]), seconds=0, seed=0)
