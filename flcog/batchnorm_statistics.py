@@ -35,7 +35,7 @@ def recomputed_statistics(model: ModelFunction, params: Params, buffers: Params,
 
 
 def without_negative_variances(buffers: Params) -> Params:
-    """The buffers, with BatchNorm's variances of at least 0: below, which noise and lossy codecs can reach, the network would return NaN.
+    """The buffers, with BatchNorm's variances raised to 0 where noise or a lossy codec has made them negative: they would give NaN.
 
     >>> without_negative_variances({"norm.running_mean": torch.tensor(-1.0), "norm.running_var": torch.tensor(-1.0)})
     {'norm.running_mean': tensor(-1.), 'norm.running_var': tensor(0.)}

@@ -163,7 +163,7 @@ def test_rounds_to_targets_over_seeds(tmp_path: Path) -> None:
     assert figure_text(Figure(65 / 3), "rounds") == "21.7" and figure_text(Figure(100, beyond=True), "rounds") == "> 100"
 
 
-def test_the_deviation_of_a_published_gain_has_no_sign():
+def test_the_deviation_of_a_published_gain_has_no_sign() -> None:
     assert figure_text(Figure(3.95, spread=0.64), "gain") == "+3.95 ± 0.64"
 
 

@@ -237,10 +237,7 @@ LEAKS = (
 OTHERS = {
     *(("Centralized", name) for name in ("Backdoor", "GaussianAttack", "LabelFlip", "SignFlip")),  # the attacker is client 1
     ("RotatedQuantize", "TrimmedMean"),  # rounding breaks ties of clients whose weights differ
-    (
-        "MinMax",
-        "NearestNeighbourMixing",
-    ),  # the attack is as far away as the farthest honest client: rounding decides who is nearer
+    ("MinMax", "NearestNeighbourMixing"),  # the attack and the farthest honest client are equally far away
 }
 """Further pairs that cannot be compared here."""
 
