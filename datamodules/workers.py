@@ -1,7 +1,6 @@
 """Worker processes that read the items of a data set, with random numbers that depend only on a key for each sample."""
 
 import os
-import random
 import signal
 import threading
 import traceback
@@ -10,7 +9,6 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any, NamedTuple
@@ -20,6 +18,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from flcog.core import child_processes, signals
+from flcog.core.global_streams import kept_streams, seed_streams
 from flcog.core.precision import default_dtype
 from flcog.core.randomness import fold_each
 from flcog.core.trees import form
@@ -110,7 +109,7 @@ class Workers:
         keys = fold_each(0, indices) if keys is None else keys
         if self.count == 0:
             done: Future[Any] = Future()
-            with self._in_turn, _streams_kept():
+            with self._in_turn, kept_streams():
                 done.set_result(_make(self._parts[part], make, indices, keys))
             return done
         try:
@@ -186,14 +185,14 @@ def _make(part: Items, make: Make, indices: np.ndarray, keys: np.ndarray) -> Any
     with default_dtype(torch.float32):  # an item does not depend on the run's precision
         try:
             for index, key in zip(indices.tolist(), keys.tolist(), strict=True):
-                _seed(key)
+                seed_streams(key)
                 item = part.items[index]
                 _require_finite(part, item)
                 read.append(item)
         except Exception as error:
             return _failure(f"item {indices[len(read)]} cannot be read", error)
         try:
-            _seed(int(keys[0]))
+            seed_streams(int(keys[0]))
             return make(part, read)
         except Exception as error:
             return _failure(f"of item {_listed(indices)} no batch can be made", error)
@@ -222,21 +221,3 @@ def _failure(what: str, error: Exception) -> Failure:
 
 def _listed(indices: np.ndarray) -> str:
     return ", ".join(map(str, indices[:3])) + (" ..." if len(indices) > 3 else "")
-
-
-def _seed(key: int) -> None:
-    torch.default_generator.manual_seed(key & (2**63 - 1))
-    np.random.seed(key & (2**32 - 1))  # noqa: NPY002 - users' transforms draw from this stream
-    random.seed(key)
-
-
-@contextmanager
-def _streams_kept() -> Iterator[None]:
-    """Restore the random streams on exit."""
-    before = torch.default_generator.get_state(), np.random.get_state(), random.getstate()  # noqa: NPY002 - as above
-    try:
-        yield
-    finally:
-        torch.default_generator.set_state(before[0])
-        np.random.set_state(before[1])  # noqa: NPY002 - as above
-        random.setstate(before[2])

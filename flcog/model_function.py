@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from flcog.client_module import ClientModule, trains_itself
-from flcog.core.randomness import have_moved, put_back, streams
+from flcog.core.global_streams import kept_streams, moved
 from flcog.core.trees import Tree, call, first_leaf, form, map_leaves
 from flcog.core.types import Params
 from flcog.module_copies import ModuleCopies
@@ -154,20 +154,18 @@ class ModelFunction:
         return any(isinstance(m, nn.modules.conv._ConvNd) for m in self.module.modules())
 
     @torch.no_grad()
-    def draws(self, sample: Tree) -> bool:
-        """Whether its forward pass in training uses torch's global random generators, as ``nn.Dropout`` does.
+    def draws(self, sample: Tree) -> list[str]:
+        """The libraries whose global random streams its forward pass in training uses, as ``nn.Dropout`` uses torch's.
 
         Args:
             sample: one input, [1, ...].
         """
         device = first_leaf(sample).device
-        before, buffers = streams(device), {name: buffer.clone() for name, buffer in self.buffers.items()}
-        try:
+        buffers = {name: buffer.clone() for name, buffer in self.buffers.items()}
+        with kept_streams(device) as before:
             # Repeat the row, because BatchNorm needs more than one.
             self.training(self.params, buffers, forward, map_leaves(lambda leaf: torch.cat([leaf, leaf]), sample))
-            return have_moved(device, before)
-        finally:
-            put_back(device, before)
+            return moved(before, device)
 
     def training(self, params: Params, buffers: Params, function: Callable[..., Any], *args: Any) -> Any:
         """Call ``function(module, *args)`` in training mode, with these parameters and buffers instead of the module's own.

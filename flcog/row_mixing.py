@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from flcog.core.randomness import put_back, streams
+from flcog.core.global_streams import kept_streams, put_back
 from flcog.core.trees import Tree, first_leaf, map_leaves
 from flcog.model_function import ModelFunction, forward
 
@@ -24,20 +24,17 @@ def reads_other_rows(model: ModelFunction, sample: Tree) -> bool:
         sample: one input, [1, ...].
     """
     device = first_leaf(sample).device
-    before, found = streams(device), []
-    try:
+    found = []
+    with kept_streams(device) as before:
         for other in (torch.clone, torch.zeros_like):
-            put_back(device, before)  # for the same dropout
+            put_back(before, device)  # for the same dropout
             buffers = {name: buffer.clone() for name, buffer in model.buffers.items()}
             rows = map_leaves(partial(_beside, other), sample)
-            outputs = [
-                leaf for leaf in pytree.tree_leaves(model.training(model.params, buffers, forward, rows)) if _has_rows(leaf)
-            ]
-            found.append([leaf[0].clone() for leaf in outputs])
-    except Exception:
-        return False
-    finally:
-        put_back(device, before)
+            try:
+                outputs = model.training(model.params, buffers, forward, rows)
+            except Exception:
+                return False
+            found.append([leaf[0].clone() for leaf in pytree.tree_leaves(outputs) if _has_rows(leaf)])
     return any(map(_differs, *found))
 
 

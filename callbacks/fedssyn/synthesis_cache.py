@@ -19,9 +19,10 @@ from torch import Tensor
 
 from flcog.callbacks.fedssyn.generators.base import DataGenerator, Form, Log, finite, matching_labels, subset_of
 from flcog.core.files import arrays_in, replacing, replacing_folder, short, write_table, write_yaml
+from flcog.core.global_streams import seeded
 from flcog.core.labels import require_labels
 from flcog.core.precision import default_dtype
-from flcog.core.randomness import fold, seeded
+from flcog.core.randomness import fold
 from flcog.core.text import clock
 from flcog.data import Federation
 

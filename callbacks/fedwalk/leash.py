@@ -3,7 +3,6 @@
 import copy
 import math
 from collections.abc import Iterator
-from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -14,7 +13,8 @@ from torch import Tensor
 from flcog.apply import Apply
 from flcog.client_module import ClientModule
 from flcog.core.checks import one_of, positive
-from flcog.core.randomness import fold, fold_each, make_rng, seeded
+from flcog.core.global_streams import kept_streams, seed_streams
+from flcog.core.randomness import fold, fold_each, make_rng
 from flcog.core.trees import Tree, floats_to
 from flcog.core.types import Params
 from flcog.data import FederatedDataModule
@@ -125,21 +125,25 @@ class Leash:
 
     def walk(self, apply: Apply, params: Params, head: Params, lr: float, steps: range, seed: int) -> tuple[Params, Params]:
         """Steps of plain SGD on the leash, numbered since the first of the run: new parameters and head."""
-        for step, rows in leash_rows(len(self.data.federation.train), self.data.batch_size, steps, seed):
-            keys = fold_each(fold(seed, "leash", "augment", step), rows.numpy())
-            like = next(iter(params.values()))
-            inputs, targets = self._read(rows, like, keys)
-            noise = fold(seed, "leash", "dropout", step) >> 1
-            if self.mode == "train":
-                apply = self._with_dropout(apply, noise, like.device)
-            # flcog's dropout draws from the step's keys, torch's from the global stream.
-            with torch.enable_grad(), seeded(noise, like.device) if self.mode == "train" else nullcontext():
-                params, head = ({n: v.detach().requires_grad_() for n, v in part.items()} for part in (params, head))
-                loss = self._loss(apply, params, head, inputs, targets, training=self.mode == "train")
-                leaves = [*params.values(), *head.values()]
-                gradients = iter(torch.autograd.grad(loss, leaves, allow_unused=True, materialize_grads=True))
-            # torch 2.7 gives unused parameters gradients of zero that require a gradient themselves.
-            params, head = ({n: v.detach() - lr * next(gradients).detach() for n, v in part.items()} for part in (params, head))
+        like = next(iter(params.values()))
+        with kept_streams(like.device):
+            for step, rows in leash_rows(len(self.data.federation.train), self.data.batch_size, steps, seed):
+                keys = fold_each(fold(seed, "leash", "augment", step), rows.numpy())
+                inputs, targets = self._read(rows, like, keys)
+                noise = fold(seed, "leash", "dropout", step) >> 1
+                if self.mode == "train":
+                    # flcog's dropout draws from the step's keys, torch's from the global stream.
+                    apply = self._with_dropout(apply, noise, like.device)
+                    seed_streams(noise, like.device)
+                with torch.enable_grad():
+                    params, head = ({n: v.detach().requires_grad_() for n, v in part.items()} for part in (params, head))
+                    loss = self._loss(apply, params, head, inputs, targets, training=self.mode == "train")
+                    leaves = [*params.values(), *head.values()]
+                    gradients = iter(torch.autograd.grad(loss, leaves, allow_unused=True, materialize_grads=True))
+                # torch 2.7 gives unused parameters gradients of zero that require a gradient themselves.
+                params, head = (
+                    {n: v.detach() - lr * next(gradients).detach() for n, v in part.items()} for part in (params, head)
+                )
         return params, head
 
     @torch.no_grad()

@@ -1,14 +1,11 @@
 """Hooks that draw from the global random generators of torch, NumPy or Python, whose numbers depend on more than the run's seed."""
 
-import random
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-import numpy as np
-import torch
-
 from flcog.advice.finding import Finding
 from flcog.advice.trial import Trial
+from flcog.core.global_streams import moved, streams
 from flcog.method import Method
 from flcog.server.engine import Engine
 
@@ -36,20 +33,11 @@ def global_randomness(engine: Engine, trial: Trial) -> Iterator[Finding]:
 @contextmanager
 def noticing_draws(method: Method, hook: str, findings: list[Finding]) -> Iterator[None]:
     """Add a finding if a global generator has moved within the context."""
-    before = _states()
+    before = streams()
     yield
-    if moved := [name for name, state in _states().items() if state != before[name]]:
+    if libraries := moved(before):
         consequence = (
-            f"draws from the global generator of {' and '.join(moved)}, so that results differ between executors and runs"
+            f"draws from the global generator of {' and '.join(libraries)}, so that results differ between executors and runs"
         )
         remedy = SEEDED.get(hook, "draw in the hook draw with its rng, and read ctx.draws")
         findings.append(Finding(method.name, hook, consequence, remedy))
-
-
-def _states() -> dict[str, object]:
-    kind, keys, position, *normal = np.random.get_state()  # noqa: NPY002 -- the legacy generator is the global one
-    return {
-        "torch": torch.get_rng_state().numpy().tobytes(),
-        "NumPy": (kind, np.asarray(keys).tobytes(), position, *normal),
-        "Python": random.getstate(),
-    }

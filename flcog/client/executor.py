@@ -56,8 +56,8 @@ class Assignment(NamedTuple):
         for group, rate in zip(optimizer.param_groups, self.rates, strict=True):
             group["lr"] = rate
 
-    def torch_seed(self, client: int) -> int:
-        """The seed of torch's global streams for a client's training."""
+    def stream_seed(self, client: int) -> int:
+        """The seed of the global random streams for a client's training."""
         return fold(self.seed, self.round, client, "torch") >> 1
 
     def dropout_keys(self, layers: Sequence[str], clients: Sequence[int]) -> dict[str, np.ndarray]:

@@ -15,10 +15,11 @@ from flcog.client.optimizers import configure, configure_to_evaluate, describe_o
 from flcog.client.output_check import check_pairs
 from flcog.client.setup_trainer import SetupTrainer
 from flcog.client_module import ClientModule, as_client
+from flcog.core.global_streams import seeded
 from flcog.core.lightning_packages import lightning_base
 from flcog.core.precision import DTYPES, default_dtype, float64_device
 from flcog.core.processes import Processes
-from flcog.core.randomness import fold, seeded
+from flcog.core.randomness import fold
 from flcog.core.types import Params
 from flcog.data import FederatedDataModule, Federation
 from flcog.method import Method, ModelNote, Note

@@ -8,7 +8,7 @@ from torch.utils import _pytree as pytree
 
 from flcog.client.token_ids import UnknownIdsError, data_ids_checked
 from flcog.client_module import ClientModule
-from flcog.core.randomness import seeded
+from flcog.core.global_streams import seeded
 from flcog.core.trees import Tree, first_leaf, form
 from flcog.data import Federation
 from flcog.model_function import ModelFunction, forward

@@ -8,8 +8,7 @@ Whole cohorts are drawn at once: a generator for each client could cost more tha
 
 import os
 import zlib
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from typing import TypeVar
 
 import numpy as np
@@ -110,40 +109,3 @@ def epoch_orders(
     draws = hash64(np.repeat(keys, lengths) + (counter * GOLDEN).view(np.uint64))
     segment = epoch + np.repeat(np.cumsum(num_epochs) - num_epochs, lengths)
     return position[np.lexsort((draws, segment))], offsets
-
-
-def streams(device: torch.device) -> list[Tensor]:
-    """Return the states of torch's global random streams on the CPU and on an accelerator, where ``nn.Dropout`` draws."""
-    own = [] if device.type == "cpu" else [torch.get_device_module(device).get_rng_state()]
-    return [torch.default_generator.get_state(), *own]
-
-
-def put_back(device: torch.device, before: Sequence[Tensor]) -> None:
-    """Restore the states of torch's global streams."""
-    torch.default_generator.set_state(before[0])
-    if device.type != "cpu":
-        torch.get_device_module(device).set_rng_state(before[1])
-
-
-def have_moved(device: torch.device, before: Sequence[Tensor]) -> bool:
-    """Return whether torch's global streams were used since."""
-    return not all(map(torch.equal, streams(device), before))
-
-
-def seed_streams(device: torch.device, seed: int) -> None:
-    """Seed torch's global streams."""
-    torch.default_generator.manual_seed(seed)
-    if device.type != "cpu":
-        torch.get_device_module(device).manual_seed(seed)
-
-
-@contextmanager
-def seeded(key: int, device: torch.device) -> Iterator[None]:
-    """Seed torch's global streams from ``key``, and restore their states afterwards."""
-    before = streams(device)
-    try:
-        # torch.manual_seed also seeds devices that this run does not use, and notes for each of them where it was called.
-        (torch.default_generator if device.type == "cpu" else torch).manual_seed(key & (2**63 - 1))
-        yield
-    finally:
-        put_back(device, before)

@@ -134,7 +134,7 @@ class ChosenExecutor:
         """Run as many threads as the pace asks for, and report the time to it."""
         threads.working, began = pace.at_once, time.perf_counter()
         yield from threads.run(assignment)
-        if assignment.works and not threads.has_drawn:
+        if assignment.works and not threads.drawn:
             steps = sum(work.num_steps for work in assignment.works)
             pace.took(time.perf_counter() - began, sum(threads.seconds_worked), steps)
             threads.clients_at_once = pace.settled or threads.clients_at_once

@@ -6,6 +6,7 @@ from functools import cached_property
 import torch
 
 from flcog.client.model import ClientModel
+from flcog.core.global_streams import draws_from
 from flcog.core.types import Batch
 from flcog.execute.optimizer import ELEMENTWISE
 from flcog.execute.own_steps import Traces, traces
@@ -67,6 +68,14 @@ class Job:
         """Whether reading samples draws from the random streams of this process."""
         return self.reader.source is not None and self.reader.source.draws_here
 
+    @cached_property
+    def draws(self) -> list[str] | None:
+        """The libraries whose global random streams the forward pass uses; None if it fails on two copies of a sample."""
+        try:
+            return self.model.draws(self.reader.example)
+        except Exception:  # The error comes again, with its client and step, when a client trains.
+            return None
+
     @property
     def num_params(self) -> int:
         return sum(p.numel() for p in self.model.params.values())
@@ -81,8 +90,8 @@ def obstacles_to_vmap(job: Job) -> str:
     """The reasons why clients cannot be one batched program, or an empty string."""
     if job.faithful:
         return f"one client at a time: {job.faithful}"
-    own_step = job.own_step.between_clients() if job.model.trains_itself else ""
-    obstacles = [own_step] if own_step else []
+    own = job.own_step.between_clients() if job.model.trains_itself else _draws(job, "NumPy", "Python")
+    obstacles = [own] if own else []
     if type(job.client.optimizer) not in ELEMENTWISE:
         obstacles.append(f"{type(job.client.optimizer).__name__} is no elementwise optimiser")
     if job.unlike_batches:
@@ -95,7 +104,7 @@ def obstacles_to_compiling(job: Job) -> str:
     obstacles = list(filter(None, [obstacles_to_vmap(job)]))
     if job.reader.whole_batches:
         obstacles.append("a collate_fn may give clients' batches different shapes")
-    if not job.model.trains_itself and (reason := _draws(job)):
+    if not job.model.trains_itself and (reason := _fails(job) or _draws(job, "torch")):
         obstacles.append(reason)
     return "; ".join(obstacles)
 
@@ -108,13 +117,14 @@ def obstacle_to_threads(job: Job) -> str:
         return "samples are read in this process, whose random streams they share (num_workers above 0 gives them their own)"
     if job.model.trains_itself:
         return job.own_step.between_threads()
-    return _draws(job)
+    return _fails(job) or _draws(job, "torch", "NumPy", "Python")
 
 
-def _draws(job: Job) -> str:
-    """A sentence that the model draws from torch's global stream, or an empty string."""
-    try:
-        draws = job.model.draws(job.reader.example)
-    except Exception:  # The error comes again, with its client and step, when a client trains.
-        return "its forward pass fails on two copies of a training sample"
-    return "the model draws from torch's global stream (flcog.models.Dropout does not)" if draws else ""
+def _fails(job: Job) -> str:
+    return "its forward pass fails on two copies of a training sample" if job.draws is None else ""
+
+
+def _draws(job: Job, *libraries: str) -> str:
+    """A sentence that the model draws from the global streams of one of these libraries, or an empty string."""
+    sentence = draws_from([name for name in job.draws or () if name in libraries])
+    return f"the model {sentence}" if sentence else ""

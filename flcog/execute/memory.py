@@ -10,8 +10,8 @@ from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 
 from flcog.apply import apply_of
+from flcog.core.global_streams import kept_streams
 from flcog.core.processes import Processes
-from flcog.core.randomness import put_back, streams
 from flcog.core.text import human
 from flcog.execute.job import Job
 from flcog.execute.patches import ConvolutionsAsPatches
@@ -100,7 +100,7 @@ def activation_bytes(job: Job, patches: bool = False) -> int:
         job: describes the model and its batches.
         patches: whether convolutions are products of matrices, so that their patches are stored.
     """
-    model, before = job.model, streams(job.device)
+    model = job.model
     own = {_place(tensor) for tensor in (*model.params.values(), *model.constants.values())}
     kept: dict[int, Any] = {}
 
@@ -111,12 +111,10 @@ def activation_bytes(job: Job, patches: bool = False) -> int:
     buffers = {name: buffer.clone() for name, buffer in model.buffers.items()}
     try:
         hooks = saved_tensors_hooks(keep, lambda tensor: tensor)
-        with torch.enable_grad(), hooks, ConvolutionsAsPatches() if patches else nullcontext():
+        with kept_streams(job.device), torch.enable_grad(), hooks, ConvolutionsAsPatches() if patches else nullcontext():
             apply_of(model, buffers).loss(model.params, job.two_copies)
     except Exception:
         return 0
-    finally:
-        put_back(job.device, before)
     return sum(storage.nbytes() for place, storage in kept.items() if place not in own) * job.rows // 2
 
 

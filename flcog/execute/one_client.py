@@ -10,9 +10,9 @@ from torch.utils import _pytree as pytree
 from flcog.client.executor import Assignment, Result, StopRequest, longest_first
 from flcog.client.program import ClientTensors, Program, differentiate_eager, differentiate_pure, with_states
 from flcog.client.work import ClientWork, announce, batches
+from flcog.core.global_streams import seed_streams
 from flcog.core.gradients import gradients_of
 from flcog.core.precision import number_dtype
-from flcog.core.randomness import seed_streams
 from flcog.core.trees import copied_from, map_once
 from flcog.core.types import Batch, Params, Slot
 from flcog.execute.optimizer import stepper
@@ -88,9 +88,9 @@ class OneClient:
         for name, key in scratch.items():
             buffers[name].fill_(key)
         self._renew_optimizer(assignment)
-        if self.learner.seeds_torch:
-            # Users' modules may draw from the global stream (nn.Dropout), and their draws should be repeatable too.
-            seed_streams(live[0].device, assignment.torch_seed(work.client))
+        if self.learner.seeds_streams:
+            # Users' modules may draw from the global streams (nn.Dropout), and their draws should be repeatable too.
+            seed_streams(assignment.stream_seed(work.client), live[0].device)
         tensors = ClientTensors(
             work.states(), work.draws(), [{}] * len(program.methods), work.num_steps, work.num_samples, work.weight, work.masks
         )

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torchmetrics import Metric
 
 from flcog.core.arguments import digest
-from flcog.core.randomness import have_moved, put_back, streams
+from flcog.core.global_streams import draws_from, kept_streams, moved
 from flcog.core.trees import Tree
 from flcog.execute.frozen_writes import restored
 from flcog.model_function import ModelFunction
@@ -40,7 +40,7 @@ class Traces:
         fails: the step fails on a trial batch.
         keeps: the step changes attributes.
         metrics: the step updates metrics of torchmetrics; no loss depends on these.
-        draws: the step draws from torch's global stream.
+        draws: the step draws from global random streams.
         logs: the columns of the values that the step logs.
     """
 
@@ -69,10 +69,11 @@ def traces(model: ModelFunction, batch: Tree, device: torch.device) -> Traces:
     """
     name = f"{type(model.module).__name__}.training_step"
     buffers = {key: buffer.clone() for key, buffer in model.buffers.items()}
-    stood, before = streams(device), _kept(model.module)
+    before = _kept(model.module)
     first: tuple[Any, dict[str, Tensor]] | None = None
     try:
         with (
+            kept_streams(device) as stood,
             among_rounds(model.module, 0),
             model.log.of_a_step() as logged,
             logging_to(model.module, model.log.take),
@@ -81,12 +82,9 @@ def traces(model: ModelFunction, batch: Tree, device: torch.device) -> Traces:
             for index in range(2):
                 result = model.training(model.params, buffers, call_step, "training_step", batch, index)
                 first = first or (result, dict(logged))
-            frozen = found()
-        drawn = have_moved(device, stood)
+            frozen, drawn = found(), moved(stood, device)
     except Exception:  # The error comes again, with its client and step, when a client trains.
         return Traces(fails=f"{name} fails on two copies of a training sample")
-    finally:
-        put_back(device, stood)
     after = _kept(model.module)
     model.log.begin_client()
     if first is not None:
@@ -101,7 +99,7 @@ def traces(model: ModelFunction, batch: Tree, device: torch.device) -> Traces:
     return Traces(
         keeps=f"{name} keeps something between steps (self.{kept})" if kept else "",
         metrics=f"{name} keeps metrics between steps (self.{measured})" if measured else "",
-        draws=f"{name} draws from torch's global stream (flcog.models.Dropout does not)" if drawn else "",
+        draws=f"{name} {sentence}" if (sentence := draws_from(drawn)) else "",
         logs=tuple(logged),
     )
 

@@ -13,8 +13,8 @@ from torch.utils import _pytree as pytree
 from flcog.client.executor import Assignment, Result, longest_first
 from flcog.client.program import ClientTensors, Program, with_states
 from flcog.client.work import ClientWork
+from flcog.core.global_streams import seed_streams
 from flcog.core.precision import number_dtype
-from flcog.core.randomness import seed_streams
 from flcog.core.trees import form, unlike_keys
 from flcog.core.types import Batch, Params, Slot
 from flcog.execute.one_client import widened
@@ -80,8 +80,8 @@ class StackedClients:
         program, num_clients = assignment.program, len(works)
         assignment.set_rates(self.learner.optimizer)
         device = next(iter(program.received.params.values())).device
-        if self.learner.seeds_torch:
-            seed_streams(device, assignment.torch_seed(works[0].client))
+        if self.learner.seeds_streams:
+            seed_streams(assignment.stream_seed(works[0].client), device)
         params = {name: _repeat(value, num_clients) for name, value in program.received.params.items()}
         initial = self.model.buffers | self.model.initial | program.received.buffers
         buffers = {name: _repeat(value, num_clients) for name, value in initial.items()}

@@ -15,6 +15,7 @@ import torch
 
 from flcog.client.executor import Assignment, Result, StopRequest, longest_first
 from flcog.client.work import ClientWork
+from flcog.core.global_streams import draws_from, moved, streams
 from flcog.execute.one_client import OneClient
 from flcog.execute.sequential import Sequential
 from flcog.execute.trainer import ClientTrainer, Learner
@@ -26,7 +27,7 @@ class Threads:
     torch splits one small batch badly over cores, and clients well: clients share nothing until their changes are added up, and
     torch holds Python's lock only between kernels. Results come in the order of the sequential placement, so sums are the same.
 
-    A client's draws from torch's *global* stream would depend on the clients that run beside it. (A method should draw in ``draw``.)
+    A client's draws from *global* random streams would depend on the clients that run beside it. (A method should draw in ``draw``.)
     After such a draw the client is run again, and from there on clients run one at a time.
 
     Args:
@@ -51,23 +52,22 @@ class Threads:
         self._stop = threading.Event()
         self.clients_at_once = self.working = clients_at_once
         """``working`` is the number of threads that train in the next round."""
-        self.has_drawn = False
-        """Whether a client has drawn from torch's global stream, so that clients run one at a time."""
+        self.drawn: list[str] = []
+        """The libraries whose global random streams a client has used: from then on, clients run one at a time."""
         self.seconds_worked: list[float] = []
         """The processor time that each client took in the last round."""
 
     def run(self, assignment: Assignment) -> Generator[Result, None, None]:
         works, done = longest_first(assignment.works), 0
-        if not self.has_drawn:
+        if not self.drawn:
             with closing(self._together(assignment, works)) as results:
                 for result in results:
                     done += 1
                     yield result
             if done == len(works):
                 return
-            self.has_drawn = True
             warnings.warn(
-                f"client {works[done].client} of round {assignment.round + 1} or one beside it drew from torch's global stream: clients "
+                f"client {works[done].client} of round {assignment.round + 1} or one beside it {draws_from(self.drawn)}: clients "
                 "run one at a time from here on, so that the run can be repeated; let the method make its draws in its draw hook",
                 stacklevel=2,
             )
@@ -77,7 +77,7 @@ class Threads:
         """The clients' results in order, until a client has drawn from the global stream."""
         self._stop.clear()
         self.seconds_worked.clear()
-        stream = torch.default_generator.get_state()
+        before = streams()
         waiting, running = iter(works), deque[Future[Result]]()
         resting = [self._free.get() for _ in self._trainers[self.working :]]
         try:
@@ -86,7 +86,8 @@ class Threads:
                 ahead = itertools.islice(waiting, 4 * self.clients_at_once - len(running))
                 running.extend(self._pool.submit(self._train, assignment, work) for work in ahead)
                 result = self._next(running)
-                if not torch.equal(torch.default_generator.get_state(), stream):
+                self.drawn = moved(before)
+                if self.drawn:
                     return
                 yield result
         finally:

@@ -22,14 +22,14 @@ class Learner:
         model: the client's model.
         optimizer: the module's own optimiser.
         layers: wraps layers that are slow or fail when they are batched.
-        seeds_torch: whether training seeds torch's global streams, because users' modules may draw from them.
+        seeds_streams: whether training seeds the global random streams, because users' modules may draw from them.
         logs: the columns of the values that a module's own ``training_step`` logs in compiled steps.
     """
 
     model: ModelFunction
     optimizer: torch.optim.Optimizer
     layers: Callable[[], AbstractContextManager[Any]] = nullcontext
-    seeds_torch: bool = True
+    seeds_streams: bool = True
     logs: Sequence[str] = ()
 
     def on_thread(self) -> "Learner":

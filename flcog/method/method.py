@@ -156,7 +156,7 @@ class Method(KeepsNoState):
     # Before the first round -------------------------------------------------------------------------------------------------------
 
     def configure_model(self, model: ClientModule) -> ClientModule:
-        """The model with extra layers or outputs. Torch's global random streams are seeded by the run. *Chain, once; plain Python.*"""
+        """The model with extra layers or outputs. The run seeds the global random streams. *Chain, once; plain Python.*"""
         return model
 
     def prepare_data(self, federation: Federation, rng: torch.Generator, workspace: Path | None) -> Exchange:

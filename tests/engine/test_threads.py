@@ -31,7 +31,7 @@ from engine.test_executor_choice import Pictures, Plain
 from flcog.callbacks import SCAFFOLD, FedDyn
 from flcog.execute.sequential import Sequential
 from flcog.execute.threads import Threads
-from flcog.method import Batch, Context, Method, Params
+from flcog.method import Context, Method
 from flcog.models import Dropout
 from flcog.schedules import Exponential
 
@@ -94,22 +94,6 @@ def test_clients_do_run_at_the_same_time_and_the_longest_first() -> None:
     # Each client has one step per sample. Of two clients at a time, either may start first.
     pairs = [sorted(order[i : i + 2], reverse=True) for i in range(0, 8, 2)]
     assert pairs == [[16, 14], [12, 11], [10, 7], [6, 4]]
-
-
-@dataclass(frozen=True)
-class GlobalNoise(Method):
-    """Draws outside the hook ``draw``, against the rule."""
-
-    def loss(self, apply: Any, params: Params, batch: Batch, task: Tensor, ctx: Context) -> Tensor:
-        return task * torch.rand(())
-
-
-def test_draws_from_the_global_stream_are_noticed_and_repeatable() -> None:
-    alone = train(GlobalNoise(start_round=1), chunk_size=1)
-    with pytest.warns(UserWarning, match=r"client \d of round 2 or one beside it drew from torch's global stream"):
-        together = train(GlobalNoise(start_round=1), chunk_size=2)
-    assert_close(together.state, alone.state, 0)
-    assert together.rows == alone.rows
 
 
 def test_what_runs_one_at_a_time_and_why() -> None:

@@ -25,7 +25,8 @@ from torch import nn
 import flcog
 from flcog.apply import Apply
 from flcog.callbacks.moon import MOON, ProjectionModel, contrast
-from flcog.core.randomness import fold, seeded
+from flcog.core.global_streams import seeded
+from flcog.core.randomness import fold
 from flcog.method import Batch, Context, GlobalModel
 from flcog.model_function import ModelFunction
 from flcog.models import MLP, SimpleCNN
