@@ -70,16 +70,11 @@ class Settings:
         checks.one_of(None, DTYPES, precision=self.precision)
         if not (self.tf32 is None or isinstance(self.tf32, bool)):  # torch refuses 1, which is equal to True
             raise ValueError(f"tf32 must be true, false or null; got {self.tf32!r}")
-        clients = self.clients_per_round
-        if not clients > 0 or (isinstance(clients, float) and clients > 1):
-            raise ValueError(
-                f"clients_per_round is a count (1, 2, ...) or a fraction in (0, 1]; got {clients!r}: a count has no decimal point"
-            )
+        clients = "null" if self.clients_per_round is None else self.clients_per_round
+        checks.count_or_share(None, "(0, 1]", hint="a count has no decimal point", clients_per_round=clients)
         checks.seed(self, "seed")
         for name in ("limit_val_batches", "limit_test_batches", "limit_predict_batches", "overfit_batches"):
-            limit = getattr(self, name)
-            if isinstance(limit, bool) or limit < 0 or (isinstance(limit, float) and limit > 1):
-                raise ValueError(f"{name} is a number of batches (1, 2, ...) or a fraction in [0, 1]; got {limit!r}")
+            checks.count_or_share(None, "[0, 1]", **{name: getattr(self, name)})
 
     @contextmanager
     def in_force(self) -> Iterator[None]:

@@ -80,6 +80,10 @@ class TrainerArguments:
             self.methods.append(GradientClip(max_value=gradient_clip_val, algorithm=gradient_clip_algorithm))
         check_methods(self.methods)
         if max_time is not None:
+            if not isinstance(max_time, str | timedelta | dict):
+                raise ValueError(
+                    f"max_time must be text such as 00:12:00:00 (days first), a timedelta or a dict; got {max_time!r}"
+                )
             lightning.append(Timer(max_time, interval=Interval.epoch))
         switches = enable_progress_bar, enable_checkpointing, enable_model_summary
         self.observers = default_observers(observers, LightningCallbacks(lightning, fast_dev_run), *switches)

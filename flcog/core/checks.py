@@ -8,7 +8,7 @@ suggests a better one.
 import math
 from collections.abc import Callable, Collection, Sequence
 from numbers import Integral
-from typing import Any
+from typing import Any, Literal
 
 
 def at_least(owner: Any, least: float, *fields: str, hint: str = "", **values: float | None) -> None:
@@ -57,6 +57,17 @@ def within(owner: Any, interval: str, *fields: str, hint: str = "", **values: fl
         return (low <= value if interval[0] == "[" else low < value) and (value <= high if interval[-1] == "]" else value < high)
 
     _check(inside, f"lie in {interval}", owner, fields, values, hint)
+
+
+def count_or_share(owner: Any, interval: Literal["(0, 1]", "[0, 1]"], *fields: str, hint: str = "", **values: Any) -> None:
+    """Refuse what is neither a count nor a fraction in an interval. 1 is a count, and 1.0 a fraction."""
+    least = 0 if interval[0] == "[" else 1
+
+    def holds(value: Any) -> bool:
+        whole = isinstance(value, Integral) and not isinstance(value, bool)
+        return value >= least if whole else isinstance(value, float) and (0 < value <= 1 or value == least == 0)
+
+    _check(holds, f"be a count ({least}, {least + 1}, ...) or a fraction in {interval}", owner, fields, values, hint)
 
 
 def seed(owner: Any, field: str) -> None:

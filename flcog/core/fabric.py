@@ -11,7 +11,7 @@ from lightning.fabric.strategies import DDPStrategy
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning_utilities.core import rank_zero
 
-from flcog.core import lost_processes
+from flcog.core import checks, lost_processes
 from flcog.core.processes import Processes
 
 MOST_PER_CORE = 4
@@ -65,8 +65,7 @@ def make_fabric(
     processes_per_device: int = 1,
 ) -> Fabric:
     """Make a Fabric of independent processes: no model is wrapped in DDP, and only sums and the server's step are communicated."""
-    if processes_per_device < 1:
-        raise ValueError(f"processes_per_device must be at least 1; got {processes_per_device}")
+    checks.whole(None, 1, processes_per_device=processes_per_device)
     if processes_per_device > 1 and strategy == "single_device":
         raise ValueError(
             f"strategy=single_device has one process, and processes_per_device={processes_per_device} asks for more: set "

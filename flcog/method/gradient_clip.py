@@ -5,6 +5,7 @@ from typing import Literal
 
 import torch
 
+from flcog.core import checks
 from flcog.core.types import Params
 from flcog.method.context import Context
 from flcog.method.method import Method
@@ -36,8 +37,7 @@ class GradientClip(Method):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not self.max_value > 0:
-            raise ValueError(f"gradient_clip_val must be above 0; got {self.max_value}")
+        checks.within(None, "(0, inf]", gradient_clip_val=self.max_value)
         if self.algorithm not in ("norm", "value"):
             raise ValueError(f"gradient_clip_algorithm must be norm or value; got {self.algorithm!r}")
 

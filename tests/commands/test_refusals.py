@@ -66,7 +66,7 @@ OPTIONS = {
     "--data.partition_seed 18446744073709551616": "64 bits; got 18446744073709551616",
     "--trainer.local_steps null --trainer.local_epochs .inf": "local_epochs must be positive and finite; got inf",
     "--trainer.local_steps null --trainer.local_epochs .nan": "local_epochs must be positive and finite; got nan",
-    "--trainer.clients_per_round .nan": "clients_per_round is a count|got nan",
+    "--trainer.clients_per_round .nan": "clients_per_round must be a count|got nan",
     "--trainer.devices foo": "devices=foo|devices of this machine",
     "--trainer.devices -3": "devices=-3|devices of this machine",
     "--trainer.accelerator tpu": "accelerator=tpu|devices of this machine",

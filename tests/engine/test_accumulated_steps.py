@@ -150,7 +150,7 @@ def test_overfitting_limits_the_validation_set() -> None:
         (Gan, {"accumulate_grad_batches": 2}, "accumulate_grad_batches=2: Gan takes its steps itself"),
         (classifier, {"accumulate_grad_batches": 0}, "accumulate_grad_batches must be at least 1; got 0"),
         (classifier, {"accumulate_grad_batches": {0: 2}}, "accumulate_grad_batches must be a whole number; got {0: 2}"),
-        (classifier, {"overfit_batches": 1.5}, "overfit_batches is a number of batches"),
+        (classifier, {"overfit_batches": 1.5}, "overfit_batches must be a count"),
     ],
 )
 def test_bad_input(module: Any, options: dict[str, Any], message: str) -> None:

@@ -24,7 +24,27 @@ from flcog.data import Partition, Partitioner, Samples
         ({"local_epochs": 0.0}, "local_epochs must be positive"),
         ({"local_steps": 1, "rounds": 0}, "rounds must be at least 1"),
         ({"local_steps": 1, "clients_per_round": 10.0}, "a count has no decimal point"),
-        ({"local_steps": 1, "clients_per_round": 0}, "clients_per_round is a count"),
+        (
+            {"local_steps": 1, "clients_per_round": 0},
+            "clients_per_round must be a count (1, 2, ...) or a fraction in (0, 1]; got 0",
+        ),
+        (
+            {"local_steps": 1, "clients_per_round": None},
+            "must be a count (1, 2, ...) or a fraction in (0, 1]; got 'null'",
+        ),
+        (
+            {"local_steps": 1, "clients_per_round": "all"},
+            "must be a count (1, 2, ...) or a fraction in (0, 1]; got 'all'",
+        ),
+        (
+            {"local_steps": 1, "limit_test_batches": "half"},
+            "limit_test_batches must be a count (0, 1, ...) or a fraction in [0, 1]; got",
+        ),
+        ({"local_steps": 1, "gradient_clip_val": "big"}, "gradient_clip_val must lie in (0, inf]; got 'big'"),
+        (
+            {"local_steps": 1, "max_time": 3600},
+            "max_time must be text such as 00:12:00:00 (days first), a timedelta or a dict; got 3600",
+        ),
         ({"local_steps": 1, "executor": "fast"}, "executor must be auto, loop, vmap, vmap-patches or fastest; got 'fast'"),
         ({"local_steps": 1, "precision": "16-mixed"}, "precision must be 32-true, 64-true, bf16-true or bf16-mixed; got"),
         ({"local_steps": 1, "accelerator": "cuda", "devices": 99}, "devices=99"),

@@ -213,9 +213,9 @@ def test_deterministic_algorithms() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"limit_test_batches": -1}, r"limit_test_batches is a number of batches .* or a fraction in \[0, 1\]; got -1"),
-        ({"limit_val_batches": 1.5}, "limit_val_batches is a number of batches"),
-        ({"gradient_clip_val": 0.0}, "gradient_clip_val must be above 0; got 0.0"),
+        ({"limit_test_batches": -1}, r"limit_test_batches must be a count .* or a fraction in \[0, 1\]; got -1"),
+        ({"limit_val_batches": 1.5}, "limit_val_batches must be a count"),
+        ({"gradient_clip_val": 0.0}, r"gradient_clip_val must lie in \(0, inf\]; got 0.0"),
         (
             {"gradient_clip_val": 1.0, "gradient_clip_algorithm": "max"},
             "gradient_clip_algorithm must be norm or value; got 'max'",
