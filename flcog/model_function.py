@@ -1,8 +1,8 @@
 """The client's module as a function of its parameters and buffers, for executors and evaluations."""
 
 import copy
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, TypeVar
 
 import lightning as L
@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from flcog.client_module import ClientModule, trains_itself
-from flcog.core.global_streams import kept_streams, moved
-from flcog.core.trees import Tree, call, first_leaf, form, map_leaves
+from flcog.core.global_streams import Streams, kept_streams
+from flcog.core.trees import Tree, call, form
 from flcog.core.types import Params
 from flcog.module_copies import ModuleCopies
 from flcog.own_steps import reset_metrics
@@ -153,19 +153,17 @@ class ModelFunction:
         """Whether it has convolutions, which read channels-last images faster. Other layers read contiguous images faster."""
         return any(isinstance(m, nn.modules.conv._ConvNd) for m in self.module.modules())
 
-    @torch.no_grad()
-    def draws(self, sample: Tree) -> list[str]:
-        """The libraries whose global random streams its forward pass in training uses, as ``nn.Dropout`` uses torch's.
-
-        Args:
-            sample: one input, [1, ...].
-        """
-        device = first_leaf(sample).device
-        buffers = {name: buffer.clone() for name, buffer in self.buffers.items()}
-        with kept_streams(device) as before:
-            # Repeat the row, because BatchNorm needs more than one.
-            self.training(self.params, buffers, forward, map_leaves(lambda leaf: torch.cat([leaf, leaf]), sample))
-            return moved(before, device)
+    @contextmanager
+    def on_trial(self) -> Iterator[Streams]:
+        """Restore the attributes of all layers and the global random streams on exit, so that a trial changes no run."""
+        attributes = [(vars(layer), dict(vars(layer))) for layer in self.module.modules()]
+        with kept_streams(next(iter(self.params.values())).device) as before:
+            try:
+                yield before
+            finally:
+                for now, kept in attributes:
+                    now.clear()
+                    now.update(kept)
 
     def training(self, params: Params, buffers: Params, function: Callable[..., Any], *args: Any) -> Any:
         """Call ``function(module, *args)`` in training mode, with these parameters and buffers instead of the module's own.

@@ -6,10 +6,9 @@ from functools import cached_property
 import torch
 
 from flcog.client.model import ClientModel
-from flcog.core.global_streams import draws_from
 from flcog.core.types import Batch
 from flcog.execute.optimizer import ELEMENTWISE
-from flcog.execute.own_steps import Traces, traces
+from flcog.execute.side_effects import Traces, traces_of_loss, traces_of_own_step
 from flcog.model_function import ModelFunction
 from flcog.reading import Reader
 from flcog.settings import Compile
@@ -68,30 +67,24 @@ class Job:
         """Whether reading samples draws from the random streams of this process."""
         return self.reader.source is not None and self.reader.source.draws_here
 
-    @cached_property
-    def draws(self) -> list[str] | None:
-        """The libraries whose global random streams the forward pass uses; None if it fails on two copies of a sample."""
-        try:
-            return self.model.draws(self.reader.example)
-        except Exception:  # The error comes again, with its client and step, when a client trains.
-            return None
-
     @property
     def num_params(self) -> int:
         return sum(p.numel() for p in self.model.params.values())
 
     @cached_property
-    def own_step(self) -> Traces:
-        """The side effects of the module's own ``training_step``."""
-        return traces(self.model, self.two_copies.given, self.device)
+    def traces(self) -> Traces:
+        """The side effects of a local step."""
+        if self.model.trains_itself:
+            return traces_of_own_step(self.model, self.two_copies.given, self.device)
+        return traces_of_loss(self.model, self.two_copies, self.device)
 
 
 def obstacles_to_vmap(job: Job) -> str:
     """The reasons why clients cannot be one batched program, or an empty string."""
     if job.faithful:
         return f"one client at a time: {job.faithful}"
-    own = job.own_step.between_clients() if job.model.trains_itself else _draws(job, "NumPy", "Python")
-    obstacles = [own] if own else []
+    trace = job.traces.between_clients(job.model.trains_itself)
+    obstacles = [trace] if trace else []
     if type(job.client.optimizer) not in ELEMENTWISE:
         obstacles.append(f"{type(job.client.optimizer).__name__} is no elementwise optimiser")
     if job.unlike_batches:
@@ -104,7 +97,7 @@ def obstacles_to_compiling(job: Job) -> str:
     obstacles = list(filter(None, [obstacles_to_vmap(job)]))
     if job.reader.whole_batches:
         obstacles.append("a collate_fn may give clients' batches different shapes")
-    if not job.model.trains_itself and (reason := _fails(job) or _draws(job, "torch")):
+    if not job.model.trains_itself and (reason := job.traces.fails or job.traces.draws("torch")):
         obstacles.append(reason)
     return "; ".join(obstacles)
 
@@ -115,16 +108,4 @@ def obstacle_to_threads(job: Job) -> str:
         return f"threads share out the cores of a CPU; this run is on {job.device.type}"
     if job.draws_here:
         return "samples are read in this process, whose random streams they share (num_workers above 0 gives them their own)"
-    if job.model.trains_itself:
-        return job.own_step.between_threads()
-    return _fails(job) or _draws(job, "torch", "NumPy", "Python")
-
-
-def _fails(job: Job) -> str:
-    return "its forward pass fails on two copies of a training sample" if job.draws is None else ""
-
-
-def _draws(job: Job, *libraries: str) -> str:
-    """A sentence that the model draws from the global streams of one of these libraries, or an empty string."""
-    sentence = draws_from([name for name in job.draws or () if name in libraries])
-    return f"the model {sentence}" if sentence else ""
+    return job.traces.between_threads()

@@ -10,7 +10,6 @@ from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 
 from flcog.apply import apply_of
-from flcog.core.global_streams import kept_streams
 from flcog.core.processes import Processes
 from flcog.core.text import human
 from flcog.execute.job import Job
@@ -111,7 +110,7 @@ def activation_bytes(job: Job, patches: bool = False) -> int:
     buffers = {name: buffer.clone() for name, buffer in model.buffers.items()}
     try:
         hooks = saved_tensors_hooks(keep, lambda tensor: tensor)
-        with kept_streams(job.device), torch.enable_grad(), hooks, ConvolutionsAsPatches() if patches else nullcontext():
+        with model.on_trial(), torch.enable_grad(), hooks, ConvolutionsAsPatches() if patches else nullcontext():
             apply_of(model, buffers).loss(model.params, job.two_copies)
     except Exception:
         return 0

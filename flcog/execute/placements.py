@@ -56,4 +56,4 @@ def make_placement(job: Job, choice: Choice, notes: Notes) -> AnyPlacement:
 
 def _logs(job: Job, choice: Choice) -> tuple[str, ...]:
     """The columns of the values that a module's own step logs, if steps are compiled: their sums must exist before the first step."""
-    return job.own_step.logs if choice.compiled and job.model.trains_itself else ()
+    return job.traces.logs if choice.compiled and job.model.trains_itself else ()

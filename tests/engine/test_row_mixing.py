@@ -3,6 +3,7 @@
 from collections.abc import Callable
 
 import pytest
+import torch
 from harness import NUM_CLASSES, NUM_FEATURES, RAGGED, assert_close, classifier, train
 from torch import Tensor, nn
 
@@ -24,6 +25,48 @@ class Standardised(Centred):
         return nn.Linear.forward(self, nn.functional.batch_norm(x, None, None, training=True) if self.training else x)
 
 
+class Averaged(Centred):
+    """Centres by a running mean over the batches before, which it keeps in a buffer."""
+
+    mean: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(NUM_FEATURES))
+
+    def forward(self, x: Tensor) -> Tensor:
+        outputs = nn.Linear.forward(self, x - self.mean)
+        if self.training:
+            self.mean = 0.9 * self.mean + 0.1 * x.detach().mean(0)
+        return outputs
+
+
+class Counted(Centred):
+    """Counts its samples, and scales outputs by the count."""
+
+    count: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("count", torch.ones(()))
+
+    def forward(self, x: Tensor) -> Tensor:
+        outputs = nn.Linear.forward(self, x) / self.count
+        if self.training:
+            self.count = self.count + len(x)
+        return outputs
+
+
+class Steps(Counted):
+    """Counts its steps instead, and mixes no rows."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        outputs = nn.Linear.forward(self, x) / self.count
+        if self.training:
+            self.count = self.count + 1
+        return outputs
+
+
 class Dropped(Centred):
     """Drops features, and mixes no rows."""
 
@@ -31,14 +74,14 @@ class Dropped(Centred):
         return nn.Linear.forward(self, nn.functional.dropout(x, 0.5, self.training))
 
 
-@pytest.mark.parametrize("network", [Centred, Standardised])
+@pytest.mark.parametrize("network", [Centred, Standardised, Averaged, Counted])
 def test_batched_clients_equal_the_loop(network: Callable[[], nn.Module]) -> None:
     loop, batched = (train(module=classifier(network=network), executor=name, **RAGGED) for name in ("loop", "vmap"))
     assert batched.executor.name == "vmap" and batched.run.model.feels_padding
     assert_close(batched.state, loop.state, 1e-12)
 
 
-@pytest.mark.parametrize("network", [None, Dropped])
+@pytest.mark.parametrize("network", [None, Dropped, Steps])
 def test_networks_that_mix_no_rows_are_padded(network: Callable[[], nn.Module] | None) -> None:
     trainer = train(module=classifier(network=network), executor="vmap", **RAGGED)
     assert not trainer.run.model.feels_padding
