@@ -85,12 +85,24 @@ class KeptUploads:
         if lacking is not None:
             warnings.warn(f"round {cohort.round + 1}: {lacking}; the model stays as it was", stacklevel=2)
             return None
+        equal = torch.full_like(uploads.weights, 1 / len(uploads.weights))
+        for_sums = self._for_sums(uploads, equal, servers, cohort)
         uploads, vector, new = self._combined(uploads, self.changes, servers, cohort)
-        equal = uploads.values.mean(0) if self.rule is None else vector
         combined = self._tree(vector, whole, cohort.weights.to(self.home))
-        sums = self._tree(equal, whole, torch.full_like(cohort.weights, 1 / len(cohort.clients)).to(self.home))
+        sums = self._tree(vector if for_sums is None else for_sums, whole, equal)
         total = pytree.tree_map(lambda value: len(cohort.clients) * value, sums["sum"])
         return combined | {"sum": total}, new
+
+    def _for_sums(self, uploads: UploadMatrix, equal: Tensor, servers: Mapping[str, Slot], cohort: Cohort) -> Tensor | None:
+        """The vector in which all clients count equally, for the messages that methods need as sums; None if it is no other vector.
+
+        Methods and the rule may change the uploads and their states in place, so that they get copies.
+        """
+        sums = pytree.tree_leaves(pytree.tree_unflatten(self._places, self._spec)["sum"])
+        if not sums or torch.allclose(uploads.weights, equal, rtol=1e-12, atol=0):
+            return None
+        copied = uploads._replace(values=uploads.values.clone(), weights=equal)
+        return self._combined(copied, self.changes, copy.deepcopy(servers), cohort)[1]
 
     def _combined(
         self, uploads: UploadMatrix, changes: Sequence[UploadChange], servers: Mapping[str, Slot], cohort: Cohort

@@ -73,8 +73,9 @@ def advance(
     losses: Mapping[int, float] = {}
     if round.plans:
         round, aggregate = train(engine, server, round, directions)
-        engine.clients.commit(round.trained)
-        step(engine, server, round, aggregate)
+        # If the round does not count, clients keep the states with which they began it.
+        counts = step(engine, server, round, aggregate)
+        engine.clients.commit(round.trained if counts else [])
         losses = aggregate.losses
         round.cohort.metrics.update(aggregate.figures())
     else:
@@ -173,8 +174,10 @@ def train(engine: Engine, server: ServerState, round: Round, directions: bool) -
     return round, aggregate
 
 
-def step(engine: Engine, server: ServerState, round: Round, aggregate: Aggregate, steps: StepsOfRound = ServerSteps) -> None:
+def step(engine: Engine, server: ServerState, round: Round, aggregate: Aggregate, steps: StepsOfRound = ServerSteps) -> bool:
     """Let methods turn the mean change of the model into the server's step. Buffers are averaged.
+
+    Returns False if the round does not count, because there are too few uploads, or none with a weight.
 
     Args:
         engine: everything that is fixed before round 1.
@@ -186,9 +189,9 @@ def step(engine: Engine, server: ServerState, round: Round, aggregate: Aggregate
     add_noise(engine, server, aggregate, len(round.trained))
     if aggregate.weight == 0:
         warnings.warn(f"round {round.number + 1}: no client's update counts; the model stays as it was", stacklevel=2)
-        return
+        return False
     if not aggregate.combine(server.servers, round.cohort):
-        return
+        return False
     received = server.buffers
     buffers = received | averaged(received, aggregate.mean("buffers"))
     mean = aggregate.mean("delta")
@@ -214,6 +217,7 @@ def step(engine: Engine, server: ServerState, round: Round, aggregate: Aggregate
         params, buffers, server.servers = engine.processes.share_first((params, buffers, server.servers))
         check_model(params, stepping, round.number)
     server.params, server.buffers = params, buffers
+    return True
 
 
 def individual_of(method: Method, uploads: Sequence[ClientUpload]) -> Sequence[ClientUpload]:
