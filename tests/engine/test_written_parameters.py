@@ -1,0 +1,39 @@
+"""Networks whose forward pass writes into parameters train alike in all executors, also after some clients have finished."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from harness import NUM_CLASSES, NUM_FEATURES, RAGGED, assert_close, classifier, train
+from torch import Tensor, nn
+
+
+class Clamps(nn.Linear):
+    """Clamps its weights before each use."""
+
+    def __init__(self) -> None:
+        super().__init__(NUM_FEATURES, NUM_CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.weight.data.clamp_(-0.1, 0.1)
+        return super().forward(x)
+
+
+class Looks(nn.Module):
+    """Looks up vectors, which nn.Embedding shortens where they are used."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.vectors, self.head = nn.Embedding(8, 4, max_norm=0.5), nn.Linear(4, NUM_CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.vectors((2 * x.abs()).long().clamp(max=7)).mean(1))
+
+
+@pytest.mark.parametrize("network", [Clamps, Looks])
+def test_batched_clients_that_have_finished_stay_as_they_are(network: Callable[[], nn.Module]) -> None:
+    torch.manual_seed(0)
+    options = RAGGED | {"rounds": 2}
+    loop, batched = (train(module=classifier(network=network), executor=name, **options) for name in ("loop", "vmap"))
+    assert batched.executor.name == "vmap"
+    assert_close(batched.state, loop.state, 1e-12)
