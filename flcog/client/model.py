@@ -26,7 +26,6 @@ from flcog.method import Method, ModelNote, Note
 from flcog.method.returned import check_type
 from flcog.model_function import ModelFunction
 from flcog.models.lora import adapters
-from flcog.own_steps import step_for
 from flcog.settings import Settings
 
 
@@ -133,7 +132,6 @@ def _with_methods(
                 "has a score for each sample: leave it out"
             )
         )
-    notes += _not_evaluated(model, datamodule.federation) if stage == "fit" else []
     for method in methods:
         model = _with_method(settings, method, model, datamodule.federation, processes)
         unmeasured = datamodule.federation.client_test is None and not datamodule.federation.reweighted_test
@@ -177,15 +175,6 @@ def _check_task(model: L.LightningModule, datamodule: FederatedDataModule) -> No
             "use Classifier, MultiLabelClassifier or Regressor accordingly, or set the data's task (by default floats are values and "
             "integers classes)"
         )
-
-
-def _not_evaluated(model: L.LightningModule, federation: Federation) -> list[Note]:
-    """A note if nothing measures the central sets, because the user's module has no step for them."""
-    sets = [name for name in federation.sets if name != "training"]
-    if not sets or isinstance(model, ClientModule) or step_for(model, "validation", 1):
-        return []
-    are, name = "are" if len(sets) > 1 else "is", type(model).__name__
-    return [Note(f"the {' and '.join(sets)} data {are} not evaluated, because {name} has neither validation_step nor test_step")]
 
 
 def _with_method(

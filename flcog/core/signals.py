@@ -29,10 +29,6 @@ class RunStopped(SystemExit):
     """Leaves ``fit`` after a signal, with the state of a complete round. Uncaught, it ends the process with status 75."""
 
 
-INTERRUPTED = "the run has stopped between two rounds; a fit with ckpt_path='last' goes on from its last checkpoint"
-"""The text of the exception, which a notebook shows in its last line."""
-
-
 class RunInterrupted(KeyboardInterrupt):
     """The same after Ctrl-C."""
 
@@ -101,7 +97,7 @@ class StopSignals:
         """
         if not leads:
             return RunStopped(0)
-        return RunInterrupted(INTERRUPTED) if number == signal.SIGINT else RunStopped(EXIT_STATUS)
+        return RunInterrupted() if number == signal.SIGINT else RunStopped(EXIT_STATUS)
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
         self.number = number

@@ -4,7 +4,6 @@ from pathlib import Path
 from typing import Any
 
 import lightning as L
-import pytest
 import torch
 from harness import NUM_CLASSES, NUM_FEATURES, TinyData, classifier, fit, make_trainer
 
@@ -67,26 +66,3 @@ def test_observers_receive_each_note_once(tmp_path: Path) -> None:
 
     fit(tmp_path, Listening(), rounds=2)
     assert seen == [ExecutorNote("loop"), "start", WarningNote("in round 1"), 1, WarningNote("in round 2"), 2]
-
-
-def test_sets_that_no_step_evaluates_are_noted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    class Trains(L.LightningModule):
-        def __init__(self) -> None:
-            super().__init__()
-            self.layer = torch.nn.Linear(NUM_FEATURES, NUM_CLASSES)
-
-        def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
-            return torch.nn.functional.cross_entropy(self.layer(batch[0]), batch[1])
-
-        def configure_optimizers(self) -> torch.optim.Optimizer:
-            return torch.optim.SGD(self.parameters(), lr=0.1)
-
-    class Tests(Trains):
-        def test_step(self, batch: Any, batch_idx: int) -> None:
-            self.log("accuracy", (self.layer(batch[0]).argmax(1) == batch[1]).float().mean())
-
-    note = "the test data is not evaluated, because Trains has neither validation_step nor test_step"
-    for module, noted in ((Trains(), True), (Tests(), False), (classifier(), False)):
-        trainer = fit(tmp_path, module=module, rounds=1)
-        assert any(note in text for text in trainer.notes) == noted
-        assert ("Test its" in capsys.readouterr().out) != noted

@@ -9,13 +9,11 @@ from pathlib import Path
 from rich.console import Console
 from rich.text import Text
 
-from flcog.client_module import ClientModule
 from flcog.core.allocations import peak_memory
 from flcog.core.files import short
 from flcog.core.monitor import lower_is_better, main_metric
 from flcog.core.text import clock, figure, human, seconds
 from flcog.method import Callback, Note, Run
-from flcog.own_steps import step_for
 from flcog.run import checkpoint
 
 Rows = Sequence[tuple[str, str]]
@@ -112,10 +110,8 @@ def suggestions(run: Run) -> Rows:
     written = [path for path in checkpoints if path.is_file()]
     rows: list[tuple[str, str]] = []
     federation = run.federation
-    module = run.model.module
-    measured = isinstance(module, ClientModule) or step_for(module, "test", 1) is not None
     verb = "test" if federation.test is not None else "validate" if federation.val is not None else None
-    if verb and written and measured:
+    if verb and written:
         rows.append(
             (f"{verb.capitalize()} its {written[0].stem} model{_chosen_by(run, written[0])}", run.next_command(verb, written[0]))
         )
