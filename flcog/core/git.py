@@ -5,6 +5,9 @@ import subprocess
 import tempfile
 from pathlib import Path
 
+CHANGED = "+changes"
+"""Follows a commit from which files differ."""
+
 
 def git_commit(folder: Path | None = None) -> str | None:
     """The commit of a folder, with "+changes" if files differ from it; None outside a repository.
@@ -16,7 +19,7 @@ def git_commit(folder: Path | None = None) -> str | None:
         folder = (folder or Path()).resolve()
         questions = ("--show-toplevel", "--git-path", "objects", "--git-path", "index", "HEAD")
         root, objects, index, commit = _git("rev-parse", *questions, folder=folder, env=os.environ).splitlines()
-        return commit + ("+changes" if _differs(Path(root), folder / objects, folder / index, commit) else "")
+        return commit + (CHANGED if _differs(Path(root), folder / objects, folder / index, commit) else "")
     except (OSError, ValueError, subprocess.SubprocessError):
         return None
 

@@ -546,6 +546,25 @@ def test_versions_of_the_code_are_named(tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("commits", "counts"),
+    [
+        (["a" * 40, "b" * 40], "commit aaaaaaaaaa (1 runs); commit bbbbbbbbbb (1 runs)"),
+        (["a" * 40, "a" * 40 + "+changes"], "commit aaaaaaaaaa (1 runs); commit aaaaaaaaaa with changes (1 runs)"),
+        (["a" * 40 + "+changes"] * 2, "commit aaaaaaaaaa with changes (2 runs)"),
+        (["unknown"] * 2, "commit unknown (2 runs)"),
+        (["a" * 40] * 2, None),
+        (["a" * 40 + "+changes"], None),
+        (["", ""], None),
+    ],
+)
+def test_a_note_tells_that_own_code_may_have_changed(commits: list[str], counts: str | None, tmp_path: Path) -> None:
+    given = fill(tmp_path, {"A": A})
+    made = [replace(r, facts=Facts(own_commit=c)) for r, c in zip(given.of("A", ""), commits, strict=False)]
+    found = [note for note in notes(ResultTable(given.table, made), "std") if "classes of your own" in note]
+    assert len(found) == (counts is not None) and all(f"changed between them: {counts}." in note for note in found)
+
+
 def test_unfinished_runs_are_named_and_in_no_mean(tmp_path: Path) -> None:
     plan = read_table(plan_file(tmp_path, seeds=[0, 1]))
     runs = cells(plan, tmp_path / "out", [])

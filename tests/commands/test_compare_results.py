@@ -119,6 +119,16 @@ def test_time_is_the_total_and_that_of_acting_rounds(cell: Cell) -> None:
     assert came_to(cell).facts.acting_seconds == 2.6
 
 
+@pytest.mark.parametrize(
+    ("class_path", "is_own"), [("mine.SignGate", True), ("flcog.callbacks.FedProx", False), ("torch.nn.Sum", False)]
+)
+def test_the_commit_of_own_code_is_that_of_the_working_directory(cell: Cell, class_path: str, is_own: bool) -> None:
+    run = fake_run(cell, [0.1])
+    (run / "run.yaml").write_text("git_commit: abc+changes")
+    (run / "config.yaml").write_text(yaml.safe_dump({"trainer": {"callbacks": [{"class_path": class_path}]}}))
+    assert came_to(cell).facts.own_commit == ("abc+changes" if is_own else "")
+
+
 @pytest.mark.slow
 def test_time_that_another_run_took_is_marked(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """B acts only in round 3 and takes its first two rounds from "A, late". All rounds of A are its own."""

@@ -9,13 +9,16 @@ from pathlib import Path
 
 from flcog import SavedRun
 from flcog.commands.compare.plan import Cell
-from flcog.commands.compare.resolved import digest
+from flcog.commands.compare.resolved import digest, own_classes
 from flcog.commands.compare.settings_of_runs import other_settings, run_settings
 from flcog.core.speed import speed_of
 from flcog.core.waiting import share_of_waiting
 
 History = Sequence[Mapping[str, float]]
 """The rows of a ``metrics.csv``."""
+
+UNKNOWN = "unknown"
+"""The commit of a run outside a git repository."""
 
 
 @dataclass(frozen=True)
@@ -34,6 +37,7 @@ class Facts:
         calibration: the mean seconds of a fixed piece of work during the run, which measures the machine's speed; NaN if unknown.
         diverged: whether the run ended because its model became NaN or infinite.
         version, commit: of flcog; the commit is empty if flcog was not run from a clone.
+        own_commit: of the working directory, or ``unknown``, if the settings name classes of the user's own; else empty.
         machine: the machine's system and number of processors.
         date: the day on which the run began.
         command: the command of the run.
@@ -54,6 +58,7 @@ class Facts:
     diverged: bool = False
     version: str = ""
     commit: str = ""
+    own_commit: str = ""
     machine: str = ""
     date: str = ""
     command: str = ""
@@ -72,7 +77,7 @@ def facts_of(cell: Cell, run: SavedRun) -> Facts:
     shared = branch.get("round", 0)
     sent = [row["comm/up_bytes"] for row in history if "comm/up_bytes" in row]
     day = re.match(r"(\d{4})(\d\d)(\d\d)-", run.directory.name)
-    machine = about.get("machine") or {}
+    machine, settings = about.get("machine") or {}, run_settings(cell)
     return Facts(
         rounds=int(newest.get("round", 0)),
         seconds=sum(times.values()) if history else math.nan,
@@ -87,9 +92,10 @@ def facts_of(cell: Cell, run: SavedRun) -> Facts:
         diverged=cell.files.source.diverged,
         version=str((about.get("packages") or {}).get("flcog") or ""),
         commit=str(about.get("flcog_commit") or ""),
+        own_commit=str(about.get("git_commit") or UNKNOWN) if own_classes(settings) else "",
         machine=", ".join(f"{name} {value}" for name, value in machine.items()),
         date="-".join(day.groups()) if day else "",
         command=str(about.get("command") or ""),
-        settings=digest(run_settings(cell)),
+        settings=digest(settings),
         other=other_settings(cell),
     )

@@ -1,12 +1,15 @@
 """The notes below the tables of a comparison, which tell a reader how to read the figures."""
 
 import math
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Mapping
 
+from flcog.commands.compare.facts import UNKNOWN
 from flcog.commands.compare.findings import compared, paper_table, percent
 from flcog.commands.compare.plan import file_name, joined
 from flcog.commands.compare.result_table import ResultTable
 from flcog.commands.compare.table import Spread
+from flcog.core.git import CHANGED
 from flcog.core.monitor import mode_of
 
 MOST_NAMED = 5
@@ -162,16 +165,31 @@ def _on_runs(filled: ResultTable) -> Iterator[str]:
 
 
 def _on_the_code(filled: ResultTable) -> Iterator[str]:
-    """The versions of flcog that the runs were made with."""
-    made: dict[str, int] = {}
-    for facts in {(run.row, run.seed, run.facts.settings, run.facts.date): run.facts for run in filled.results}.values():
-        version = " at ".join(
-            filter(None, (facts.version and f"flcog {facts.version}", facts.commit and f"commit {facts.commit[:10]}"))
-        )
-        changed = " with changes" if facts.commit.endswith("+changes") else ""
-        made[version + changed] = made.get(version + changed, 0) + 1
-    made.pop("", None)
+    """The versions of flcog that the runs were made with, and the commits of the user's own code."""
+    made, own, rows = Counter[str](), Counter[str](), dict[str, None]()
+    runs = {(run.row, run.seed, run.facts.settings, run.facts.date): run.facts for run in filled.results}
+    for (row, *_), facts in runs.items():
+        made[" at ".join(filter(None, (facts.version and f"flcog {facts.version}", _commit(facts.commit))))] += 1
+        if facts.own_commit:
+            own[facts.own_commit] += 1
+            rows[row] = None
+    del made[""]
     if len(made) > 1:
-        yield f"The runs compare {len(made)} versions of the code: {'; '.join(f'{name} ({count} runs)' for name, count in made.items())}."
+        yield f"The runs compare {len(made)} versions of the code: {_counts(made)}."
     elif made:
         yield f"All runs that say so were made with {next(iter(made))}."
+    unsure = any(commit == UNKNOWN or commit.endswith(CHANGED) for commit in own)
+    if len(own) > 1 or (unsure and own.total() > 1):
+        commits = _counts({_commit(commit): count for commit, count in own.items()})
+        yield (
+            f"The runs of {' and '.join(rows)} use classes of your own, which may have changed between them: {commits}. To train such "
+            "runs again, delete their folders."
+        )
+
+
+def _commit(text: str) -> str:
+    return text and f"commit {text[:10]}" + " with changes" * text.endswith(CHANGED)
+
+
+def _counts(made: Mapping[str, int]) -> str:
+    return "; ".join(f"{name} ({count} runs)" for name, count in made.items())

@@ -6,8 +6,10 @@ import functools
 import hashlib
 import io
 import json
+import sys
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +20,7 @@ from flcog.commands.command_cli import CommandCLI
 from flcog.commands.compare.given_options import SPLIT_SEED
 from flcog.commands.compare.plan import Cell
 from flcog.commands.refusals import refusal
+from flcog.core.users_hooks import PACKAGES
 from flcog.core.weight_files import digest_of, read_weights
 
 Config = Mapping[str, Any]
@@ -116,6 +119,20 @@ def _flat(value: Any, name: str) -> Iterator[tuple[str, Any]]:
             yield from _flat(inner, f"{name}.{place}")
     elif value is not None and value is not False and value not in ("", [], ()):
         yield name, value
+
+
+def own_classes(settings: Settings) -> list[str]:
+    """The class paths of the user's own code: of no installed package."""
+    return [
+        path for name, path in settings.items() if name.rpartition(".")[2] == "class_path" and _is_own(path.partition(".")[0])
+    ]
+
+
+@functools.cache
+def _is_own(package: str) -> bool:
+    spec = PathFinder.find_spec(package)
+    installed = spec is not None and PACKAGES & {*Path(spec.origin or "").parts}
+    return not (installed or package == "flcog" or package in sys.stdlib_module_names)
 
 
 def digest(settings: Settings) -> str:

@@ -20,6 +20,8 @@ FORMAT = 2
 
 PLACE = ("table", "format", "row", "setting", "seed")
 FACTS = {field.name: type(field.default) for field in fields(Facts) if field.name != "other"}
+LATER = ("own_commit",)
+"""Facts that earlier files lack."""
 ROUND, MISSING = "round", "-"
 """The column with the rounds of the evaluations, and the mark for a metric that an evaluation lacks."""
 
@@ -194,7 +196,7 @@ def _read(path: Path) -> list[dict[str, str]]:
             names = list(reader.fieldnames or ())
     except (UnicodeError, csv.Error) as error:
         raise ValueError(f"{path} is damaged ({type(error).__name__}: {error}): write it again with --save-results") from None
-    faults = [f"no column {name}" for name in (*PLACE, *FACTS, ROUND) if name not in names]
+    faults = [f"no column {name}" for name in (*PLACE, *FACTS, ROUND) if name not in (*names, *LATER)]
     faults += [f"column {name} is there twice" for name in names if names.count(name) > 1]
     if faults:
         raise ValueError(f"{path}, row 1: {faults[0]}: write it again with --save-results")
@@ -206,7 +208,7 @@ def _read(path: Path) -> list[dict[str, str]]:
 
 def _record(path: Path, number: int, line: Mapping[str, str]) -> Record:
     try:
-        facts = Facts(**{name: _fact(line[name], kind) for name, kind in FACTS.items()})
+        facts = Facts(**{name: _fact(line.get(name, ""), kind) for name, kind in FACTS.items()})
         series = {name: text.split(" ") for name, text in line.items() if text and name not in (*PLACE, *FACTS)}
         count = len(series.get(ROUND, []))
         if wrong := next((name for name, texts in series.items() if len(texts) != count), None):
