@@ -209,7 +209,17 @@ def _checked(engine: Engine, server: ServerState) -> tuple[Engine, ServerState]:
     engine.notes.add(*([note] if note else []))
     engine.notes.add(*(method.note(engine.seed, engine.num_clients) for method in engine.methods if isinstance(method, Attack)))
     engine.notes.add(*(WarningNote(str(finding)) for finding in missing_feedback(engine)))
+    if engine.settings.eval_every and not engine.evaluator.hooks.have_figures:
+        engine.notes.add(*_on_unmeasured_sets(engine))
     return engine, server
+
+
+def _on_unmeasured_sets(engine: Engine) -> list[Note]:
+    val, test = engine.central["val"], engine.central["test"]
+    sets = {"validation": val is not None or engine.roll_call.val is not None, "test": test is not None}
+    names, module = " and the ".join(name for name, exists in sets.items() if exists), type(engine.model.module).__name__
+    text = f"nothing measures the {names} set: {module} has neither validation_step nor test_step"
+    return [WarningNote(text)] if names else []
 
 
 def data_modules(methods: Sequence[Method]) -> list[FederatedDataModule]:

@@ -10,12 +10,13 @@ import torch
 from lightning.pytorch.trainer.states import RunningStage, TrainerState
 
 from flcog.batch_hooks import BatchHooks
+from flcog.client_module import ClientModule
 from flcog.core.lightning_packages import lightning_base, users_hooks
 from flcog.core.types import Params
 from flcog.core.users_hooks import call_callback, call_hook, name_hook
 from flcog.evaluation_log import EvaluationLog
 from flcog.model_function import ModelFunction
-from flcog.own_steps import call_step, metrics_apart
+from flcog.own_steps import call_step, metrics_apart, step_for
 
 OF_A_MODULE = (
     *("on_validation_model_zero_grad", "on_validation_model_eval", "on_validation_epoch_start", "on_validation_batch_start"),
@@ -55,6 +56,7 @@ class EvaluationHooks:
     def __init__(self, module: L.LightningModule, datamodule: Any, callbacks: Sequence[L.Callback] = ()) -> None:
         self.batches = BatchHooks(module, datamodule)
         self._written = users_hooks(module, OF_A_MODULE)
+        self._has_figures = isinstance(module, ClientModule) or step_for(module, "test", 1) is not None
         self._callbacks = [
             (callback, hooks)
             for callback in callbacks
@@ -90,6 +92,11 @@ class EvaluationHooks:
     def has_callbacks(self) -> bool:
         """Whether callbacks of Lightning's may log figures of a set."""
         return bool(self._callbacks)
+
+    @property
+    def have_figures(self) -> bool:
+        """Whether an evaluation may have figures: a client module's, those of a module's own steps, or those of callbacks."""
+        return self._has_figures or self.has_callbacks
 
     @contextmanager
     def around_set(

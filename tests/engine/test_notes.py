@@ -4,10 +4,23 @@ from pathlib import Path
 from typing import Any
 
 import lightning as L
+import pytest
 import torch
 from harness import NUM_CLASSES, NUM_FEATURES, TinyData, classifier, fit, make_trainer
 
 from flcog.method import Callback, ExecutorNote, Method, Note, WarningNote
+
+
+class Unmeasured(L.LightningModule):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = torch.nn.Linear(NUM_FEATURES, NUM_CLASSES)
+
+    def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
+        return torch.nn.functional.cross_entropy(self.layer(batch[0]), batch[1])
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return torch.optim.SGD(self.parameters(), 0.1)
 
 
 def test_what_a_user_should_know_is_noted() -> None:
@@ -29,22 +42,40 @@ def test_what_a_user_should_know_is_noted() -> None:
 
 
 def test_held_out_samples_that_nothing_measures_are_noted() -> None:
-    class Own(L.LightningModule):
-        def __init__(self) -> None:
-            super().__init__()
-            self.layer = torch.nn.Linear(NUM_FEATURES, NUM_CLASSES)
-
-        def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
-            return torch.nn.functional.cross_entropy(self.layer(batch[0]), batch[1])
-
-        def configure_optimizers(self) -> torch.optim.Optimizer:
-            return torch.optim.SGD(self.parameters(), 0.1)
-
     trainer = make_trainer(None)
-    trainer.prepare(Own(), TinyData(client_test=0.2))
-    assert any("samples that nothing measures, because Own is no flcog.ClientModule" in note for note in trainer.notes)
-    trainer.prepare(Own(), TinyData(client_val=0.2))
+    trainer.prepare(Unmeasured(), TinyData(client_test=0.2))
+    assert any("samples that nothing measures, because Unmeasured is no flcog.ClientModule" in note for note in trainer.notes)
+    trainer.prepare(Unmeasured(), TinyData(client_val=0.2))
     assert not any("nothing measures" in note for note in trainer.notes)
+
+
+class Measured(Unmeasured):
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        self.log("val_loss", self.training_step(batch, batch_idx))
+
+
+class Logs(L.Callback):
+    def on_test_epoch_end(self, trainer: Any, pl_module: Any) -> None:
+        pl_module.log("test_size", 1.0)
+
+
+@pytest.mark.parametrize(
+    ("module", "callbacks", "has_figures"), [(Unmeasured, [], False), (Unmeasured, [Logs()], True), (Measured, [], True)]
+)
+def test_sets_without_figures_are_noted_and_no_test_is_suggested(
+    module: type[L.LightningModule],
+    callbacks: list[Any],
+    has_figures: bool,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    trainer = make_trainer(tmp_path, *callbacks, eval_every=1, rounds=1)
+    trainer.fit(module(), TinyData())
+    noted = "warning: nothing measures the test set: Unmeasured has neither validation_step nor test_step" in trainer.notes
+    assert ("Test its " in capsys.readouterr().out, noted) == (has_figures, not has_figures)
+    trainer = make_trainer(None, *callbacks, eval_every=0)
+    trainer.prepare(module(), TinyData())
+    assert not any("measures" in note for note in trainer.notes)
 
 
 def test_observers_receive_each_note_once(tmp_path: Path) -> None:
