@@ -68,22 +68,28 @@ class StepLog:
         else:
             self.values[column] = self._number(name, value)
 
-    def compare(self, loss: Tensor, logged: Mapping[str, Tensor]) -> None:
-        """Say once that the module logs another value as the loss than it returns, because the column ``train/loss`` is the returned loss.
+    def compare(self, loss: Tensor, logged: Mapping[str, Tensor], returned: bool = True) -> None:
+        """Say once that the module logs another value as the loss than that of the column ``train/loss``.
 
         Args:
             loss: of the first step that logs a value of this name.
             logged: the values that this step has logged.
+            returned: whether ``training_step`` has returned the loss, which is otherwise the sum of those of ``manual_backward``.
         """
         if "loss" not in logged or "loss" in self._compared:
             return
         self._compared.add("loss")
-        value, returned = float(logged["loss"]), float(loss.detach())
-        if math.isfinite(value) and not math.isclose(value, returned, rel_tol=ROUNDING, abs_tol=ROUNDING):
+        value, counted = float(logged["loss"]), float(loss.detach())
+        if math.isfinite(value) and not math.isclose(value, counted, rel_tol=ROUNDING, abs_tol=ROUNDING):
             names = [name for name, column in self.names.of("train").columns.items() if column == "loss"]
+            other, column = (
+                ("training_step returns", "the returned loss")
+                if returned
+                else ("manual_backward gets", "the sum of these losses")
+            )
             warnings.warn(
-                f"{type(self._module).__name__} logs {' and '.join(names)} with another value than training_step returns ({value:.4g}, not "
-                f"{returned:.4g}): its column train/loss is the returned loss; log the value under another name, such as train_objective",
+                f"{type(self._module).__name__} logs {' and '.join(names)} with another value than {other} ({value:.4g}, not "
+                f"{counted:.4g}): its column train/loss is {column}; log the value under another name, such as train_objective",
                 stacklevel=2,
             )
 

@@ -110,7 +110,7 @@ class FaithfulClient(OneClient):
                 zero = torch.zeros_like(totals["loss"])
                 add_step(totals, zero if step.loss is None else step.loss, step.logged | by_hooks)
                 if step.loss is not None:
-                    self.model.log.compare(step.loss, step.logged | by_hooks)
+                    self.model.log.compare(step.loss, step.logged | by_hooks, returned=not step.sums_losses)
                     losses += 1
                     if assignment.watch is not None:
                         assignment.watch(self._step, float(step.loss))

@@ -53,6 +53,8 @@ class FaithfulStep:
         self.gradient: Gradient | None = None
         """The gradient of the batch, in the contributions of methods; None if ``training_step`` returned no loss."""
         self.loss: Tensor | None = None
+        self.sums_losses = False
+        """Whether the loss is the sum of those of ``manual_backward``, because ``training_step`` returned none."""
         self.rate: float | None = None
         """The learning rate of the step; None if it had no gradient."""
 
@@ -191,6 +193,7 @@ class FaithfulStep:
         with torch.enable_grad(), self._model.autocast():
             self._returned = call_step(self._module, "training_step", given, self._place.number)
         loss = self._returned.get("loss") if isinstance(self._returned, Mapping) else self._returned
+        self.sums_losses = not isinstance(loss, Tensor)
         self.loss = loss.detach() if isinstance(loss, Tensor) else torch.stack(losses).sum() if losses else None
 
 

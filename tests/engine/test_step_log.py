@@ -247,6 +247,18 @@ def test_a_logged_loss_that_is_not_returned_is_told_once(kind: Any, executor: An
     )
 
 
+def test_a_logged_loss_beside_the_sum_of_manual_backward_is_told() -> None:
+    class Adversarial(ByHand):
+        factor = 2.0
+
+        def training_step(self, batch: Any, batch_idx: int) -> None:  # type: ignore[override]
+            super().training_step(batch, batch_idx)
+
+    message = r"Adversarial logs train_loss with another value than manual_backward gets \(.*: its column train/loss is the sum of these"
+    with pytest.warns(UserWarning, match=message):
+        train(module=Adversarial(), rounds=1)
+
+
 def test_several_numbers_are_refused() -> None:
     class Wide(Plain):
         def training_step(self, batch: Any, batch_idx: int) -> Tensor:
