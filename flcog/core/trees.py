@@ -195,8 +195,13 @@ def moved(tree: Tree, move: Callable[[Any], Any]) -> Tree:
     return pytree.tree_map(lambda leaf: move(leaf) if hasattr(leaf, "to") else leaf, tree, is_leaf=is_leaf)
 
 
-def call(network: Callable[..., Any], inputs: Tree) -> Any:
+def call(network: Callable[..., Any], inputs: Tree, remedy: str = "leave out {unknown}") -> Any:
     """Call ``network(inputs)``, or ``network(**inputs)`` if the inputs are a dict of the parameters of the network's forward.
+
+    Args:
+        network: the network, or a function.
+        inputs: its inputs.
+        remedy: against a dict of which the network takes some keys alone.
 
     >>> call(lambda words, mask=None: words, {"words": 1})
     1
@@ -206,7 +211,7 @@ def call(network: Callable[..., Any], inputs: Tree) -> Any:
     Traceback (most recent call last):
     ValueError: <lambda> takes words, mask, and the inputs are a dict of words, kind: leave out kind, or take the dict as one argument
     """
-    if isinstance(inputs, dict) and _by_name(_function_of(network), tuple(inputs)):
+    if isinstance(inputs, dict) and _by_name(_function_of(network), tuple(inputs), remedy):
         return network(**inputs)
     return network(inputs)
 
@@ -218,7 +223,7 @@ def _function_of(network: Callable[..., Any]) -> Callable[..., Any]:
 
 
 @lru_cache(maxsize=256)
-def _by_name(function: Callable[..., Any], names: tuple[str, ...]) -> bool:
+def _by_name(function: Callable[..., Any], names: tuple[str, ...], remedy: str) -> bool:
     """Whether inputs with these names are passed as keywords."""
     kinds = {name: parameter.kind for name, parameter in inspect.signature(function).parameters.items() if name != "self"}
     if inspect.Parameter.VAR_KEYWORD in kinds.values():
@@ -230,6 +235,6 @@ def _by_name(function: Callable[..., Any], names: tuple[str, ...]) -> bool:
     if unknown and len(unknown) < len(names):
         raise ValueError(
             f"{getattr(function, '__qualname__', function)} takes {', '.join(known)}, and the inputs are a dict of "
-            f"{', '.join(names)}: leave out {', '.join(unknown)}, or take the dict as one argument"
+            f"{', '.join(names)}: {remedy.format(unknown=', '.join(unknown))}, or take the dict as one argument"
         )
     return not unknown

@@ -13,7 +13,7 @@ from torch.utils import _pytree as pytree
 from flcog.client.token_ids import ids_checked
 from flcog.client_module import ClientModule
 from flcog.core.files import replacing
-from flcog.core.lightning_packages import overrides
+from flcog.core.lightning_packages import lightning_base, overrides
 from flcog.core.source import Source
 from flcog.core.trees import Tree
 from flcog.core.types import given
@@ -46,6 +46,8 @@ def predict(run: Session, inputs: Tree | None = None) -> Predictions | list[Any]
     if overrides(module, "LightningModule", "predict_step"):
         with run.model.copies.hand_back(run.model.eval_module, fitting=False, own=True):
             return _by_own_step(run, samples)
+    if getattr(module.forward, "__func__", None) is getattr(lightning_base(module, "LightningModule"), "forward", None):
+        raise ValueError(f"{type(module).__name__} has neither predict_step nor forward, and predictions need one: write it")
     with nullcontext() if inputs is None else ids_checked(run.model.eval_module, "the array to predict"):
         outputs = run.evaluator.outputs(run.evaluated_params(), run.buffers, samples)
     found = module.predictions(outputs) if isinstance(module, ClientModule) else {"output": outputs}

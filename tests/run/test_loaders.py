@@ -247,6 +247,35 @@ def test_predictions_of_several_outputs_need_a_step_of_their_own() -> None:
         make_trainer(None, **OPTIONS).predict(ReturnsTwo(), VAL)
 
 
+class Named(Means):
+    """Reads its batches by name, as many modules do."""
+
+    def forward(self, x: Any) -> Any:
+        return self.layer(x)
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        return super().training_step((batch["x"], batch["label"]), batch_idx)
+
+
+def rows_by_name(samples: Any) -> dict[str, torch.Tensor]:
+    inputs, labels = zip(*samples, strict=True)
+    return {"x": torch.stack(inputs), "label": torch.stack(labels)}
+
+
+def test_predictions_without_a_forward_for_the_batches_ask_for_a_step() -> None:
+    loader = DataLoader(TESTS, batch_size=4, collate_fn=rows_by_name)
+    with one_line(
+        ValueError, "Named.forward takes x, and the inputs are a dict of x, label: write a predict_step, or take the dict"
+    ):
+        make_trainer(None, **OPTIONS).predict(Named(), loader)
+
+    class Without(Named):
+        forward = L.LightningModule.forward
+
+    with one_line(ValueError, "Without has neither predict_step nor forward, and predictions need one: write it"):
+        make_trainer(None, **OPTIONS).predict(Without(), loader)
+
+
 def test_predictions_take_the_rest_from_the_last_fit(tmp_path: Path) -> None:
     """Predictions use the data module's ``predict_dataloader``, and the checkpoint may be a positional argument."""
 
