@@ -51,6 +51,8 @@ class LightningData(ItemSets):
 
     batch_size: int
     _stage: str | None = None
+    is_by_default = False
+    """Whether the trainer has put it around the user's data module or loaders."""
 
     def __init__(
         self,
@@ -138,7 +140,5 @@ class LightningData(ItemSets):
         unused = "".join(f"; {whose[part]} {loader.unused} is not used" for part, loader in read.items() if loader.unused)
         what = self.module.stands_for if isinstance(self.module, StandIn) else type(self.module).__name__
         tests = "" if "test" in read else "; no test set"
-        return (
-            f"a {what} is divided {how}, in batches of {self.batch_size}{tests}{unused}: flcog.datamodules.LightningData takes "
-            "num_clients, partitioner, users"
-        )
+        remedy = ": flcog.datamodules.LightningData takes num_clients, partitioner, users" if self.is_by_default else ""
+        return f"a {what} is divided {how}, in batches of {self.batch_size}{tests}{unused}{remedy}"

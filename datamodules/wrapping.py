@@ -21,10 +21,10 @@ def federated(data: Any) -> FederatedDataModule:
     """
     if isinstance(data, FederatedDataModule):
         return data
-    if lightning_base(data, "LightningDataModule"):
-        return LightningData(data)
-    if isinstance(data, DataLoader):
-        return LightningData(Loaders(data))
+    if lightning_base(data, "LightningDataModule") or isinstance(data, DataLoader):
+        wrapped = LightningData(Loaders(data) if isinstance(data, DataLoader) else data)
+        wrapped.is_by_default = True
+        return wrapped
     if isinstance(data, Dataset):
         module = TorchDataset(data)
         module.notes = (

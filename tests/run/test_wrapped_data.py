@@ -188,7 +188,7 @@ def test_a_batch_sampler_without_batch_size_shows_it_in_its_first_batch() -> Non
 
 def test_a_lightning_data_module_divided_otherwise() -> None:
     owners = LightningData(Plain(), users=[f"{item % 4}" for item in range(60)])
-    assert owners.federation.num_clients == 4 and "is divided by Natural, in batches of 16: " in owners.notes[0]
+    assert owners.federation.num_clients == 4 and owners.notes == ("a Plain is divided by Natural, in batches of 16",)
     skewed = LightningData(Plain(), num_clients=3, partitioner=Dirichlet(0.5), partition_seed=1).federation
     assert skewed.partition.hash == arrays(num_clients=3, partitioner=Dirichlet(0.5), partition_seed=1).federation.partition.hash
 
