@@ -75,6 +75,13 @@ def test_the_table_of_hooks_has_them_all() -> None:
         assert any(words[part.partition(":")[0]].lower() in said.lower() for part in how.split("; ")), f"{name}: {how}"
 
 
+@pytest.mark.parametrize("cls", [Method, flcog.Cohort, flcog.Context, flcog.Upload, flcog.Messages])
+def test_help_describes_every_attribute(cls: type) -> None:
+    """docs/your-method.md sends the reader there, and ``help`` shows no strings below attributes."""
+    said = inspect.getdoc(cls) or ""
+    assert not [name for name in cls.__annotations__ if f"\n    {name}: " not in said]
+
+
 @pytest.mark.slow
 def test_the_site_builds_without_a_warning(tmp_path: Path) -> None:
     pytest.importorskip("mkdocs", reason="of the group docs, which CI installs")

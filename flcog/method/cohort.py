@@ -72,6 +72,20 @@ class Cohort:
 
     ``num_samples`` and ``weights`` are float64 in every precision, because shares of samples would lose digits in bfloat16. The weights
     sum to 1. If a selection's unbiased weights do not, the mean change is multiplied by their sum, ``total_weight``.
+
+    Args:
+        round: the number of finished rounds: 0 in the first round.
+        clients: the numbers of the clients that take part in this round.
+        num_clients: the number of all clients of the run.
+        num_samples: the size of each of these clients' training sets, in the order of ``clients``.
+        weights: their aggregation weights, in the same order.
+        apply: the global model in training mode; ``apply.frozen(params, buffers)`` is a model in evaluation mode.
+        buffers: the global model's buffers, such as BatchNorm's statistics.
+        optimisation: the settings of the clients' optimiser in this round.
+        metrics: the columns of this round's row until now; :meth:`log` adds one.
+        seed: of the run, which :meth:`rng` uses.
+        total_weight: the sum of a selection's unbiased weights; otherwise 1.
+        method: the method whose server step runs, for messages.
     """
 
     round: int
@@ -86,7 +100,6 @@ class Cohort:
     seed: int
     total_weight: float = 1.0
     method: str = ""
-    """The method whose server step runs, for messages."""
 
     def log(self, name: str, value: Tensor | float) -> None:
         """Add a column to this round's row, such as ``fedexp/eta``."""

@@ -46,48 +46,52 @@ class Method(KeepsNoState):
     Args:
         start_round: the method acts from this round on, counted from 0.
         stop_round: the method stops before this round. None means never.
+
+    Attributes:
+        individual_uploads: whether the method reads the uploads of single clients as ``messages.individual``, which secure aggregation
+            would hide.
+        allows_lost_replies: whether a round continues without clients that send no reply; otherwise a lost reply is an error. The
+            weights are computed again for the clients that have replied, whose replies are kept in memory until then. The states of the
+            other clients stay as they were. ``ctx.data.weight`` is a client's weight if nobody's reply is lost.
+        tasks: the tasks that the method supports. Data without targets are unlabelled.
+        plain_batches: whether it needs inputs and targets that are single tensors, because it makes or changes inputs, or reads labels.
+        differentiates_loss: whether it differentiates the loss of a step in ``after_step``, and refuses modules with manual
+            optimisation.
+        maps_gradient: whether it calls the given gradient function under ``torch.func.vmap`` in ``wrap_gradient``, and refuses
+            Lightning's hooks of a step and data sets with a ``collate_fn``.
+        needs_adapters: whether it trains LoRA's adapters, and needs a model with adapters. Its ``configure_model`` also gets other
+            modules than a ``ClientModule``.
+        excludes: the names of classes that cannot run together with this method, each with the reason.
+        refuses_later: the names of classes that cannot be listed after this method, each with the reason.
+        former_options: options of earlier versions, each with its replacement.
+        needs_label_counts: whether it reads ``ctx.data.label_counts`` in its pure hooks.
+        over_data: a pure function whose mean over the client's samples ``finish_client`` receives as ``ctx.data.mean``, such as
+            FedWalk's loss. The engine calls it after training with the client's final parameters and each batch of a pass over its
+            data, and expects means over the batch. Declare it as ``over_data = staticmethod(function)``.
+        sums_client_states: whether it keeps a state at the server that is a sum or a mean of the clients' states, and learns their
+            changes from uploads, as SCAFFOLD does. The summary and ``flcog check`` then warn of a codec without ``error_feedback``,
+            whose errors that state would miss.
+        communicates: whether clients and server communicate. If not, the ledger counts no bytes of the model, methods that act at the
+            server are refused, and personal models, if the method keeps them, are evaluated instead of the global model.
     """
 
     start_round: int = 0
     stop_round: int | None = None
 
     individual_uploads: ClassVar[bool] = False
-    """Reads the uploads of single clients, which secure aggregation would hide."""
     allows_lost_replies: ClassVar[bool] = False
-    """Lets a round continue without clients that send no reply. Otherwise a lost reply is an error.
-
-    The weights are computed again for the clients that have replied, whose replies are kept in memory until then. The states of the
-    other clients stay as they were. ``ctx.data.weight`` is a client's weight if nobody's reply is lost."""
     tasks: ClassVar[tuple[str, ...]] = (*LABELLED, "unlabelled")
-    """The tasks that the method supports. Data without targets are unlabelled."""
     plain_batches: ClassVar[bool] = False
-    """Needs inputs and targets that are single tensors, because it makes or changes inputs, or reads labels."""
     differentiates_loss: ClassVar[bool] = False
-    """Differentiates the loss of a step in ``after_step``, and refuses modules with manual optimisation."""
     maps_gradient: ClassVar[bool] = False
-    """Calls the given gradient function under ``torch.func.vmap`` in ``wrap_gradient``, and refuses Lightning's hooks of a step and
-    data sets with a ``collate_fn``."""
     needs_adapters: ClassVar[bool] = False
-    """Trains LoRA's adapters, and needs a model with adapters. Its ``configure_model`` also gets other modules than a ``ClientModule``."""
     excludes: ClassVar[Mapping[str, str]] = {}
-    """The names of classes that cannot run together with this method, each with the reason."""
     refuses_later: ClassVar[Mapping[str, str]] = {}
-    """The names of classes that cannot be listed after this method, each with the reason."""
     former_options: ClassVar[Mapping[str, str]] = {}
-    """Options of earlier versions, each with its replacement."""
     needs_label_counts: ClassVar[bool] = False
-    """Reads ``ctx.data.label_counts`` in its pure hooks."""
     over_data: ClassVar[BatchFunction | None] = None
-    """A pure function whose mean over the client's samples ``finish_client`` receives as ``ctx.data.mean``, such as FedWalk's loss.
-
-    The engine calls it after training with the client's final parameters and each batch of a pass over its data, and expects means
-    over the batch. Declare it as ``over_data = staticmethod(function)``."""
     sums_client_states: ClassVar[bool] = False
-    """Keeps a state at the server that is a sum or a mean of the clients' states, and learns their changes from uploads, as SCAFFOLD does.
-    The summary and ``flcog check`` then warn of a codec without ``error_feedback``, whose errors that state would miss."""
     communicates: ClassVar[bool] = True
-    """Whether clients and server communicate. If not, the ledger counts no bytes of the model, methods that act at the server are
-    refused, and personal models, if the method keeps them, are evaluated instead of the global model."""
 
     def __init_subclass__(cls, protocol: bool = False, **kwargs: Any) -> None:
         """Refuse misspelt hooks.
