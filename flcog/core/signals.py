@@ -87,17 +87,18 @@ class StopSignals:
         finally:
             self._droppable = False
 
-    def stop(self, number: int, leads: bool) -> BaseException:
+    def stop(self, number: int, leads: bool, round: int) -> BaseException:
         """Return the exception that ends the run between two rounds because of a signal.
 
         Args:
             number: the signal's.
             leads: whether this process is the first of several. Only its exit status counts. A status other than 0 of another
                 process makes Fabric kill the first before it has ended.
+            round: the number of finished rounds.
         """
         if not leads:
             return RunStopped(0)
-        return RunInterrupted() if number == signal.SIGINT else RunStopped(EXIT_STATUS)
+        return RunInterrupted(f"Ctrl-C ended the run after round {round}") if number == signal.SIGINT else RunStopped(EXIT_STATUS)
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
         self.number = number

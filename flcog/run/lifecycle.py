@@ -118,7 +118,7 @@ class Lifecycle:
                     metrics["time/evaluation"] = time.perf_counter() - began
         except RoundDropped:
             run.clients.undo()
-            raise self._stop.stop(self._stop.number, run.processes.is_first) from None
+            raise self._stop.stop(self._stop.number, run.processes.is_first, run.round) from None
         self._end_round(run, privacy.released(run.engine, run.server, metrics), evaluated)
 
     def _end_round(self, run: Session, metrics: dict[str, float], evaluated: bool) -> None:
@@ -136,7 +136,7 @@ class Lifecycle:
         """Stop all processes after the same round, whichever of them got the signal."""
         number = run.processes.largest(self._stop.number)
         if number and run.round < run.settings.rounds and not run.should_stop:
-            raise self._stop.stop(number, run.processes.is_first)
+            raise self._stop.stop(number, run.processes.is_first, run.round)
 
     def _deliver_notes(self, run: Session) -> None:
         for note in run.engine.notes.undelivered():

@@ -140,6 +140,13 @@ def test_sigterm_after_a_gentle_signal_drops_the_round_and_no_signal_brings_it_b
     assert saved_round(tmp_path) == 2
 
 
+@pytest.mark.parametrize(("interrupts", "round"), [(1, 3), (2, 2)])
+def test_the_error_of_an_interrupt_names_the_last_round(interrupts: int, round: int, tmp_path: Path) -> None:
+    """A notebook shows it at the end of a long trace."""
+    with pytest.raises(KeyboardInterrupt, match=f"Ctrl-C ended the run after round {round}"):
+        go(trainer_for(tmp_path, SendsItself(*[signal.SIGINT] * interrupts)))
+
+
 def test_a_third_interrupt_waits_for_nothing(tmp_path: Path) -> None:
     with pytest.raises(KeyboardInterrupt) as stop:
         go(trainer_for(tmp_path, SendsItself(*[signal.SIGINT] * 3)))
