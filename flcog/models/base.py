@@ -40,9 +40,10 @@ class Dropout(nn.Module):
     """Dropout whose noise is a function of a key, not of a random stream: loop, vmap and a resumed run drop the same elements.
 
     Element i of a [B, ...] input, counted row by row, is kept where a hash of (key, i) falls into the upper 1 - p of its range,
-    and scaled by 1 / (1 - p). Rows added at the end as padding leave the others' masks alone. Each forward in training mode
-    moves the key on in place, as BatchNorm does with ``num_batches_tracked``, so the next one drops others. The engine
-    sets ``dropout_key`` for every round, client and layer; layers left at the same key drop the same elements.
+    and scaled by 1 / (1 - p). The batch is the first axis, so that rows added at the end as padding leave the others' masks
+    alone. Each forward in training mode moves the key on in place, as BatchNorm does with ``num_batches_tracked``, so the next
+    one drops others. The engine sets ``dropout_key`` for every round, client and layer; layers left at the same key drop the same
+    elements.
 
     Args:
         p: the probability to drop an element, in [0, 1).
