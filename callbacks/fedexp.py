@@ -71,8 +71,7 @@ class FedExP(Method):
         epsilon = self.epsilon * self.decay ** (cohort.round - self.start_round)
         if self.form == "code":
             epsilon *= len(cohort.clients)
-        # A selection's unbiased weights multiply the mean update by their sum.
-        eta = messages.mean["square_norm"] / (2 * (square_norm(delta) / cohort.total_weight**2 + epsilon))
+        eta = messages.mean["square_norm"] / (2 * (square_norm(delta) + epsilon))
         eta = eta.clamp(min=1)
         cohort.log("fedexp/eta", eta)
         return {name: eta * value for name, value in delta.items()}, {"previous": dict(params)}

@@ -52,9 +52,6 @@ class FedRep(ParameterMask):
             ("FedCOG", "FedDC", "FedDyn", "FedProx", "FedPVR", "FedReg", "SCAFFOLD"),
             "it compares clients' models with the global model, whose head never trains beside FedRep",
         ),
-        "PowerOfChoice": (
-            "it ranks clients by the loss of the global model, whose head never trains beside FedRep, and Oort by those of training"
-        ),
         "LocalModels": "FedRep's clients keep their heads, and LocalModels needs whole models to measure",
     }
 

@@ -30,13 +30,10 @@ class Local(Method):
     """
 
     communicates = False
-    excludes: ClassVar[Mapping[str, str]] = {
-        **dict.fromkeys(
-            ("FedCOG", "FedProx", "FedReg", "MOON"),
-            "it compares clients' models with the global model, which never trains beside Local",
-        ),
-        "PowerOfChoice": "it ranks clients by the loss of the global model, which never trains beside Local, and Oort by those of training",
-    }
+    excludes: ClassVar[Mapping[str, str]] = dict.fromkeys(
+        ("FedCOG", "FedProx", "FedReg", "MOON"),
+        "it compares clients' models with the global model, which never trains beside Local",
+    )
 
     def init_client(self, params: Params, buffers: Params, client: ClientView) -> Slot:
         return {"params": dict(params)}

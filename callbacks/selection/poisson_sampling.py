@@ -65,8 +65,7 @@ class PoissonSampling(Selection):
         return SamplingLaw(self._rate(count, num_clients), self.at_most)
 
     def expected(self, count: int, num_clients: int) -> int:
-        # Rounded first, because 0.07 * 100 is a little more than 7.
-        expected = max(1, ceil(round(self._rate(count, num_clients) * num_clients, 9)))
+        expected = max(1, ceil(self._rate(count, num_clients) * num_clients))
         return expected if self.at_most is None else min(expected, self.at_most)
 
     def _rate(self, count: int, num_clients: int) -> float:

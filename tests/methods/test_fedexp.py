@@ -8,11 +8,11 @@ import pytest
 import torch
 import torch.nn.functional as F
 from contracts.case import Case, Refusals
-from harness import SIZES, assert_close, fit, train
+from harness import assert_close, fit, train
 from reference import fedexp
 from torch import nn
 
-from flcog.callbacks import FedExP, UniformSelection
+from flcog.callbacks import FedExP
 from flcog.datamodules.quadratics import LeastSquares, Quadratics
 from flcog.method import Callback, Params
 
@@ -98,16 +98,3 @@ def test_where_it_is_evaluated(evaluate_mean: bool) -> None:
     before = trainer.run.server.servers["FedExP"]["previous"]
     mean = {name: (value + before[name]) / 2 for name, value in trainer.run.params.items()}
     assert_close(trainer.run.evaluated_params(), mean if evaluate_mean else trainer.run.params, 0)
-
-
-def test_unbiased_weights_do_not_change_the_step_size() -> None:
-    """For one client, the paper's equation is max(1, 1 / 2), whatever the client's weight. For several, eta has no unit of the weights."""
-    alone = train(UniformSelection(unbiased=True), FedExP(epsilon=1e-12), clients_per_round=1, rounds=4)
-    assert [row["fedexp/eta"] for row in alone.rows] == [1.0] * 4
-    trainer = train(UniformSelection(unbiased=True), FedExP(epsilon=1e-12, form="paper"), rounds=1)
-    sizes = torch.tensor([SIZES[client.id] for client in trainer.recorded[0]], dtype=torch.float64)
-    weighted = train(FedExP(epsilon=1e-12, form="paper"), UniformSelection(), rounds=1)
-    assert [client.id for client in weighted.recorded[0]] == [client.id for client in trainer.recorded[0]] and len(
-        set(sizes.tolist())
-    ) > 1
-    assert trainer.rows[0]["fedexp/eta"] == pytest.approx(weighted.rows[0]["fedexp/eta"], rel=1e-9)

@@ -13,9 +13,9 @@ from harness import SIZES, TinyData, classifier, make_trainer, train
 from reference import fedavg
 from torch.nn.functional import cross_entropy
 
-from flcog.callbacks import ClientDropout, FedRep, Local, PowerOfChoice, WeightedSelection
+from flcog.callbacks import ClientDropout, PowerOfChoice, WeightedSelection
 from flcog.core.randomness import fold
-from flcog.method import ClientPool, Method
+from flcog.method import ClientPool
 
 CASES: dict[str, Case] = {
     "PowerOfChoice": Case(PowerOfChoice(candidates=7), fedavg.run, random=True),
@@ -103,12 +103,3 @@ def test_sizes_decide_without_losses() -> None:
     trainer = train(WeightedSelection(), rounds=20, clients_per_round=2, local_steps=1)
     mean = np.mean([client.num_samples for round in trainer.recorded for client in round])
     assert mean > sum(SIZES) / 8 + 0.5
-
-
-@pytest.mark.parametrize("method", [FedRep(), Local()], ids=lambda method: method.name)
-def test_models_that_stay_with_clients_are_refused(method: Method) -> None:
-    """The loss of a global model whose head never trains would choose the same clients in every round."""
-    with pytest.raises(
-        ValueError, match=f"{method.name} and PowerOfChoice cannot be combined: it ranks clients by the loss of the global"
-    ):
-        train(method, PowerOfChoice(), rounds=1)
