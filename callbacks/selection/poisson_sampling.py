@@ -65,7 +65,8 @@ class PoissonSampling(Selection):
         return SamplingLaw(self._rate(count, num_clients), self.at_most)
 
     def expected(self, count: int, num_clients: int) -> int:
-        expected = max(1, ceil(self._rate(count, num_clients) * num_clients))
+        # Products such as 0.07 * 100 lie above the whole number by rounding.
+        expected = max(1, ceil(round(self._rate(count, num_clients) * num_clients, 9)))
         return expected if self.at_most is None else min(expected, self.at_most)
 
     def _rate(self, count: int, num_clients: int) -> float:

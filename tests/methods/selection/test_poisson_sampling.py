@@ -81,3 +81,11 @@ def test_without_a_rate_clients_per_round_is_the_mean() -> None:
     trainer = train(PoissonSampling(), rounds=60, clients_per_round=3, local_steps=1)
     counts = [row["clients/participating"] for row in trainer.rows]
     assert len(set(counts)) > 3 and abs(np.mean(counts) - 3) < 4 * math.sqrt(3 * 5 / 8 / 60)
+
+
+@pytest.mark.parametrize(
+    ("rate", "count", "num_clients", "expected"),
+    [(0.07, 1, 100, 7), (0.28, 1, 100, 28), (0.55, 1, 200, 110), (None, 7, 25, 7), (0.071, 1, 100, 8), (1e-6, 1, 100, 1)],
+)
+def test_rounding_expects_no_further_client(rate: float | None, count: int, num_clients: int, expected: int) -> None:
+    assert PoissonSampling(rate=rate).expected(count, num_clients) == expected
