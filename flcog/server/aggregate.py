@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from flcog.client.messages import ClientReply
-from flcog.core.precision import float64_device
+from flcog.core.precision import float64_device, to_float64_device
 from flcog.core.processes import Processes
 from flcog.core.types import Params, Slot
 from flcog.method import Aggregator, ClientUpload, Cohort, Method, UploadAggregator, UploadChange, selection_of
@@ -80,6 +80,10 @@ class Aggregate:
         self.dropped += bad
         if self.dropped:
             return
+        if not torch.isfinite(norms).all():  # squares overflow in float32 from 1e19 on
+            norms = norms_of(
+                {name: to_float64_device(value).double() for name, value in envelope.delta.items()}, len(reply.clients)
+            )
         if self._reads_losses:
             self.losses |= dict(zip(reply.clients, loss.tolist(), strict=True))
         weights = torch.tensor(

@@ -24,7 +24,7 @@ def bad_clients(reply: ClientReply, norms: Tensor) -> dict[int, str]:
     measured = {name: value for name, value in envelope.measured.items() if not name.startswith(LOGGED)}
     rest = [measured, envelope.buffers, envelope.mean, envelope.sum]
     suspected = (~torch.isfinite(norms) | suspects(rest, count).to(norms.device)).nonzero().flatten().tolist()
-    return {reply.clients[k]: where for k in suspected if (where := _where(envelope, norms, k)) is not None}
+    return {reply.clients[k]: where for k in suspected if (where := _where(envelope, k)) is not None}
 
 
 def refusal(bad: Mapping[int, str], round: int) -> BadUpdate:
@@ -49,9 +49,12 @@ def check_model(params: Params, methods: Sequence[str], round: int) -> None:
     )
 
 
-def _where(envelope: Envelope, norms: Tensor, k: int) -> str | None:
-    """The place of one client's first bad value; None if all values are finite and only a sum overflowed."""
-    parts: list[tuple[str, Any]] = [("", [norms, envelope.measured["loss"]]), (" (in the model's buffers)", envelope.buffers)]
+def _where(envelope: Envelope, k: int) -> str | None:
+    """The place of one client's first bad value; None if all values are finite and only a norm or a sum overflowed."""
+    parts: list[tuple[str, Any]] = [
+        ("", [envelope.delta, envelope.measured["loss"]]),
+        (" (in the model's buffers)", envelope.buffers),
+    ]
     for name in envelope.mean:
         parts.append((f" (in what {name} sends)", [envelope.mean[name], envelope.sum[name]]))
     for name, value in envelope.measured.items():

@@ -11,7 +11,7 @@ from contracts.registry import CASES, first_quickly, run
 from harness import NUM_CLASSES, BatchNormMLP, RecordingTrainer, classifier, distance, fit, train
 from torch import Tensor
 
-from flcog.callbacks import SCAFFOLD, Ditto, EqualWeights, FedDisco, FedExP
+from flcog.callbacks import SCAFFOLD, CoordinateMedian, Ditto, EqualWeights, FedDisco, FedExP
 from flcog.method import Context, Method, Params, Plan, PrivateSum, Slot, Upload
 from flcog.method.asynchrony import AsynchronousRounds
 from flcog.server.bad_updates import BadUpdate
@@ -179,6 +179,19 @@ def test_large_numbers_are_no_bad_ones() -> None:
             return {"large": torch.full((NUM_CLASSES,), 1.7e308)}
 
     assert train(EqualWeights(), Large(), rounds=1).rows[0]["clients/participating"] == 5
+
+
+@both_executors
+@pytest.mark.parametrize("on_bad_update", ["raise", "drop"])
+def test_a_rule_sees_large_updates(executor: str, on_bad_update: str) -> None:
+    """The square of 1e25 overflows in float32, but the update is finite: the median keeps it out of the model."""
+    options = {"precision": "32-true", "rounds": 1, "clients_per_round": 8, "executor": executor, "on_bad_update": on_bad_update}
+    trainer = train(BadDelta(value=1e25), CoordinateMedian(), **options)
+    row = trainer.rows[0]
+    assert row["clients/participating"] == 8 and "clients/dropped" not in row
+    count = sum(value.numel() for value in trainer.params.values())
+    assert row["drift/norm"] == pytest.approx(1e25 * count**0.5 / 8, rel=1e-6)
+    assert distance(trainer.params, train(CoordinateMedian(), **options).params) < 0.1
 
 
 @both_executors
