@@ -34,7 +34,8 @@ class FedExP(Method):
     oscillate. Paper and code therefore evaluate the mean of the last two, and continue training from the last. (The code's first
     evaluation is of the first iterate alone; here it is the mean with the initial model.) Each client sends one more number. The
     round's step size is logged as ``fedexp/eta``. Clients measure ||D_k|| where FedExP stands in the list of methods, and before codecs
-    and clipping: list it last, and expect a larger eta where these shorten the updates.
+    and clipping: list it last, and expect a larger eta where these shorten the updates. Beside unbiased weights p_k and D are
+    normalised in eta, and the step is eta times the unbiased mean.
 
     Jhunjhunwala et al., FedExP: Speeding Up Federated Averaging via Extrapolation, ICLR 2023, https://arxiv.org/abs/2301.09604.
 
@@ -71,7 +72,9 @@ class FedExP(Method):
         epsilon = self.epsilon * self.decay ** (cohort.round - self.start_round)
         if self.form == "code":
             epsilon *= len(cohort.clients)
-        eta = messages.mean["square_norm"] / (2 * (square_norm(delta) + epsilon))
+        # Unbiased weights have multiplied the change, and not the message, by their sum.
+        square = square_norm(delta) / cohort.total_weight**2
+        eta = messages.mean["square_norm"] / (2 * (square + epsilon))
         eta = eta.clamp(min=1)
         cohort.log("fedexp/eta", eta)
         return {name: eta * value for name, value in delta.items()}, {"previous": dict(params)}

@@ -12,7 +12,7 @@ from harness import assert_close, fit, train
 from reference import fedexp
 from torch import nn
 
-from flcog.callbacks import FedExP
+from flcog.callbacks import FedExP, PoissonSampling
 from flcog.datamodules.quadratics import LeastSquares, Quadratics
 from flcog.method import Callback, Params
 
@@ -76,6 +76,26 @@ def test_fedexp_step_size_by_hand() -> None:
         assert row["fedexp/eta"] == pytest.approx(eta, rel=1e-6)
         x = x + eta * mean
     assert trainer.rows[0]["fedexp/eta"] > 1
+    torch.testing.assert_close(trainer.run.params["model.weight"].squeeze(1), x)
+
+
+def test_eta_does_not_depend_on_the_sum_of_unbiased_weights() -> None:
+    """Jhunjhunwala et al., equation 5, with the normalised weights of equal clients; the step is the sum over them divided by N rate."""
+    data = Quadratics(num_clients=6, zeta=5.0, dimension=3, batch_size=100, seed=5)
+    module = LeastSquares(nn.Linear(1, 3, bias=False), partial(torch.optim.SGD, lr=0.1))
+    nn.init.zeros_(module.model.weight)
+    selection = PoissonSampling(rate=0.4, unbiased="clients")
+    trainer = train(selection, FedExP(epsilon=1e-3, form="paper"), module=module, data=data, rounds=8, local_steps=1)
+    x, etas, totals = torch.zeros(3, dtype=torch.float64), [1.0], set()
+    rows = [row for row in trainer.rows if row["clients/participating"]]
+    for row, cohort in zip(rows, filter(None, trainer.recorded), strict=True):
+        clients = [client.id for client in cohort]
+        updates = 0.1 * data.curvatures[clients, None] * (data.client_optima[clients] - x)
+        etas.append(max(1.0, float(updates.square().sum(1).mean() / (2 * (updates.mean(0).square().sum() + 1e-3)))))
+        assert row["fedexp/eta"] == pytest.approx(etas[-1], rel=1e-6)
+        totals.add(len(clients))
+        x = x + etas[-1] * updates.sum(0) / (6 * 0.4)
+    assert len(totals) > 2 and max(etas) > 1.5
     torch.testing.assert_close(trainer.run.params["model.weight"].squeeze(1), x)
 
 
