@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 
@@ -21,6 +22,7 @@ class PowerOfChoice(Selection):
     Candidates download the model and report one number; ``comm/*`` count both. The mean change favours clients with a high loss, which
     makes the first rounds faster and moves the final model towards these clients: the more candidates, the more of both. The server
     sees single losses. A candidate that reports none, or NaN, is left out; if no candidate reports a number, the first m of them train.
+    Where clients keep parts of the model, as with ``FedRep`` and ``Local``, x has no trained values of them: take ``Oort`` there.
     Cho et al., Towards Understanding Biased Client Selection in Federated Learning, AISTATS 2022, https://arxiv.org/abs/2010.01243,
     average the models with equal weights, which ``EqualWeights`` does.
 
@@ -31,6 +33,8 @@ class PowerOfChoice(Selection):
         >>> PowerOfChoice(candidates=6).candidates
         6
     """
+
+    asks_losses: ClassVar[bool] = True
 
     candidates: int | None = None
 

@@ -67,6 +67,12 @@ def _clash(method: Method, other: Method) -> str | None:
     at_server = other.individual_uploads or isinstance(other, BroadcastStage | SealedSum)
     if not method.communicates and (at_server or any(map(other.overrides, SERVER_HOOKS))):
         return f"with {method.name} nothing is sent to a server, where {other.name} acts. Remove one of them"
+    partial = not method.communicates or isinstance(method, ParameterMask)
+    if partial and method.overrides("init_client") and isinstance(other, Selection) and other.asks_losses:
+        return (
+            f"{other.name} compares the losses of the server's model, which with {method.name} are not those of the models that clients "
+            f"keep. Replace {other.name} by a uniform selection, or by one that reads the losses of their training"
+        )
     if isinstance(method, BroadcastStage) and method.server_keeps_its_model and other.individual_uploads:
         return (
             f"the server keeps another model than clients receive, and {other.name} adds single clients' changes to the server's. "

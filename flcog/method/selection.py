@@ -195,6 +195,9 @@ class Selection(Method, protocol=True):
 
     reads_losses: ClassVar[bool] = False
     """Whether ``update`` reads the training loss of each single client, which clients report with their updates."""
+    asks_losses: ClassVar[bool] = False
+    """Whether ``select`` asks clients for the loss of the global model, with ``population.losses``. Methods whose clients keep parts
+    of the model are then refused."""
 
     @property
     def weighs(self) -> bool:

@@ -111,6 +111,10 @@ CODECS = ("LowPrecision", "Quantize", "RandomK", "RotatedQuantize", "SignSGD", "
 EXCLUSIVE |= dict.fromkeys(itertools.combinations(CODECS, 2), "both encode what clients send")
 EXCLUSIVE |= {("EncodedBroadcast", name): "its clients receive different parts of the model" for name in ("FedRep", "FlexLoRA")}
 EXCLUSIVE |= {("EncodedBroadcast", "PowerOfChoice"): "its candidates download the model before the broadcast is encoded"}
+EXCLUSIVE |= {
+    (keeper, "PowerOfChoice"): f"which with {keeper} are not those of the models that clients keep"
+    for keeper in ("FedRep", "Local")
+}
 RULES = ("Bulyan", "CenteredClipping", "CoordinateMedian", "GeometricMedian", "Krum", "MultiKrum", "NormBound", "TrimmedMean")
 EXCLUSIVE |= dict.fromkeys(itertools.combinations(RULES, 2), "both replace the mean of the clients' changes")
 SINGLE_UPLOADS = "reads single uploads, and SecureAggregation shows the server only their sum"

@@ -13,9 +13,9 @@ from harness import SIZES, TinyData, classifier, make_trainer, train
 from reference import fedavg
 from torch.nn.functional import cross_entropy
 
-from flcog.callbacks import ClientDropout, PowerOfChoice, WeightedSelection
+from flcog.callbacks import ClientDropout, Oort, PowerOfChoice, WeightedSelection
 from flcog.core.randomness import fold
-from flcog.method import ClientPool
+from flcog.method import ClientPool, ClientView, ParameterMask, Params, Slot, check_methods
 
 CASES: dict[str, Case] = {
     "PowerOfChoice": Case(PowerOfChoice(candidates=7), fedavg.run, random=True),
@@ -96,6 +96,31 @@ def test_asking_changes_nothing() -> None:
 def test_too_few_and_too_many_candidates_are_refused(candidates: int) -> None:
     with pytest.raises(ValueError, match=f"candidates must lie between the 5 clients of a round and all 8; got {candidates}"):
         make_trainer(None, PowerOfChoice(candidates=candidates), rounds=1).prepare(classifier(), TinyData())
+
+
+def test_models_that_clients_keep_are_not_ranked_by_the_servers() -> None:
+    """The server's loss is not theirs, whatever the method is called. A mask without a state keeps nothing, and runs."""
+
+    class OwnRanking(PowerOfChoice):
+        pass
+
+    class Masked(ParameterMask):
+        def mask(self, params: Params, client: int) -> dict[str, torch.Tensor]:
+            return {next(iter(params)): torch.tensor(False)}
+
+    class OwnLayer(Masked):
+        def init_client(self, params: Params, buffers: Params, client: ClientView) -> Slot:
+            return {"own": next(iter(params.values()))}
+
+    with pytest.raises(ValueError) as caught:
+        check_methods([OwnRanking(), OwnLayer()])
+    assert str(caught.value) == (
+        "OwnLayer and OwnRanking cannot be combined: OwnRanking compares the losses of the server's model, which with OwnLayer are not "
+        "those of the models that clients keep. Replace OwnRanking by a uniform selection, or by one that reads the losses of "
+        "their training"
+    )
+    check_methods([OwnRanking(), Masked()])
+    check_methods([Oort(), OwnLayer()])
 
 
 def test_sizes_decide_without_losses() -> None:
