@@ -93,8 +93,6 @@ class LocalStep:
 
     def _step(self, program: Program, chunk: ChunkTensors, shared: RoundTensors, given: StepTensors) -> ChunkTensors:
         batch, step = Batch(given.inputs, given.targets, *given.mask), given.step
-        # Cloned before the forward pass, which may write into parameters, as nn.Embedding does with max_norm.
-        finished = {name: value.clone() for name, value in chunk.params.items()}
         result: Gradient = _for_each(partial(gradient_of, program, step), chunk.params, chunk.buffers, chunk.tensors, batch)
         tensors = with_states(chunk.tensors, result.state)
         params = {name: value.clone() for name, value in chunk.params.items()}
@@ -108,9 +106,7 @@ class LocalStep:
         def keep(old: Any, new: Any) -> None:
             pytree.tree_map(lambda into, value: into.copy_(alive_or(given.alive, value, into)), old, new)
 
-        for name, value in params.items():
-            chunk.params[name].copy_(alive_or(given.alive, value, finished[name]))
-        keep(chunk.buffers, result.buffers)
+        keep((chunk.params, chunk.buffers), (params, result.buffers))
         if pytree.tree_structure(tensors.states) != pytree.tree_structure(chunk.tensors.states):
             return chunk._replace(tensors=tensors)
         keep(chunk.tensors.states, tensors.states)

@@ -78,11 +78,9 @@ class PlainSteps(Steps):
                 alive, batch = alive_at[step], Batch(*given)
                 ragged = works[-1].num_steps <= step
                 program.local_step = step
-                # Cloned before the forward pass, which may write into parameters, as nn.Embedding does with max_norm.
-                finished = {name: value.clone() for name, value in params.items()} if ragged else params
                 gradient: Gradient = over_clients(partial(gradient_of, program, step), params, buffers, tensors, batch)
                 add_step(totals, gradient.loss, gradient.logged, alive)
-                before = {name: value.clone() for name, value in params.items()} if program.followers else params
+                before = {name: value.clone() for name, value in params.items()} if ragged or program.followers else params
                 new_tensors = with_states(tensors, copied_from(gradient.state, params.values()) if gradient.state else {})
                 advance([gradient.values[name] for name in params])
                 after = params
@@ -93,7 +91,7 @@ class PlainSteps(Steps):
                 if ragged:
                     after, new_buffers, states = (
                         pytree.tree_map(lambda new, old: alive_or(alive, new, old), new, old)  # noqa: B023 - called at once
-                        for new, old in ((after, finished), (gradient.buffers, buffers), (new_tensors.states, tensors.states))
+                        for new, old in ((after, before), (gradient.buffers, buffers), (new_tensors.states, tensors.states))
                     )
                     buffers, tensors = new_buffers, tensors._replace(states=states)
                 else:
