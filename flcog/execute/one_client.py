@@ -115,6 +115,7 @@ class OneClient:
                 raise StopRequest
             if self.model.trains_itself:
                 program.local_step = step
+            before = {name: value.clone() for name, value in params.items()} if program.followers else params
             gradient = self._gradient(program, batch, tensors, step)
             self.model.log.compare(gradient.loss, gradient.logged)
             add_step(totals, gradient.loss, gradient.logged)
@@ -122,7 +123,6 @@ class OneClient:
                 assignment.watch(step, float(gradient.loss))
             if gradient.state:
                 tensors = with_states(tensors, self._owned(gradient.state))
-            before = {name: value.clone() for name, value in params.items()} if program.followers else params
             advance([gradient.values[name] for name in params])
             if program.followers:
                 tensors = self._follow(program, before, batch, tensors)

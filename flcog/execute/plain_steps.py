@@ -78,9 +78,10 @@ class PlainSteps(Steps):
                 alive, batch = alive_at[step], Batch(*given)
                 ragged = works[-1].num_steps <= step
                 program.local_step = step
+                # The forward pass may write into parameters, as nn.Embedding(max_norm=1) does, also into those of finished clients.
+                before = {name: value.clone() for name, value in params.items()} if ragged or program.followers else params
                 gradient: Gradient = over_clients(partial(gradient_of, program, step), params, buffers, tensors, batch)
                 add_step(totals, gradient.loss, gradient.logged, alive)
-                before = {name: value.clone() for name, value in params.items()} if ragged or program.followers else params
                 new_tensors = with_states(tensors, copied_from(gradient.state, params.values()) if gradient.state else {})
                 advance([gradient.values[name] for name in params])
                 after = params

@@ -121,8 +121,8 @@ def traces_of_loss(model: ModelFunction, batch: Batch, device: torch.device) -> 
         with model.on_trial() as stood:
             for _ in range(2):
                 put_back(stood, device)
-                buffers = {key: buffer.clone() for key, buffer in model.buffers.items()}
-                losses.append(apply_of(model, buffers).loss(model.params, batch))
+                params, buffers = ({key: value.clone() for key, value in part.items()} for part in (model.params, model.buffers))
+                losses.append(apply_of(model, buffers).loss(params, batch))
                 kept.append(_kept(model.module))
             drawn = moved(stood, device)
     except Exception:  # The error comes again, with its client and step, when a client trains.
