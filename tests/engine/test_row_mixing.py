@@ -67,6 +67,27 @@ class Steps(Counted):
         return outputs
 
 
+class Gated(Centred):
+    """Adds the batch's mean through a gate that begins at 0."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gate = nn.Parameter(torch.zeros(()))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return nn.Linear.forward(self, x + self.gate * x.mean(0))
+
+
+class Bounded(nn.Sequential):
+    """Shortens the vectors of the words that it looks up, also of those in padding rows."""
+
+    def __init__(self) -> None:
+        super().__init__(nn.Embedding(9, 4, max_norm=1.0), nn.Flatten(), nn.Linear(4 * NUM_FEATURES, NUM_CLASSES))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x.abs().long().clamp(max=8))
+
+
 class Dropped(Centred):
     """Drops features, and mixes no rows."""
 
@@ -74,7 +95,7 @@ class Dropped(Centred):
         return nn.Linear.forward(self, nn.functional.dropout(x, 0.5, self.training))
 
 
-@pytest.mark.parametrize("network", [Centred, Standardised, Averaged, Counted])
+@pytest.mark.parametrize("network", [Centred, Standardised, Averaged, Counted, Gated, Bounded])
 def test_batched_clients_equal_the_loop(network: Callable[[], nn.Module]) -> None:
     loop, batched = (train(module=classifier(network=network), executor=name, **RAGGED) for name in ("loop", "vmap"))
     assert batched.executor.name == "vmap" and batched.run.model.feels_padding
