@@ -20,6 +20,7 @@ from harness import ROOT, fit
 from commands.test_compare import fake_run
 from flcog.callbacks import EarlyStopping, StopAfter
 from flcog.commands.cli import main
+from flcog.commands.compare.folder import OUTPUT
 from flcog.commands.compare.plan import Cell, cells
 from flcog.commands.compare.runner import Runner
 from flcog.commands.compare.table_file import read_table
@@ -208,6 +209,15 @@ def test_a_run_that_max_time_ended_is_not_finished(stops: dict[str, Any], rounds
     assert cell.finished is finishes and (done < rounds or rounds == 1)
     told = f"max_time ended it after round {done}; the same command with a longer one, or none, continues it"
     assert cell.error == (None if finishes else told) and cell.begun
+
+
+@pytest.mark.parametrize(("number", "why"), [(signal.SIGKILL, " (often because memory ran out)"), (signal.SIGSEGV, "")])
+def test_a_killed_run_names_the_signal(number: int, why: str, tmp_path: Path) -> None:
+    cell = Cell("A", "", 0, tmp_path / "cell", [])
+    cell.folder.mkdir()
+    (cell.folder / OUTPUT).write_text("flcog: error: an earlier attempt\nSeed set to 0\n")
+    conclude(cell, -number)
+    assert cell.error == f"killed by {signal.Signals(number).name}{why}"
 
 
 def test_a_run_that_stops_early_for_now_is_resumed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -56,6 +56,9 @@ def conclude(cell: Cell, code: int) -> None:
         elif not run.paused_by:
             cell.files.mark_finished(cell.identity)
         return
+    if code < 0:  # an error of Python's ends a process with a positive code
+        cell.error = f"killed by {signal.Signals(-code).name}" + " (often because memory ran out)" * (-code == signal.SIGKILL)
+        return
     lines = (cell.folder / OUTPUT).read_text(errors="replace").strip().splitlines()
     cell.error = lines[-1].removeprefix("flcog: error: ") if lines else f"exit status {code}"
     if code < 0:
