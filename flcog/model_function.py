@@ -3,6 +3,7 @@
 import copy
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from types import FunctionType
 from typing import Any, TypeVar
 
 import lightning as L
@@ -192,8 +193,25 @@ class ModelFunction:
         return {self._keys[name]: value for part in (params, buffers) for name, value in part.items()}
 
     def _call(self, dispatch: nn.Module, state: Params, function: Callable[..., Any], *args: Any) -> Any:
-        with self.autocast():
-            return torch.func.functional_call(dispatch, state, (function, *args))
+        try:
+            with self.autocast():
+                return torch.func.functional_call(dispatch, state, (function, *args))
+        except Exception as error:
+            if hook := shared_hook(self.module):
+                error.add_note(f"{hook}: what it stores may be another copy's. Register a method of a layer (self.keep) instead")
+            raise
+
+
+def shared_hook(module: nn.Module) -> str:
+    """A sentence that a forward hook is a function, whose variables are not copied with the module; empty if there is none.
+
+    Hooks of torch, as of weight_norm and pruning, are objects, and methods are copied with their layers.
+    """
+    for name, layer in module.named_modules():
+        for hook in (*layer._forward_hooks.values(), *layer._forward_pre_hooks.values()):
+            if isinstance(hook, FunctionType) and not str(hook.__module__).startswith("torch."):
+                return f"copies of the model share the forward hook {hook.__qualname__} of self.{name}, which is a function"
+    return ""
 
 
 def _assigned(now: Tensor, buffer: Tensor) -> Tensor:

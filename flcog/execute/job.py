@@ -1,5 +1,6 @@
 """The job of an executor: the facts that its choice depends on, and the obstacles to some choices."""
 
+import dataclasses
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -9,7 +10,7 @@ from flcog.client.model import ClientModel
 from flcog.core.types import Batch
 from flcog.execute.optimizer import ELEMENTWISE
 from flcog.execute.side_effects import Traces, traces_of_loss, traces_of_own_step
-from flcog.model_function import ModelFunction
+from flcog.model_function import ModelFunction, shared_hook
 from flcog.reading import Reader
 from flcog.settings import Compile
 
@@ -74,9 +75,11 @@ class Job:
     @cached_property
     def traces(self) -> Traces:
         """The side effects of a local step."""
-        if self.model.trains_itself:
-            return traces_of_own_step(self.model, self.two_copies.given, self.device)
-        return traces_of_loss(self.model, self.two_copies, self.device)
+        batch, own = self.two_copies, self.model.trains_itself
+        traces = (
+            traces_of_own_step(self.model, batch.given, self.device) if own else traces_of_loss(self.model, batch, self.device)
+        )
+        return dataclasses.replace(traces, keeps=traces.keeps or shared_hook(self.model.module))
 
 
 def obstacles_to_vmap(job: Job) -> str:

@@ -1,5 +1,6 @@
 """Networks and losses that keep something between their calls train one client at a time, because clients would share it."""
 
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -124,3 +125,35 @@ def test_forward_passes_that_write_into_parameters_leave_finished_clients_alone(
     )
     assert (batched.executor.name, batched.executor.compiled) == ("vmap", compile)
     assert_close(batched.state, loop.state, 1e-12)
+
+
+class Hooked(nn.Sequential):
+    """Adds the features that a forward hook has stored: a function's variable, or the model's attribute."""
+
+    def __init__(self, own: bool) -> None:
+        super().__init__(nn.Linear(NUM_FEATURES, NUM_CLASSES))
+        self.own, self.seen = own, dict[str, Tensor]()
+        self[0].register_forward_hook(self.keep if own else lambda layer, inputs, output: self.seen.update(x=output))
+
+    def keep(self, layer: nn.Module, inputs: Any, output: Tensor) -> None:
+        self.seen["x"] = output
+
+    def forward(self, x: Tensor) -> Tensor:
+        self[0](x)
+        return self.seen["x"]
+
+
+def test_functions_as_forward_hooks_are_shared_by_copies() -> None:
+    told = "copies of the model share the forward hook .*<lambda> of self.model.0, which is a function"
+    threads: Any = make_trainer(None, chunk_size=2)
+    threads.prepare(classifier(network=lambda: Hooked(own=False)), TinyData())
+    assert re.search(f"^executor: loop .one client at a time: {told}.$", threads.notes[0])
+    with pytest.raises(KeyError) as error:
+        threads.evaluate()
+    assert any(re.match(told, note) for note in error.value.__notes__)
+
+
+def test_methods_as_forward_hooks_are_copied_with_their_layers() -> None:
+    batched = train(module=classifier(network=lambda: Hooked(own=True)), executor="vmap")
+    assert batched.executor.name == "vmap"
+    batched.evaluate()
