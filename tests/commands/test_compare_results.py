@@ -404,16 +404,6 @@ def test_a_diverged_run_counts_with_its_last_score(tmp_path: Path) -> None:
     assert "(1 of 2 diverged)" in latex(given, "std")
 
 
-def test_a_run_that_a_signal_has_killed_is_reported_with_the_signal(tmp_path: Path) -> None:
-    (cell,) = cells(read_table(plan_file(tmp_path, rows={"A": None}, seeds=[0])), tmp_path / "out", [])
-    cell.folder.mkdir(parents=True)
-    (cell.folder / OUTPUT).write_text("Seed set to 0\n")
-    conclude(cell, -9)
-    assert cell.error is not None and not cell.finished
-    assert cell.error.startswith("killed by SIGKILL, as by a system without free memory; the last line of ")
-    assert cell.error.endswith("output.txt is: Seed set to 0")
-
-
 def test_a_run_that_diverges_in_round_1_counts_as_diverged(tmp_path: Path) -> None:
     """Its model has no score. Without a word on it, the table would show the mean over the seeds that survived, and their difference."""
     parts = {"rows": {"A": None, "B": None}, "columns": {"x": None, "y": None}, "average": "mean", "seeds": [0, 1, 2]}

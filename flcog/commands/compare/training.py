@@ -61,10 +61,6 @@ def conclude(cell: Cell, code: int) -> None:
         return
     lines = (cell.folder / OUTPUT).read_text(errors="replace").strip().splitlines()
     cell.error = lines[-1].removeprefix("flcog: error: ") if lines else f"exit status {code}"
-    if code < 0:
-        name = signal.Signals(-code).name
-        often = ", as by a system without free memory" if name == "SIGKILL" else ""
-        cell.error = f"killed by {name}{often}; the last line of {cell.folder / OUTPUT} is: {cell.error}"
     if NOT_FINITE in cell.error:  # in round 1, too
         cell.files.mark_finished(cell.identity, diverged=True)
         cell.error = None
