@@ -95,7 +95,7 @@ class EvaluationHooks:
 
     @property
     def have_figures(self) -> bool:
-        """Whether an evaluation may have figures: a client module's, those of a module's own steps, or those of callbacks."""
+        """Whether an evaluation may have figures, from a client module, a module's own steps, or callbacks."""
         return self._has_figures or self.has_callbacks
 
     @contextmanager

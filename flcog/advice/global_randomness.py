@@ -14,7 +14,7 @@ SEEDED = {"server_step": 'draw from cohort.rng("noise")', "draw": "draw from the
 
 
 def global_randomness(engine: Engine, trial: Trial) -> Iterator[Finding]:
-    """One finding per client hook that draws. A hook that raises an error on random numbers is judged by what it drew before."""
+    """One finding per client hook that draws. A hook that raises an error on random numbers is judged by its draws before the error."""
     for method in engine.methods:
         findings: list[Finding] = []
         try:

@@ -60,7 +60,7 @@ def within(owner: Any, interval: str, *fields: str, hint: str = "", **values: fl
 
 
 def count_or_share(owner: Any, interval: Literal["(0, 1]", "[0, 1]"], *fields: str, hint: str = "", **values: Any) -> None:
-    """Refuse what is neither a count nor a fraction in an interval. 1 is a count, and 1.0 a fraction."""
+    """Refuse values that are neither a count nor a fraction in an interval. 1 is a count, and 1.0 a fraction."""
     least = 0 if interval[0] == "[" else 1
 
     def holds(value: Any) -> bool:

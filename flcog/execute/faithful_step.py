@@ -54,7 +54,7 @@ class FaithfulStep:
         """The gradient of the batch, in the contributions of methods; None if ``training_step`` returned no loss."""
         self.loss: Tensor | None = None
         self.sums_losses = False
-        """Whether the loss is the sum of those of ``manual_backward``, because ``training_step`` returned none."""
+        """Whether the loss is the sum of the losses of ``manual_backward``, because ``training_step`` returned no loss."""
         self.rate: float | None = None
         """The learning rate of the step; None if it had no gradient."""
 

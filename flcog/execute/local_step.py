@@ -93,7 +93,7 @@ class LocalStep:
 
     def _step(self, program: Program, chunk: ChunkTensors, shared: RoundTensors, given: StepTensors) -> ChunkTensors:
         batch, step = Batch(given.inputs, given.targets, *given.mask), given.step
-        # The forward pass may write into parameters, as nn.Embedding(max_norm=1) does, also into those of finished clients.
+        # The forward pass may write into the parameters of finished clients, too, as nn.Embedding(max_norm=1) does.
         params = {name: value.clone() for name, value in chunk.params.items()}
         result: Gradient = _for_each(partial(gradient_of, program, step), params, chunk.buffers, chunk.tensors, batch)
         tensors = with_states(chunk.tensors, result.state)

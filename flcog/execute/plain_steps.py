@@ -78,7 +78,7 @@ class PlainSteps(Steps):
                 alive, batch = alive_at[step], Batch(*given)
                 ragged = works[-1].num_steps <= step
                 program.local_step = step
-                # The forward pass may write into parameters, as nn.Embedding(max_norm=1) does, also into those of finished clients.
+                # The forward pass may write into the parameters of finished clients, too, as nn.Embedding(max_norm=1) does.
                 before = {name: value.clone() for name, value in params.items()} if ragged or program.followers else params
                 gradient: Gradient = over_clients(partial(gradient_of, program, step), params, buffers, tensors, batch)
                 add_step(totals, gradient.loss, gradient.logged, alive)
