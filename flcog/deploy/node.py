@@ -2,7 +2,6 @@
 
 import traceback
 from collections.abc import Sequence
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +19,7 @@ from flcog.deploy.states import NodeStates
 from flcog.deploy.supervision import Worker
 from flcog.hosting import HostedClients, host_clients
 from flcog.run.lightning_callbacks import LightningCallbacks
+from flcog.settings import Settings
 from flcog.wire.packing import PackingError, pack, unpack
 
 SETTING_UP = ("begin", "exchange", "set_up")
@@ -44,7 +44,7 @@ class Node:
         self._worker, self._states = worker, NodeStates(Path(worker.state))
         self._clients: HostedClients | None = None
         self._datamodule: FederatedDataModule | None = None
-        self._in_force = ExitStack()
+        self._settings: Settings | None = None
         self._done = 0
         """The number of requests before round 1 that were answered."""
 
@@ -79,8 +79,9 @@ class Node:
     def _call(self, name: str, arguments: Sequence[Any]) -> Any:
         if name not in ALLOWED:
             raise ValueError(f"a node answers {', '.join(sorted(ALLOWED))}; got {name!r}")
-        assert self._clients is not None
-        result = answer_of(self._clients, name, arguments)
+        assert self._clients is not None and self._settings is not None
+        with self._settings.in_force():
+            result = answer_of(self._clients, name, arguments)
         if name == "train":
             trained = [client for reply in result for client in reply.clients]
             self._clients.commit(trained)  # on the node's disk, under the number of this round
@@ -93,13 +94,13 @@ class Node:
         if self._datamodule is None:
             worker = self._worker
             objects = make_objects(Path(worker.app), [Path(worker.data)], "--trainer.logger", "false")
-            trainer = objects.trainer
-            self._in_force.enter_context(trainer.settings.in_force())
-            self._datamodule = data = hosted(objects.datamodule, worker.clients, worker.of)
-            lightning = next(observer for observer in trainer.observers if isinstance(observer, LightningCallbacks))
-            callbacks = lightning.gather(objects.model)
-            processes = processes_of(trainer.fabric)
-            self._clients = host_clients(trainer.settings, trainer.methods, objects.model, data, processes, callbacks)
+            trainer, model = objects.trainer, objects.model
+            self._settings = settings = trainer.settings
+            with settings.in_force():
+                self._datamodule = data = hosted(objects.datamodule, worker.clients, worker.of)
+                lightning = next(observer for observer in trainer.observers if isinstance(observer, LightningCallbacks))
+                processes, callbacks = processes_of(trainer.fabric), lightning.gather(model)
+                self._clients = host_clients(settings, trainer.methods, model, data, processes, callbacks)
             self._clients.states = self._states
         return self._datamodule
 

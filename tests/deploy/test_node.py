@@ -287,3 +287,11 @@ def test_clients_without_a_new_state_keep_theirs(tmp_path: Path) -> None:
     states.carry_over([3, 5])
     states.turn_to("a1", {3: 1, 5: 1}, 2)
     assert states.get(3)["Method"]["kept"] == 1 and states.get(5) == {}
+
+
+@pytest.mark.usefixtures("_from_elsewhere")
+def test_a_node_leaves_torchs_precision_as_it_was(tmp_path: Path) -> None:
+    content, before = softmax(), torch.get_default_dtype()
+    content["trainer"]["precision"] = "64-true"
+    hosts = node(tmp_path, content)
+    assert unpack(hosts.answer(message()))[0] == "result" and torch.get_default_dtype() == before
