@@ -102,7 +102,8 @@ class KeptUploads:
         if not sums or torch.allclose(uploads.weights, equal, rtol=1e-12, atol=0):
             return None
         copied = uploads._replace(values=uploads.values.clone(), weights=equal)
-        return self._combined(copied, self.changes, copy.deepcopy(servers), cohort)[1]
+        states = {method.name: copy.deepcopy(servers[method.name]) for method in (*self.changes, self.rule) if method is not None}
+        return self._combined(copied, self.changes, states, cohort)[1]
 
     def _combined(
         self, uploads: UploadMatrix, changes: Sequence[UploadChange], servers: Mapping[str, Slot], cohort: Cohort
