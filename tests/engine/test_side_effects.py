@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from harness import NUM_CLASSES, NUM_FEATURES, RAGGED, TinyData, assert_close, classifier, make_trainer, needs_compiler, train
+from harness import NUM_CLASSES, NUM_FEATURES, TinyData, assert_close, classifier, make_trainer, train
 from torch import Tensor, nn
 
 import flcog
@@ -98,33 +98,6 @@ def test_caches_are_no_side_effects() -> None:
     threads = train(module=classifier(network=Caches), chunk_size=2)
     assert threads.executor.clients_at_once == 2
     assert_close(threads.state, train(module=classifier(network=Caches)).state, 0)
-
-
-class Decays(nn.Linear):
-    """Shrinks its weights in the forward pass."""
-
-    def __init__(self) -> None:
-        super().__init__(NUM_FEATURES, NUM_CLASSES)
-
-    def forward(self, x: Tensor) -> Tensor:
-        self.weight.data.mul_(0.9)
-        return super().forward(x)
-
-
-@pytest.mark.parametrize("compile", [False, pytest.param(True, marks=needs_compiler)])
-def test_forward_passes_that_write_into_parameters_leave_finished_clients_alone(compile: bool) -> None:
-    loop, batched = (
-        train(
-            module=classifier(network=Decays),
-            data=TinyData(batch_size=1),
-            executor=name,
-            compile=compile and name == "vmap",
-            **RAGGED,
-        )
-        for name in ("loop", "vmap")
-    )
-    assert (batched.executor.name, batched.executor.compiled) == ("vmap", compile)
-    assert_close(batched.state, loop.state, 1e-12)
 
 
 class Hooked(nn.Sequential):

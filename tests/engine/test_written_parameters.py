@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from harness import NUM_CLASSES, NUM_FEATURES, RAGGED, assert_close, classifier, train
+from harness import NUM_CLASSES, NUM_FEATURES, RAGGED, TinyData, assert_close, classifier, needs_compiler, train
 from torch import Tensor, nn
 
 
@@ -36,4 +36,31 @@ def test_batched_clients_that_have_finished_stay_as_they_are(network: Callable[[
     options = RAGGED | {"rounds": 2}
     loop, batched = (train(module=classifier(network=network), executor=name, **options) for name in ("loop", "vmap"))
     assert batched.executor.name == "vmap"
+    assert_close(batched.state, loop.state, 1e-12)
+
+
+class Decays(nn.Linear):
+    """Shrinks its weights in the forward pass."""
+
+    def __init__(self) -> None:
+        super().__init__(NUM_FEATURES, NUM_CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.weight.data.mul_(0.9)
+        return super().forward(x)
+
+
+@pytest.mark.parametrize("compile", [False, pytest.param(True, marks=needs_compiler)])
+def test_forward_passes_that_write_into_parameters_leave_finished_clients_alone(compile: bool) -> None:
+    loop, batched = (
+        train(
+            module=classifier(network=Decays),
+            data=TinyData(batch_size=1),
+            executor=name,
+            compile=compile and name == "vmap",
+            **RAGGED,
+        )
+        for name in ("loop", "vmap")
+    )
+    assert (batched.executor.name, batched.executor.compiled) == ("vmap", compile)
     assert_close(batched.state, loop.state, 1e-12)
