@@ -208,6 +208,23 @@ def test_saved_results_are_read_where_the_runs_are_gone(tmp_path: Path, capsys: 
     assert [line["round"] for line in csv.DictReader((saved / "table.csv").open())] == ["1", "1 2", "1 2"]
 
 
+def test_seeds_that_the_table_does_not_name_are_saved_only_on_request(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path, out, saved = plan_file(tmp_path, seeds=[5, 6]), tmp_path / "out", tmp_path / "results"
+    for cell in cells(replace(read_table(path), seeds=(0, 5, 6)), out, []):
+        fake_run(cell, [0.25, 0.5], finished=True)
+    command = ["compare", str(path), "--out", str(out), "--results", str(saved), "--show", "--save-results"]
+
+    def saved_seeds() -> set[str]:
+        return {line["seed"] for line in csv.DictReader((saved / "table.csv").open())}
+
+    main(command)
+    assert saved_seeds() == {"5", "6"}
+    assert f"seeds in {out} that the table does not name are not saved; to save them, add --seeds 0" in capsys.readouterr().out
+    main([*command, "--seeds", "0"])
+    assert saved_seeds() == {"0", "5", "6"}
+    assert "not saved" not in capsys.readouterr().out
+
+
 QUICKSTART = str(ROOT / "configs/quickstart.yaml")
 
 

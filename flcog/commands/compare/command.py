@@ -232,12 +232,21 @@ def _report(table: Table, runs: Sequence[Cell], options: argparse.Namespace) -> 
     results = results_of(table, runs, options.saved if options.show else None)
     report(table, results, options.out, options.spread)
     if options.save_results:
-        count = write_results(options.saved, table, runs)
-        if (options.out / TUNED).is_file():
-            shutil.copy(options.out / TUNED, options.saved.with_suffix(".tuned.yaml"))
-        none = f"no run with the settings of the table and the command has finished: nothing is saved in {options.saved}"
-        print(f"{count} finished runs saved in {options.saved}" if count else none)
+        _save(table, runs, options)
     check_metric(results, runs)
+
+
+def _save(table: Table, runs: Sequence[Cell], options: argparse.Namespace) -> None:
+    """Save the finished runs of the table's seeds, or of those in ``--seeds``, and the values that a search has chosen."""
+    wanted = options.seeds or table.planned
+    count = write_results(options.saved, table, [cell for cell in runs if cell.seed in wanted])
+    if (options.out / TUNED).is_file():
+        shutil.copy(options.out / TUNED, options.saved.with_suffix(".tuned.yaml"))
+    none = f"no run with the settings of the table and the command has finished: nothing is saved in {options.saved}"
+    print(f"{count} finished runs saved in {options.saved}" if count else none)
+    if others := sorted({cell.seed for cell in runs if cell.seed not in wanted and cell.finished}):
+        seeds = " ".join(map(str, others))
+        print(f"seeds in {options.out} that the table does not name are not saved; to save them, add --seeds {seeds}")
 
 
 def _end(failed: Sequence[Cell], count: int) -> None:
