@@ -27,7 +27,17 @@ from flcog.method.given import drawn, first_contact
 from flcog.method.history import methods_until
 from flcog.method.mask import ParameterMask
 from flcog.method.method import CLIENT_HOOKS, HOOKS, OBSERVER_HOOKS, Method
-from flcog.method.notes import ChangedSetting, ExecutorNote, MemoryNote, ModelNote, Note, Notes, TrackerNote, WarningNote
+from flcog.method.notes import (
+    ChangedCode,
+    ChangedSetting,
+    ExecutorNote,
+    MemoryNote,
+    ModelNote,
+    Note,
+    Notes,
+    TrackerNote,
+    WarningNote,
+)
 from flcog.method.observer import Callback, MethodRecord, Run, Trackers
 from flcog.method.private_sum import Normal, PrivateSum, Training, private_sum_of
 from flcog.method.sealed_sum import RoundKeys, SealedSum, SealedUploads, sealed_sum_of
@@ -50,6 +60,7 @@ __all__ = [
     "Broadcast",
     "BroadcastStage",
     "Callback",
+    "ChangedCode",
     "ChangedSetting",
     "ClientData",
     "ClientPool",

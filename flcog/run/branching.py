@@ -16,6 +16,7 @@ from flcog.run.directory import STATES
 from flcog.run.lightning_callbacks import LightningCallbacks
 from flcog.run.metrics_rows import read_rows
 from flcog.run.observers.checkpoint import state_of_branch
+from flcog.run.users_code import changed_classes
 from flcog.settings import Settings
 
 Histories = Mapping[str, Mapping[str, Any]]
@@ -52,6 +53,12 @@ def check_branch(
     if changes:
         raise ValueError(
             f"{path} was written with other settings: {'; '.join(changes)}. A branch changes methods only: put them back"
+        )
+    acted = {name: digests for name, digests in present["code"].items() if name in {"model", "data", *saved["until"]}}
+    if changed := changed_classes(saved["experiment"].get("code", {}), acted):
+        raise ValueError(
+            f"{path} was written with other code of {', '.join(changed)}: train these rounds again without --branch, and with --no-trunks "
+            "in flcog compare"
         )
 
 
@@ -146,10 +153,16 @@ def check_best(best: Path, saved: dict[str, Any]) -> None:
     branch = saved["branch"]
     # A best checkpoint of the rounds before the branch was copied from the run that wrote it.
     copied = branch is not None and content["round"] <= branch["round"]
-    if any(content[part] != saved[part] for part in ("seed", *(() if copied else ("methods", "experiment", "branch")))):
+    known = ("seed",) if copied else ("seed", "methods", "branch")
+    if any(content[part] != saved[part] for part in known) or not (copied or _same(content, saved)):
         raise ValueError(
             f"{best} was written by another run than the checkpoints beside it: remove it, or branch from another run"
         )
+
+
+def _same(content: Mapping[str, Any], saved: Mapping[str, Any]) -> bool:
+    """Whether two checkpoints are of one experiment. Code may have changed between them, when the run was resumed."""
+    return {**content["experiment"], "code": {}} == {**saved["experiment"], "code": {}}
 
 
 def _without_methods(described: Mapping[str, Any]) -> dict[str, Any]:

@@ -153,7 +153,11 @@ EXPERIMENT = _with(
         "objects": STATE,
         "config": _or_none(STATE),
     },
-    optional={"inputs": _by(_is_text, _is_text), "init_from": _with({"file": _is_text, "weights": _is_text})},
+    optional={
+        "code": _by(_is_text, _by(_is_text, _is_text)),
+        "inputs": _by(_is_text, _is_text),
+        "init_from": _with({"file": _is_text, "weights": _is_text}),
+    },
 )
 """A test for the result of :func:`flcog.run.experiment.describe`."""
 

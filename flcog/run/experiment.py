@@ -4,7 +4,7 @@ import dataclasses
 import hashlib
 import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from flcog.core.text import clipped
 from flcog.core.trees import leaves
 from flcog.data import FederatedDataModule, Samples
 from flcog.method import Method
+from flcog.run.users_code import code_of
 from flcog.settings import Settings
 
 HASHED_BYTES = 32 * 2**20
@@ -38,7 +39,7 @@ VARIES = re.compile(r"(^|\.)(seed|partition_seed|default_root_dir|save_dir|dirpa
 
 def describe(
     settings: Settings,
-    methods: Iterable[Method],
+    methods: Sequence[Method],
     client: ClientModel,
     data: FederatedDataModule,
     config: Mapping[str, Any] | None,
@@ -67,6 +68,9 @@ def describe(
                 "layer": {name: layer.extra_repr() for name, layer in module.named_modules() if layer.extra_repr()},
                 "data": data,
             }
+        ),
+        "code": code_of(
+            {"model": [*module.modules(), optimizer], "data": [data, *vars(data).values()]} | {m.name: [m] for m in methods}
         ),
     }
 

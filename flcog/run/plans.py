@@ -21,7 +21,7 @@ from flcog.core.files import RUN_REMEDY, clear_errors, make_folder
 from flcog.core.processes import Processes
 from flcog.core.writer_lock import WriterLock
 from flcog.data import FederatedDataModule
-from flcog.method import Callback, ChangedSetting, Method, Note
+from flcog.method import Callback, ChangedCode, ChangedSetting, Method, Note
 from flcog.run import checkpoint
 from flcog.run.branching import check_branch, check_rounds, check_rows, take_over
 from flcog.run.directory import (
@@ -158,7 +158,7 @@ class ByHandPlan(Plan):
     def check(self, request: Request, saved: CheckpointFile, client: ClientModel, described: Mapping[str, Any]) -> list[Note]:
         notes = check_resumable(*saved, request.settings, request.methods, client.tensors, described)
         for note in notes:
-            if isinstance(note, ChangedSetting):
+            if isinstance(note, ChangedCode | ChangedSetting):
                 print(f"other numbers than the run's: {note.text}")
         return notes
 

@@ -5,9 +5,10 @@ from pathlib import Path
 from typing import Any
 
 from flcog.core.types import Params
-from flcog.method import ChangedSetting, Method, Note, WarningNote
+from flcog.method import ChangedCode, ChangedSetting, Method, Note, WarningNote
 from flcog.run import checkpoint, experiment
 from flcog.run.initial_weights import Origin, other_origin
+from flcog.run.users_code import changed_classes
 from flcog.settings import Settings
 
 
@@ -44,6 +45,8 @@ def check_resumable(
         text = f"{saved['round']} rounds are done, and trainer.rounds is {settings.rounds}: there are no rounds left to train"
         notes.append(WarningNote(text))
     experiment.check_same(path, saved["experiment"], present)
+    if changed := changed_classes(saved["experiment"].get("code", {}), present["code"]):
+        notes.append(ChangedCode(f"the code of {', '.join(changed)} has changed since round {saved['round']}"))
     return notes + [ChangedSetting(change) for change in experiment.differences(saved["experiment"], present)]
 
 
