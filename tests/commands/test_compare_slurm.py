@@ -157,6 +157,17 @@ def test_a_comparison_started_again_waits_for_the_jobs_of_the_last(tmp_path: Pat
     assert results(queue, both) == [("A", None), ("B", None)] and queue.submitted == ["B"]
 
 
+def test_a_job_with_other_settings_is_no_job_of_the_table(tmp_path: Path) -> None:
+    """A comparison whose settings have changed would take its result for the table's."""
+    both = table(tmp_path)
+    both[0].identity = "0123456789"
+    name = name_of(both[0])
+    both[0].identity = "9876543210"
+    error = "job 17 in the queue trains this run with other settings: scancel 17, or choose another --out"
+    queue = MadeUp(finishes, looks=[{name: "17"}] * 9)
+    assert results(queue, both) == [("A", error), ("B", None)] and queue.submitted == ["B"]
+
+
 def test_a_cell_that_another_comparison_watches_is_left_to_it(tmp_path: Path) -> None:
     both, other = table(tmp_path), WriterLock()
     assert other.take(both[0].folder) is None

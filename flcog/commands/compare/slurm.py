@@ -10,7 +10,7 @@ from types import FrameType
 
 from flcog.commands.compare.plan import Cell
 from flcog.commands.compare.slurm_job import LOGS, end_of
-from flcog.commands.compare.slurm_queue import Queue, name_of
+from flcog.commands.compare.slurm_queue import Queue, name_in_folder, name_of
 from flcog.commands.compare.training import can_begin
 from flcog.core import signals
 from flcog.core.writer_lock import WriterLock, without_advice
@@ -128,6 +128,9 @@ class SlurmRunner:
             if before is None:
                 print(f"{cell.name}: job {job} is in the queue", flush=True)
             return False
+        if other := next((number for name, number in jobs.items() if name.startswith(name_in_folder(cell))), None):
+            cell.error = f"job {other} in the queue trains this run with other settings: scancel {other}, or choose another --out"
+            return True
         if before is None:
             self._submit(watched, "submitted as")
             return False

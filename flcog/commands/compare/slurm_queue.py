@@ -81,9 +81,14 @@ class Queue:
 
 def name_of(cell: Cell) -> str:
     """The name of a cell's jobs. A comparison that was killed and started again finds them by it."""
+    return f"{name_in_folder(cell)}{cell.identity[:8]}"
+
+
+def name_in_folder(cell: Cell) -> str:
+    """The beginning of the names of all jobs in a cell's folder, also of those with other settings."""
     digest = hashlib.sha256(str(cell.folder.resolve()).encode()).hexdigest()[:12]
     label = re.sub(r"[^A-Za-z0-9.]+", "-", f"{cell.folder.parent.name}-{cell.folder.name}")
-    return f"flcog-{label}-{digest}"
+    return f"flcog-{label}-{digest}-"
 
 
 def one_line(text: str) -> str:
