@@ -236,6 +236,10 @@ def test_a_run_that_stops_early_for_now_is_resumed(tmp_path: Path, monkeypatch: 
         conclude(cell, 0)
         assert (len(cell.history()), cell.finished, cell.error) == (rounds, rounds == 4, None)
         cell.stop_after = None
+        if stops:  # the user's own
+            conclude(cell, 0)
+            assert cell.error == "StopAfter ended it after round 2; the same command without StopAfter continues it"
+            cell.error = None
     (first, second), word = (
         commands,
         '--trainer.callbacks+={"class_path": "flcog.callbacks.StopAfter", "init_args": {"round": 2}}',

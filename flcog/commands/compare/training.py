@@ -53,6 +53,8 @@ def conclude(cell: Cell, code: int) -> None:
             cell.error = (
                 f"max_time ended it after round {len(run.rows)}; the same command with a longer one, or none, continues it"
             )
+        elif run.paused_by == "StopAfter" and cell.stop_after is None:
+            cell.error = f"StopAfter ended it after round {len(run.rows)}; the same command without StopAfter continues it"
         elif not run.paused_by:
             cell.files.mark_finished(cell.identity)
         return
