@@ -245,6 +245,15 @@ def test_a_dry_run_refuses_the_runs_that_the_command_refuses(
     assert "1 runs: 0 are reused, 1 are to be trained" in capsys.readouterr().out and len(started) == 1
 
 
+def test_a_dry_run_constructs_the_methods(compare: Callable[..., None], capsys: pytest.CaptureFixture[str]) -> None:
+    """The parser accepts the number, and the run would refuse it at its turn in the night."""
+    rows = {"FedAvg": None, "FedProx": {"configs": [FEDPROX], "arguments": {"trainer.callbacks.mu": -1.0}}}
+    with pytest.raises(SystemExit, match=r"^2$"):
+        compare("one", "--dry-run", rows=rows, seeds=[0])
+    reason = "1 of 2 runs cannot be trained, the first, FedProx · seed 0: FedProx: mu must be at least 0; got -1.0"
+    assert reason in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("tune", [{}, {"tune": {"model.optimizer.lr": [0.01, 0.1]}}], ids=["plain", "tuned"])
 @pytest.mark.parametrize("option", ["--dry-run", "--show"])
 def test_an_option_that_no_run_accepts_is_refused(

@@ -9,7 +9,8 @@ import pytest
 import yaml
 from harness import ROOT
 
-from commands.test_compare import fake_run
+from commands.test_compare import fake_run, plan_file
+from flcog.commands.cli import main
 from flcog.commands.compare.plan import Cell, Table, cells, select
 from flcog.commands.compare.report import text
 from flcog.commands.compare.result_table import ResultTable
@@ -167,6 +168,12 @@ def test_halving_stops_the_worse_half_once_all_methods_act(tmp_path: Path) -> No
 def test_grids_that_are_refused(content: dict[str, Any], message: str, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=message):
         tune(table(tmp_path, **content), tmp_path / "out", [], lambda _, runs: [])
+
+
+def test_bounds_come_after_the_search(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match=r"^2$"):
+        main(["compare", str(plan_file(tmp_path, rows=ROWS)), "--bounds", "--tune", "--out", str(tmp_path / "out")])
+    assert "give --tune first, and then the same command with --bounds instead" in capsys.readouterr().err
 
 
 def test_a_search_in_which_everything_diverges_is_refused(tmp_path: Path) -> None:

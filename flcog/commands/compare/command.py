@@ -205,6 +205,10 @@ def _add_options_of_slurm(parser: argparse.ArgumentParser) -> None:
 
 def _chosen(options: argparse.Namespace, path: Path) -> Table:
     """The table of the file, changed by the options."""
+    if options.bounds and options.tune:
+        raise ValueError(
+            "--bounds adds rows without values to try: give --tune first, and then the same command with --bounds instead"
+        )
     table = with_bounds(read_table(path)) if options.bounds else read_table(path)
     seeds = tuple(dict.fromkeys(options.seeds or ()))
     given: dict[str, Any] = {"seeds": seeds, "last": options.last, "confidence": options.confidence}

@@ -13,7 +13,7 @@ from flcog.commands.compare.plan import Cell, Table, joined
 from flcog.commands.compare.resolved import Config, Settings, fault, settings_of
 from flcog.commands.compare.results import Result
 from flcog.commands.compare.settings_of_runs import refusal, takes_no_more
-from flcog.commands.compare.trunks import share_rounds
+from flcog.commands.compare.trunks import share_rounds, unmade
 from flcog.core.files import short
 from flcog.core.text import clock
 
@@ -69,8 +69,8 @@ def describe(runs: Sequence[Cell], results: Sequence[Result], root: Path, trunks
 
 
 def unreadable(runs: Sequence[Cell]) -> dict[str, str]:
-    """The errors in the command lines of unfinished runs, by name."""
-    return {cell.name: reason for cell in runs if not cell.finished and (reason := fault(cell))}
+    """The errors in the command lines of unfinished runs, and of their methods' constructors, by name."""
+    return {cell.name: reason for cell in runs if not cell.finished and (reason := fault(cell) or unmade(cell))}
 
 
 def describe_grid(table: Table, found: Sequence[Candidate], results: Sequence[Result], root: Path, trunks: bool) -> str:

@@ -14,7 +14,8 @@ from jsonargparse import ArgumentParser
 
 from flcog import SavedRun
 from flcog.commands.compare.plan import Cell, Trunk
-from flcog.commands.compare.resolved import Config, arguments_of, callbacks_of, class_of, start_of, without_place
+from flcog.commands.compare.resolved import Config, arguments_of, callbacks_of, class_of, resolved, start_of, without_place
+from flcog.commands.refusals import refusal
 from flcog.method import Callback, Method, check_methods, methods_until
 
 
@@ -91,6 +92,17 @@ def _arm(cell: Cell, config: Config) -> Arm | None:
     observers = [part for part, callback in zip(parts, made, strict=True) if not isinstance(callback, Method)]
     before = [MethodEntry(method, part) for method, part in zip(carried, earlier, strict=True) if isinstance(method, Method)]
     return Arm(cell, config, listed, without_place(config, observers), before)
+
+
+def unmade(cell: Cell) -> str:
+    """The refusal of a method's constructor, such as that of an impossible value; empty if there is none."""
+    for part in callbacks_of(resolved(cell, cell.common_arguments) or {"trainer": {}}):
+        try:
+            _made([part])
+        except Exception as error:  # A callback of Lightning's is none of ours, and has no refusal.
+            if reason := refusal(error):
+                return reason
+    return ""
 
 
 def _made(parts: Sequence[Config]) -> list[Callback]:
