@@ -81,10 +81,23 @@ def _reason(hooks: LocalHooks) -> str:
         return f"{name}.configure_optimizers returns a scheduler with the interval step"
     if again := [optimizer for optimizer in each_optimizer(hooks.configured.optimizer) if asks_again(optimizer)]:
         return f"{type(again[0]).__name__} computes the loss several times in a step"
+    if hooked := _torch_hook(hooks):
+        return hooked
     if hooks.accumulate > 1:
         return f"accumulate_grad_batches={hooks.accumulate}"
     if read := values_read(module):
         return f"{name}.training_step reads {read[0]}"
+    return ""
+
+
+def _torch_hook(hooks: LocalHooks) -> str:
+    """The first hook of torch's on a parameter or an optimiser, which copies of the module would lose; empty if there is none."""
+    for name, parameter in hooks.module.named_parameters():
+        if parameter.requires_grad and (parameter._backward_hooks or parameter._post_accumulate_grad_hooks):
+            return f"{type(hooks.module).__name__}.{name} has a hook"
+    for optimizer in each_optimizer(hooks.configured.optimizer):
+        if optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks:
+            return f"{type(optimizer).__name__} has a hook of its step"
     return ""
 
 

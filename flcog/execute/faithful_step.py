@@ -98,6 +98,9 @@ class FaithfulStep:
         def elsewhere(params: Params, batch: Batch) -> Gradient:
             # A forward pass updates BatchNorm's statistics in place, so each pass needs a copy.
             leaves = {name: value.detach().requires_grad_() for name, value in params.items()}
+            for name, parameter in self._model.params.items():
+                for hook in (parameter._backward_hooks or {}).values():
+                    leaves[name].register_hook(hook)
             return self._backward(leaves, {name: buffer.clone() for name, buffer in buffers.items()}, batch, contexts)
 
         try:
@@ -171,9 +174,12 @@ class FaithfulStep:
             return
         # Not Tensor.backward, which may change the order of a gradient in memory, and with it the last digits of its norm.
         gradients = gradients_of(total, params, materialize=False)
-        for parameter, gradient in zip(params.values(), gradients, strict=True):
+        for name, gradient in zip(params, gradients, strict=True):
             if gradient is not None:
+                parameter = params[name]
                 parameter.grad = gradient if parameter.grad is None else parameter.grad + gradient
+                for hook in (self._model.params[name]._post_accumulate_grad_hooks or {}).values():
+                    hook(parameter)
 
     def _zero_gradients(self) -> None:
         """Remove the last step's gradients, once in each step."""
