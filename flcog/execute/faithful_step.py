@@ -97,10 +97,7 @@ class FaithfulStep:
 
         def elsewhere(params: Params, batch: Batch) -> Gradient:
             # A forward pass updates BatchNorm's statistics in place, so each pass needs a copy.
-            leaves = {name: value.detach().requires_grad_() for name, value in params.items()}
-            for name, parameter in self._model.params.items():
-                for hook in (parameter._backward_hooks or {}).values():
-                    leaves[name].register_hook(hook)
+            leaves = _leaves(params, self._model.params)
             return self._backward(leaves, {name: buffer.clone() for name, buffer in buffers.items()}, batch, contexts)
 
         try:
@@ -201,6 +198,15 @@ class FaithfulStep:
         loss = self._returned.get("loss") if isinstance(self._returned, Mapping) else self._returned
         self.sums_losses = not isinstance(loss, Tensor)
         self.loss = loss.detach() if isinstance(loss, Tensor) else torch.stack(losses).sum() if losses else None
+
+
+def _leaves(params: Params, own: Params) -> Params:
+    """Tensors with these values to differentiate by, with the hooks of the model's own parameters."""
+    leaves = {name: value.detach().requires_grad_() for name, value in params.items()}
+    for name, parameter in own.items():
+        for hook in (parameter._backward_hooks or {}).values():
+            leaves[name].register_hook(hook)
+    return leaves
 
 
 def _gradients(params: Params) -> Params:
