@@ -19,6 +19,7 @@ from flcog.core.trees import Tree, first_leaf, num_rows
 from flcog.core.types import Params, changed, given
 from flcog.data import Partition, Samples
 from flcog.evaluation_hooks import EvaluationHooks
+from flcog.evaluation_limits import check_limits, rows_within
 from flcog.evaluation_log import EvaluationLog, joins_of
 from flcog.metrics import SetFigures, pooled_figures
 from flcog.model_function import ModelFunction, forward, one_tensor
@@ -58,6 +59,7 @@ class Evaluator:
         self._limits = dict(limits or {})
         self.model, self.reader, self.batch_size, self.processes = model, reader, batch_size, processes
         self.federation = reader.federation
+        check_limits(self._limits, self.federation, batch_size)
         module = model.module
         metrics = module.metrics(self.federation.num_classes) if isinstance(module, ClientModule) else None
         self._metrics = metrics and metrics.to(processes.device)
@@ -128,20 +130,16 @@ class Evaluator:
         """The rows to evaluate, of each loader that provides the set."""
         rows = np.arange(len(samples)) if indices is None else indices
         ends = np.cumsum(samples.loaders[:-1]) if indices is None else ()
-        return [part[: self.limited(len(part), split)] for part in np.split(rows, ends)]
+        limit = self._limits.get(split, 1.0)
+        return [part[: rows_within(limit, len(part), self.batch_size)] for part in np.split(rows, ends)]
 
     def num_batches(self, samples: Samples, split: str) -> list[int]:
         """The number of batches to evaluate, of each loader that provides the set."""
         return [-(-len(rows) // self.batch_size) for rows in self._loaders(samples, None, split)]
 
-    def limited(self, count: int, split: str) -> int:
-        """The number of rows that are evaluated or predicted, of a set with ``count`` rows."""
-        limit, batches = self._limits.get(split, 1.0), -(-count // self.batch_size)
-        return min(count, self.batch_size * (limit if isinstance(limit, int) else int(limit * batches)))
-
     def number_predicted(self, samples: Samples) -> int:
         """The number of a set's samples to predict."""
-        count = self.limited(len(samples), "predict")
+        count = rows_within(self._limits.get("predict", 1.0), len(samples), self.batch_size)
         if not count:
             raise ValueError(f"limit_predict_batches={self._limits['predict']} leaves no sample to predict: raise it")
         return count

@@ -36,7 +36,7 @@ LAYERS = (
         "flcog.label_statistics",
     ),
     ("flcog.datamodules",),
-    ("flcog.batch_hooks", "flcog.evaluation_hooks", "flcog.evaluation"),
+    ("flcog.batch_hooks", "flcog.evaluation_hooks", "flcog.evaluation_limits", "flcog.evaluation"),
     ("flcog.wire",),
     ("flcog.method", "flcog.hooks"),
     ("flcog.client",),

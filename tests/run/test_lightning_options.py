@@ -1,5 +1,6 @@
 """The arguments of lightning.Trainer: each is supported, or refused with its counterpart."""
 
+import dataclasses
 import inspect
 import re
 import runpy
@@ -89,6 +90,21 @@ def test_limits_of_evaluations(limit: int | float) -> None:
     run = reference.run
     expected = run.evaluator.on_set(run.params, run.buffers, test, torch.arange(rows).numpy())
     assert {f"test/{name}": value for name, value in expected.items()} == trainer.evaluate()
+
+
+@pytest.mark.parametrize("option", ["limit_val_batches", "limit_test_batches", "overfit_batches"])
+def test_a_part_below_one_batch_is_refused(option: str) -> None:
+    """The columns of the set would be missing in all rows."""
+
+    class WithVal(TinyData):
+        def load(self) -> Any:
+            splits = super().load()
+            return dataclasses.replace(splits, val=splits.test)
+
+    with one_line(
+        ValueError, r"must leave one batch; got 0.5 of 1 with up to 1000 samples of the (val|test) set: give a number of"
+    ):
+        make_trainer(None, **{option: 0.5}).prepare(classifier(), WithVal())
 
 
 def test_no_batches_are_no_evaluation() -> None:
