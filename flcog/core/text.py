@@ -57,8 +57,13 @@ def clipped(text: str) -> str:
 
 def markdown(header: list[str], rows: Iterable[Iterable[Any]]) -> str:
     """Format a table in Markdown. True becomes "yes", and False an empty cell."""
-    lines = ["| " + " | ".join(header) + " |", "|" + "---|" * len(header)]
-    return "\n".join([*lines, *("| " + " | ".join(map(cell_text, row)) + " |" for row in rows)])
+    lines = [_line(header), "|" + "---|" * len(header)]
+    return "\n".join([*lines, *map(_line, rows)])
+
+
+def _line(row: Iterable[Any]) -> str:
+    """A line of a table, whose cells may contain what would end a cell."""
+    return "| " + " | ".join(cell_text(value).replace("|", r"\|").replace("\n", " ") for value in row) + " |"
 
 
 def cell_text(value: Any) -> str:

@@ -68,7 +68,7 @@ def test_on_a_terminal_the_table_fills(
     for name, value in {"FORCE_COLOR": "1", "TERM": "xterm", "COLUMNS": "100"}.items():
         monkeypatch.setenv(name, value)
     runs = [cell(tmp_path, "A", 0), cell(tmp_path, "B", 0)]
-    table = [["A", ""], ["B", ""]]
+    table = [["A", ""], ["B [ours] [/b]", ""]]  # no markup of rich's
     with Progress(runs, runs, ROUNDS, list, lambda: (["", "best"], table)) as progress:
         table[0][1] = "51.25"
         write(runs[0], 10)
@@ -76,4 +76,4 @@ def test_on_a_terminal_the_table_fills(
         progress._live.refresh()
     text = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", capsys.readouterr().out)
     assert "[1/2] A · seed 0: best 51.25 (2.00 s)" in text
-    assert re.search(r"best *\r?\nA +51\.25 *\r?\nB", text) and "1 of 2 runs, 10 of 20 rounds in 0:0" in text
+    assert re.search(r"best *\r?\nA +51\.25 *\r?\nB \[ours\] \[/b\]", text) and "1 of 2 runs, 10 of 20 rounds in 0:0" in text

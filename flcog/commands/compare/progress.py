@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
+from rich.markup import escape
 from rich.table import Table as RichTable
 from rich.text import Text
 
@@ -83,9 +84,9 @@ class Progress:
 
     def _draw(self) -> None:
         header, rows = self._filled()
-        table = RichTable(*header, box=None, pad_edge=False, header_style="dim")
+        table = RichTable(*map(escape, header), box=None, pad_edge=False, header_style="dim")
         for row in rows:
-            table.add_row(*map(str, row))
+            table.add_row(*(escape(str(value)) for value in row))
         self._table = table
 
     def _render(self) -> RenderableType:
