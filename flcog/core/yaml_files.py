@@ -5,11 +5,25 @@ from typing import Any
 
 import yaml
 
+MERGE = "tag:yaml.org,2002:merge"
+"""The tag of the key ``<<``, which takes over another mapping's entries."""
 
-def load_yaml(path: Path) -> Any:
+
+class TextKeys(yaml.SafeLoader):
+    """Keeps the keys of mappings as they are written: 010, no and 2026-01-01 are names, not a number, False and a date."""
+
+    def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
+        node = super().compose_mapping_node(anchor)
+        for key, _ in node.value:
+            if isinstance(key, yaml.ScalarNode) and key.tag != MERGE:
+                key.tag = "tag:yaml.org,2002:str"
+        return node
+
+
+def load_yaml(path: Path, loader: type[yaml.SafeLoader] = yaml.SafeLoader) -> Any:
     """Parse a YAML file. Raises a ValueError in one line for any damage."""
     try:
-        return yaml.safe_load(path.read_text(encoding="utf-8"))
+        return yaml.load(path.read_text(encoding="utf-8"), loader)
     except yaml.YAMLError as error:
         raise ValueError(f"{path} is no YAML: {problem(error)}") from None
     except UnicodeDecodeError as error:
@@ -18,6 +32,33 @@ def load_yaml(path: Path) -> Any:
         raise ValueError(f"{path} cannot be read: its brackets or lists are nested too deeply") from None
     except Exception as error:  # the YAML package raises nearly every kind of error for a value that does not fit its tag
         raise ValueError(f"{path} cannot be read: {type(error).__name__}: {' '.join(str(error).split())[:200]}") from None
+
+
+def refuse_doubles(path: Path, node: Any, seen: set[int] | None = None) -> None:
+    """Refuse a key that a mapping has twice, because YAML would use the last value.
+
+    Args:
+        path: the file.
+        node: of the file, by ``yaml.compose``.
+        seen: the nodes before it: an alias may contain itself.
+    """
+    seen = set() if seen is None else seen
+    if id(node) in seen:
+        return
+    seen.add(id(node))
+    if isinstance(node, yaml.MappingNode):
+        lines: dict[str, int] = {}
+        for key, value in node.value:
+            line = key.start_mark.line + 1
+            if isinstance(key, yaml.ScalarNode) and key.tag != MERGE:
+                if key.value in lines:
+                    where = f"lines {lines[key.value]} and {line}" if lines[key.value] != line else f"line {line}"
+                    raise ValueError(f"{path} has {key.value!r} twice, in {where}: keep one")
+                lines[key.value] = line
+            refuse_doubles(path, value, seen)
+    elif isinstance(node, yaml.SequenceNode):
+        for value in node.value:
+            refuse_doubles(path, value, seen)
 
 
 def problem(error: yaml.YAMLError) -> str:

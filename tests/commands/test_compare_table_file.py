@@ -1,5 +1,6 @@
 """Seeds, comparisons and published figures in a table's YAML file, and the command lines of its runs."""
 
+import math
 import shlex
 import statistics
 from pathlib import Path
@@ -29,6 +30,45 @@ def test_what_is_not_said(tmp_path: Path) -> None:
     assert plain.against == {"A": "A", "B": "A", "C": "A"}
     assert (plain.seeds, plain.varies_split, plain.confidence, plain.summary, plain.last) == ((0,), False, 0.95, "best", 5)
     assert (plain.over_rounds, plain.average, plain.reproduces, plain.deviations, plain.published) == (False, "", (), (), {})
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("rows: {A: , B: , A: }", "has 'A' twice, in line 1: keep one"),
+        ("rows: {1: , '1': }", "has '1' twice"),
+        (
+            "rows: {A: }\narguments: {trainer.rounds: 3}\narguments: {trainer.local_steps: 5}",
+            "has 'arguments' twice, in lines 2 and 3",
+        ),
+        (
+            "rows: {A: }\ncolumns: {a: , a b: }\nmetrics: {b c: {metric: test/loss}, c: {metric: test/accuracy}}",
+            "two pairs of a column and a metric are called 'a b c': rename one of them",
+        ),
+    ],
+)
+def test_no_part_of_a_table_is_lost(text: str, message: str, tmp_path: Path) -> None:
+    path = tmp_path / "table.yaml"
+    path.write_text(text)
+    with pytest.raises(ValueError, match=message):
+        read_table(path)
+
+
+def test_names_are_kept_as_they_are_written(tmp_path: Path) -> None:
+    path = tmp_path / "table.yaml"
+    path.write_text(
+        "rows: {010: , 1_0: , no: , 2026-01-01: }\ncolumns: {0.10: &x {arguments: {trainer.rounds: 3}}, 0.1: {<<: *x}}"
+    )
+    read = read_table(path)
+    assert list(read.rows) == ["010", "1_0", "no", "2026-01-01"] and list(read.columns) == ["0.10", "0.1"]
+    assert read.columns["0.1"].arguments == {"trainer.rounds": 3}
+
+
+def test_infinite_arguments_are_numbers_of_the_command(tmp_path: Path) -> None:
+    given = {"model.x": math.inf, "model.y": -math.inf, "model.z": math.nan}
+    words = cells(table(tmp_path, rows={"A": {"arguments": given}}), tmp_path, [])[0].common_arguments
+    assert [yaml.safe_load(words[words.index(f"--model.{name}") + 1]) for name in "xy"] == [math.inf, -math.inf]
+    assert math.isnan(yaml.safe_load(words[words.index("--model.z") + 1]))
 
 
 def test_published_figures(tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """A table of ``flcog compare``, and the runs that fill it."""
 
 import json
+import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -259,6 +260,9 @@ def file_name(name: str) -> str:
 
 
 def _word(value: Any) -> str:
+    """An argument on a command line, whose parser reads YAML."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return ".nan" if value != value else ".inf" if value > 0 else "-.inf"
     return value if isinstance(value, str) else json.dumps(value, default=str)
 
 

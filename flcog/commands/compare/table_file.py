@@ -6,6 +6,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
+import yaml
+
 import flcog.callbacks
 from flcog.commands import shipped_configs
 from flcog.commands.compare.axis import read_axis
@@ -13,7 +15,7 @@ from flcog.commands.compare.plan import Part, Table
 from flcog.commands.compare.published import is_number, read_published
 from flcog.commands.compare.table_keys import KEYS, SPLIT, are_texts
 from flcog.core.monitor import Metric
-from flcog.core.yaml_files import load_yaml
+from flcog.core.yaml_files import TextKeys, load_yaml, refuse_doubles
 
 FURTHER: Mapping[str, Mapping[str, str]] = {
     "rows": {"columns": "a mapping of arguments for each", "tune": "lists of values to try, by option"},
@@ -52,7 +54,8 @@ def read_mapping(path: Path) -> dict[Any, Any]:
     if path.is_dir() or not path.exists():
         known = f"a name that flcog configs tables/ lists.{shipped_configs.near(path.name)}"
         raise ValueError(f"there is no file {path}: give a table's YAML, or {known}")
-    content = load_yaml(path)
+    content = load_yaml(path, TextKeys)
+    refuse_doubles(path, yaml.compose(path.read_text(encoding="utf-8"), TextKeys))
     try:
         text = json.dumps(content, ensure_ascii=False, default=str).encode()
     except UnicodeError:
@@ -89,7 +92,7 @@ class _TableFile:
         rows, columns = self.parts("rows"), self.parts("columns")
         if not isinstance(value["rows"], str):
             self._check_columns(rows, columns)
-        columns = _with_metrics(columns, value["metrics"])
+        columns = self._with_metrics(columns, value["metrics"])
         self._check_values(value, columns)
         named = [*columns, *(value[name] for name in ("average", "worst") if value[name])]
         seeds, margin = tuple(dict.fromkeys(value["seeds"])), value["margin"]
@@ -114,6 +117,18 @@ class _TableFile:
             **lists,
         )
         return replace(made, all_settings=frozenset(made.settings.values()))
+
+    def _with_metrics(self, columns: Mapping[str, Part], metrics: Mapping[str, Any]) -> Mapping[str, Part]:
+        """The columns; if there are metrics, a column for each pair of a column and a metric. Targets are scores of the first metric."""
+        own = {name: _of_metric(given) for name, given in metrics.items()}
+        first = next((one["metric"] for one in own.values()), None)
+        found: dict[str, Part] = {}
+        for column, part in columns.items():
+            for name, one in own.items():
+                if (both := f"{column} {name}".strip()) in found:
+                    raise ValueError(f"{self.path}: two pairs of a column and a metric are called {both!r}: rename one of them")
+                found[both] = replace(part, setting=column, target=part.target if one["metric"] == first else None, **one)
+        return found or columns
 
     def _check_values(self, value: Mapping[str, Any], columns: Mapping[str, Part]) -> None:
         """Refuse keys that contradict each other, and keys without the ones that explain them."""
@@ -211,17 +226,6 @@ class _TableFile:
             if name not in rows:
                 raise ValueError(f"against in {self.path} must be a row, or rows by the rows to compare; got {name!r}")
         return dict.fromkeys(rows, default) | named
-
-
-def _with_metrics(columns: Mapping[str, Part], metrics: Mapping[str, Any]) -> Mapping[str, Part]:
-    """The columns; if there are metrics, a column for each pair of a column and a metric. Targets are scores of the first metric."""
-    own = {name: _of_metric(given) for name, given in metrics.items()}
-    first = next((one["metric"] for one in own.values()), None)
-    return {
-        f"{column} {name}".strip(): replace(part, setting=column, target=part.target if one["metric"] == first else None, **one)
-        for column, part in columns.items()
-        for name, one in own.items()
-    } or columns
 
 
 def _of_metric(given: Any) -> dict[str, Any]:
