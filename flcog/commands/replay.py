@@ -10,6 +10,7 @@ from flcog.commands.import_from import IMPORT_FROM
 from flcog.commands.of_a_run import open_run
 from flcog.core.commands import parser_of
 from flcog.core.files import short
+from flcog.core.lightning_packages import lightning_base, users_hooks
 from flcog.method import asynchronous_of, selection_of
 from flcog.run import checkpoint
 from flcog.run.earlier_settings import changed_settings
@@ -17,6 +18,9 @@ from flcog.run.initial_weights import load_initial_weights
 from flcog.run.record import read_record
 from flcog.server import round as rounds
 from flcog.trainer import FederatedTrainer
+
+OF_A_ROUND = ("on_fit_start", "on_train_start", "on_train_epoch_start", "on_train_epoch_end")
+"""Hooks of Lightning's that ``fit`` calls around rounds."""
 
 
 def replay(arguments: list[str]) -> None:
@@ -59,8 +63,10 @@ def replay_client(trainer: FederatedTrainer, model: Any, datamodule: Any, run: P
         f"replaying client {client} in round {round + 1} of {short(run)}" + (", which was not finished" if round == done else "")
     )
     print(_way_there(start, round, path))
+    if hooks := _uncalled(trainer):
+        print(f"{', '.join(hooks)}: a replay does not call these. If they change the training, its steps are not the run's")
     while trainer.run.round < round:
-        trainer.train_round()
+        _train_again(trainer)
     if not asynchronous:
         _check_selected(trainer, round, client)
     with trainer.settings.in_force():
@@ -97,6 +103,22 @@ def _way_there(start: int, round: int, path: Path | None) -> str:
     )
     between = {0: "", 1: f"; round {round} is run again first"}
     return f"from {origin}" + between.get(round - start, f"; rounds {start + 1} to {round} are run again first")
+
+
+def _uncalled(trainer: FederatedTrainer) -> list[str]:
+    """The user's hooks at the start and end of a round, which may change what clients train."""
+    module = trainer.run.model.module
+    owners = [*([module] if lightning_base(module, "LightningModule") else []), *trainer.callbacks]
+    return [f"{type(owner).__name__}.{hook}" for owner in owners for hook in users_hooks(owner, OF_A_ROUND)]
+
+
+def _train_again(trainer: FederatedTrainer) -> None:
+    """Train a round before the requested one, and evaluate it if a scheduler follows its figures."""
+    figures, run = trainer.train_round(), trainer.run
+    schedules, evaluated = run.engine.schedules, run.settings.evaluates(run.round)
+    if schedules.follows:
+        figures |= trainer.evaluate() if evaluated else {}
+        schedules.follow(figures, run.model.log.names.named(figures), evaluated)
 
 
 def _train(trainer: FederatedTrainer, client: int) -> None:

@@ -53,6 +53,11 @@ class RoundSchedules:
             self._advance()
         return self._rates[min(round, len(self._rates) - 1)]
 
+    @property
+    def follows(self) -> bool:
+        """Whether a scheduler follows a figure of the rounds."""
+        return bool(self._follows)
+
     def follow(self, metrics: Mapping[str, float], known: Mapping[str, float], evaluated: bool) -> None:
         """Note the figures of a finished round.
 
@@ -61,7 +66,7 @@ class RoundSchedules:
             known: the same figures under all of their names.
             evaluated: whether an absent figure is a mistake. A round without an evaluation advances no scheduler that follows one.
         """
-        if not self._follows:
+        if not self.follows:
             return
         for config in self.configs:
             if config.reduce_on_plateau and config.monitor not in known and evaluated:
