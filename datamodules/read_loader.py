@@ -93,15 +93,28 @@ def read_loader(loader: DataLoader, part: str) -> ReadLoader:
         rows, used = np.asarray(indices), type(sampler) is SubsetRandomSampler
         if np.array_equal(np.sort(rows), np.arange(len(loader.dataset))):  # type: ignore[arg-type]
             rows = None
-    unused = "" if used else type(sampler).__name__
+    unused, size = "" if used else type(sampler).__name__, getattr(batches, "batch_size", None) or _length_of_first(batches, part)
+    drops = bool(getattr(batches, "drop_last", False))
+    if drops and part != "train" and type(batches) is BatchSampler:
+        if type(sampler) is SequentialSampler:
+            rows = _without_last(len(sampler), size, part)
+        else:
+            unused = unused or "drop_last"
     return ReadLoader(
         dataset=loader.dataset if rows is None else Subset(loader.dataset, rows.tolist()),
         rows=rows,
-        batch_size=getattr(batches, "batch_size", None) or _length_of_first(batches, part),
-        drop_last=bool(getattr(batches, "drop_last", False)),
+        batch_size=size,
+        drop_last=drops,
         collate_fn=None if loader.collate_fn is default_collate else loader.collate_fn,
         unused=unused if type(batches) is BatchSampler else type(batches).__name__,
     )
+
+
+def _without_last(count: int, size: int, part: str) -> np.ndarray | None:
+    """The rows of a set that is evaluated without its last, smaller batch; None for all."""
+    if count < size:
+        raise ValueError(f"the {part} loader drops its only batch, {count} of {size} samples: leave drop_last=True out there")
+    return np.arange(count - count % size) if count % size else None
 
 
 def _length_of_first(batches: Any, part: str) -> int:

@@ -143,6 +143,19 @@ def test_a_sampler_of_a_subset_chooses_the_samples(tmp_path: Path) -> None:
     )
 
 
+def test_an_evaluation_drops_its_last_batch(tmp_path: Path) -> None:
+    """60 rows in batches of 7 leave four."""
+    val = DataLoader(TENSORS, batch_size=7, drop_last=True)
+    trainer = make_trainer(tmp_path, rounds=1, local_steps=1, eval_every=1, precision="32-true")
+    trainer.fit(Means(), DataLoader(TENSORS, batch_size=6), val)
+    assert trainer.history[0]["val/mean"] == pytest.approx(float(TENSORS.tensors[0][:56].mean()), abs=1e-6)
+    trainer.fit(Means(), DataLoader(TENSORS, batch_size=6), DataLoader(TENSORS, batch_size=7, drop_last=True, shuffle=True))
+    assert len(trainer.federation.val) == 60
+    assert any("; the validation loader's drop_last is not used" in note for note in trainer.notes)
+    with one_line(ValueError, "the val loader drops its only batch, 60 of 70 samples: leave drop_last=True out there"):
+        trainer.fit(Means(), DataLoader(TENSORS, batch_size=6), DataLoader(TENSORS, batch_size=70, drop_last=True))
+
+
 def test_owners_and_targets_of_a_subset() -> None:
     data = Plain(shuffle=False, sampler=SubsetRandomSampler(range(20, 60)))
     owners = [f"{item % 4}" for item in range(60)]
