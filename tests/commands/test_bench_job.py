@@ -10,7 +10,7 @@ import pytest
 import torch
 from engine.test_patches import Pictures
 from fake_device import computing_there, waits
-from harness import TinyData, assert_close, make_trainer
+from harness import TinyData, assert_close, classifier, make_trainer
 from torch import nn
 from torch.utils import _pytree as pytree
 
@@ -63,6 +63,13 @@ def test_a_module_with_steps_of_its_own_has_no_bare_loop() -> None:
     trainer = make_trainer(None)
     trainer.prepare(Own(MLP(6, (8,), 3)), TinyData())
     with pytest.raises(ValueError, match="Own has its own training_step"):
+        BareLoop(trainer, *batches_of(trainer))
+
+
+def test_the_bare_loop_accumulates_no_gradients() -> None:
+    trainer = make_trainer(None, accumulate_grad_batches=2)
+    trainer.prepare(classifier(), TinyData())
+    with pytest.raises(ValueError, match="a step after every batch; got accumulate_grad_batches=2: set it to 1"):
         BareLoop(trainer, *batches_of(trainer))
 
 
