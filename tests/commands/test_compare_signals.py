@@ -26,6 +26,7 @@ from flcog.commands.compare.runner import Runner
 from flcog.commands.compare.table_file import read_table
 from flcog.commands.compare.training import conclude, start
 from flcog.core import child_processes as processes
+from flcog.core.files import RUN_REMEDY
 from flcog.core.writer_lock import WriterLock
 
 ORPHAN = """
@@ -218,6 +219,14 @@ def test_a_killed_run_names_the_signal(number: int, why: str, tmp_path: Path) ->
     (cell.folder / OUTPUT).write_text("flcog: error: an earlier attempt\nSeed set to 0\n")
     conclude(cell, -number)
     assert cell.error == f"killed by {signal.Signals(number).name}{why}"
+
+
+def test_a_full_disk_asks_for_another_folder_of_the_comparison(tmp_path: Path) -> None:
+    cell = Cell("A", "", 0, tmp_path / "cell", [])
+    cell.folder.mkdir()
+    (cell.folder / OUTPUT).write_text(f"flcog: error: cannot write last.ckpt: No space left on device; {RUN_REMEDY}\n")
+    conclude(cell, 2)
+    assert cell.error == "cannot write last.ckpt: No space left on device; free space or choose another --out"
 
 
 def test_a_run_that_stops_early_for_now_is_resumed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,9 +8,10 @@ import sys
 from collections.abc import Sequence
 from typing import IO
 
-from flcog.commands.compare.folder import OUTPUT
+from flcog.commands.compare.folder import OUT_REMEDY, OUTPUT
 from flcog.commands.compare.plan import Cell
 from flcog.core.child_processes import started_by_us
+from flcog.core.files import RUN_REMEDY
 
 NOT_FINITE = "is NaN or infinite"
 """A part of the error of a run whose model has diverged."""
@@ -62,7 +63,7 @@ def conclude(cell: Cell, code: int) -> None:
         cell.error = f"killed by {signal.Signals(-code).name}" + " (often because memory ran out)" * (-code == signal.SIGKILL)
         return
     lines = (cell.folder / OUTPUT).read_text(errors="replace").strip().splitlines()
-    cell.error = lines[-1].removeprefix("flcog: error: ") if lines else f"exit status {code}"
+    cell.error = lines[-1].removeprefix("flcog: error: ").replace(RUN_REMEDY, OUT_REMEDY) if lines else f"exit status {code}"
     if NOT_FINITE in cell.error:  # in round 1, too
         cell.files.mark_finished(cell.identity, diverged=True)
         cell.error = None
