@@ -34,7 +34,7 @@ def _digest(cls: type) -> str:
         if cls.__module__.partition(".")[0] in BASES or is_installed(inspect.getfile(cls)):
             return ""
         tree = ast.parse(textwrap.dedent(inspect.getsource(cls)))
-    except (OSError, TypeError, SyntaxError):
+    except (OSError, TypeError, SyntaxError, ValueError):  # no file, or a file that has changed since
         return ""
     for node in ast.walk(tree):
         if isinstance(node, ast.ClassDef | ast.FunctionDef) and ast.get_docstring(node):
