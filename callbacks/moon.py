@@ -96,10 +96,6 @@ class MOON(Method):
         # The first contrast needs the local models of earlier rounds.
         return super().active(max(round, self.start_round))
 
-    def until(self, round: int) -> Method | None:
-        waits = self.projection is None and self.start_round >= round
-        return MOON(projection=None, start_round=round) if waits else self
-
     def draw(self, rng: torch.Generator, client: ClientView) -> Slot:
         return {"waits": torch.ones(())} if client.round < self.start_round else {}
 

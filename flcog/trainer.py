@@ -14,7 +14,7 @@ from flcog.run.export import Format, export
 from flcog.run.figures import VERBS, Figures, measure, print_figures
 from flcog.run.initial_weights import load_initial_weights
 from flcog.run.lifecycle import Lifecycle
-from flcog.run.plans import ByHandPlan, FitPlan, plan_of_fit
+from flcog.run.plans import ByHandPlan, FitPlan
 from flcog.run.predictions import Predictions, predict
 from flcog.run_holder import Data, RunHolder, in_precision, takes_loaders
 from flcog.server import round as rounds
@@ -89,8 +89,6 @@ class FederatedTrainer(RunHolder):
         model: nn.Module,
         datamodule: Data,
         ckpt_path: str | None = None,
-        branch: str | None = None,
-        round: int | None = None,
         init_from: str | None = None,
     ) -> None:
         """Train for ``rounds`` rounds, or resume from a checkpoint.
@@ -143,13 +141,8 @@ class FederatedTrainer(RunHolder):
                 one if there are no runs. A resumed run must be the same experiment: another seed, list of methods, model, data set or
                 partition is refused. So is any other changed setting, unless ``resume_changed`` is true. These may change freely: the
                 number of rounds, devices and processes, trackers and observers.
-            branch: the directory of another run. The new run takes its rounds up to ``round``, from its last checkpoint or one kept by
-                ``Checkpoint(keep_rounds=[round])``. The result equals a run from round 1 to the last bit. For that, the methods of the
-                two runs may differ only after ``round`` (``start_round``), and the other run must contain every method that collects
-                state in earlier rounds (FedCOG, MOON).
-            round: the last round that both runs share.
             init_from: a checkpoint that ``lightning.Trainer`` or flcog wrote, or a file with a ``state_dict``. The model begins with its
-                weights; everything else in the file is ignored. A run that resumes with ``auto``, or branches, must have the
+                weights; everything else in the file is ignored. A run that resumes with ``auto`` must have the
                 ``init_from`` of its first rounds.
 
         Ctrl-C, SIGUSR1, SIGUSR2 and SIGHUP end the run after the current round. SIGTERM and a second Ctrl-C drop that round, but with
@@ -162,7 +155,7 @@ class FederatedTrainer(RunHolder):
         origin = None if init_from is None else load_initial_weights(model, init_from, resumes)
         self._session = None
         with Lifecycle(self.fabric, self.profiler) as life:
-            plan = plan_of_fit(FitPlan(ckpt_path, self.resume_changed, self.given_logger, life.lock, origin), branch, round)
+            plan = FitPlan(ckpt_path, self.resume_changed, self.given_logger, life.lock, origin)
             self._session, self._trained = self._open(model, datamodule, plan), (model, datamodule)
             life.train(self._session, self.evaluate, self.num_sanity_val_steps)
 

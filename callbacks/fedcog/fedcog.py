@@ -109,9 +109,6 @@ class FedCOG(Method):
         # The first round of generation needs the local models of earlier rounds.
         return super().active(max(round, self.start_round) if self._disagrees else round)
 
-    def until(self, round: int) -> Method | None:
-        return FedCOG(start_round=round) if self._disagrees and self.start_round >= round else super().until(round)
-
     def init_client(self, params: Params, buffers: Params, client: ClientView) -> Slot:
         if not self._disagrees:
             return {}

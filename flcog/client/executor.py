@@ -1,6 +1,6 @@
 """The Executor protocol: it takes the assignment of a round and returns an iterator of the clients' results."""
 
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Generator, Sequence
 from threading import Event
 from typing import NamedTuple, Protocol
 
@@ -46,8 +46,6 @@ class Assignment(NamedTuple):
     """The learning rates of the optimiser's groups in this round."""
     seed: int
     round: int
-    watch: Callable[[int, float], None] | None = None
-    """The loop calls this function with each local step and its task loss."""
     stop: Event | None = None
     """When this is set, training ends before the next local step."""
 

@@ -26,7 +26,6 @@ ALL = (
     TrainerCommand("bench", "flcog.commands.bench.command:bench"),
     Command("predict", "flcog.commands.predict:predict"),
     Command("export", "flcog.commands.export:export"),
-    Command("replay", "flcog.commands.replay:replay"),
     Command("report", "flcog.commands.report.command:report"),
     Command("compare", "flcog.commands.compare.command:compare"),
     Command("deploy", "flcog.deploy.command:deploy"),

@@ -29,7 +29,7 @@ from flcog.core.lightning_packages import OtherDataModule
 from flcog.method import Callback
 from flcog.trainer import FederatedTrainer
 
-NOT_OF_THE_RUN = ("config", "ckpt_path", "branch", "round")
+NOT_OF_THE_RUN = ("config", "ckpt_path")
 """Options of ``fit`` that describe how a run goes on from others. They are not part of its configuration."""
 
 ONLY_FIT = ("init_from",)

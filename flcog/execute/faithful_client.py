@@ -112,8 +112,6 @@ class FaithfulClient(OneClient):
                 if step.loss is not None:
                     self.model.log.compare(step.loss, step.logged | by_hooks, returned=not step.sums_losses)
                     losses += 1
-                    if assignment.watch is not None:
-                        assignment.watch(self._step, float(step.loss))
                 self._step += place.last
         for parameter in params.values():
             parameter.grad = None

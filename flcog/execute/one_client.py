@@ -119,8 +119,6 @@ class OneClient:
             gradient = self._gradient(program, batch, tensors, step)
             self.model.log.compare(gradient.loss, gradient.logged)
             add_step(totals, gradient.loss, gradient.logged)
-            if assignment.watch is not None:
-                assignment.watch(step, float(gradient.loss))
             if gradient.state:
                 tensors = with_states(tensors, self._owned(gradient.state))
             advance([gradient.values[name] for name in params])

@@ -24,7 +24,6 @@ from flcog.method.context import (
 )
 from flcog.method.data_exchange import Ask, DataExchange, DataHost, ExchangeSummary
 from flcog.method.given import drawn, first_contact
-from flcog.method.history import methods_until
 from flcog.method.mask import ParameterMask
 from flcog.method.method import CLIENT_HOOKS, HOOKS, OBSERVER_HOOKS, Method
 from flcog.method.notes import (
@@ -125,7 +124,6 @@ __all__ = [
     "drawn",
     "expected_cohort",
     "first_contact",
-    "methods_until",
     "private_sum_of",
     "sealed_sum_of",
     "selection_of",

@@ -9,7 +9,7 @@ assigns parameters, gradients, losses or weights.
 import difflib
 import inspect
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
@@ -26,13 +26,6 @@ from flcog.method.context import BatchFunction, Context, FirstContact, GradientF
 from flcog.method.former_hooks import check_arguments, check_former
 from flcog.method.observer import Callback
 from flcog.method.own_state import KeepsNoState
-
-BEFORE_ITS_START = {
-    "configure_model": "changes the model before round 1",
-    "prepare_data": "exchanges data before round 1",
-    "personal": "adds its clients' own figures to every evaluation",
-}
-"""What a method does from round 1 on, whatever its ``start_round`` is, by the hook that does it."""
 
 
 @dataclass(frozen=True, kw_only=True)  # keywords, so that FedProx(0.1) is about FedProx's own argument
@@ -146,16 +139,6 @@ class Method(KeepsNoState):
 
     def active(self, round: int) -> bool:
         return self.start_round <= round and (self.stop_round is None or round < self.stop_round)
-
-    def until(self, round: int) -> "Method | None":
-        """An equivalent method for all rounds before this round, or None if the method does nothing in them.
-
-        A method that already collects data in these rounds, without acting, returns a method that collects the same data, with fixed
-        values for all other arguments. Runs with equal methods until a round can share these rounds.
-        """
-        if self.start_round < round or any(map(self.overrides, BEFORE_ITS_START)):
-            return self
-        return replace(self, start_round=round) if any(map(self.active, range(round))) else None
 
     # Before the first round -------------------------------------------------------------------------------------------------------
 
@@ -273,7 +256,7 @@ class Method(KeepsNoState):
 HOOKS = [
     name
     for name, value in vars(Method).items()
-    if inspect.isfunction(value) and not name.startswith("_") and name not in ("overrides", "active", "until")
+    if inspect.isfunction(value) and not name.startswith("_") and name not in ("overrides", "active")
 ]
 OBSERVER_HOOKS = [name for name, value in vars(Callback).items() if inspect.isfunction(value) and name.startswith("on_")]
 SERVER_HOOKS = ("weights", "broadcast", "server_step")

@@ -132,12 +132,6 @@ def _test(path: Path) -> None:
         raise ValueError(f"the checksum of {damaged} in it does not match")
 
 
-def round_of(path: Path) -> int | None:
-    """Return the number of rounds that a checkpoint's run had done. None if there is no readable checkpoint."""
-    round = peek(path).get("round")
-    return round if isinstance(round, int) else None
-
-
 def run_of_states(path: Path) -> str | None:
     """Return the name of the run that wrote a file of clients' states. None if another program or an early flcog wrote it."""
     payload = peek(path)

@@ -180,7 +180,6 @@ RUN: Entries = {
     "params": ("tensors by name", TENSORS),
     "buffers": ("tensors by name", TENSORS),
     "frozen": ("the name of a file, or empty", lambda value: value == "" or _is_file_name(value)),
-    "rounds": ("numbers of rounds", _list_of(_is_count)),
     "methods": ("a list of names", _list_of(_is_text)),
     "servers": ("each method's state", STATE),
     "reported": ("lists of clients by method", _by(_is_text, _list_of(_is_count))),
@@ -191,13 +190,11 @@ RUN: Entries = {
     "executor": ("an executor's name, its number of clients at once and whether it compiles, or None", _or_none(_is_choice)),
     "chosen_for": ("the executor and the kind of device that it was chosen for", _list_of(_is_text)),
     "observers": ("each observer's state", _by(_is_text, STATE)),
-    "until": ("each method's work so far", STATE),
-    "branch": ("the run that it branched from, or None", _or_none(STATE)),
     "tracker_run": ("a tracker's name of the run, or None", _or_none(_is_text)),
     "run_id": ("the run's name", _is_text),
     "resumable": ("True or False", lambda value: isinstance(value, bool)),
 }
-LATER = {"loaded", "traffic", "seconds", "messages", "run_id", "rounds"}
+LATER = {"loaded", "traffic", "seconds", "messages", "run_id"}
 """Entries that older checkpoints lack."""
 CLIENTS: Entries = {"clients": ("names of files in the folder clients, by client", _by(_is_count, _is_file_name))}
 STATES: Entries = {"clients": ("clients' states by method", _by(_is_count, STATE))}

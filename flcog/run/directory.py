@@ -103,29 +103,6 @@ def kept_checkpoint(run: Path, round: int) -> Path:
     return run / "checkpoints" / f"round-{round:06d}.ckpt"
 
 
-def find_round(run: Path, round: int, round_of: Callable[[Path], int | None]) -> Path:
-    """Find a run's checkpoint of a round.
-
-    Args:
-        run: its directory.
-        round: the number of finished rounds.
-        round_of: reads this number from a checkpoint. None for other files.
-    """
-    if not run.is_dir():
-        raise ValueError(f"there is no run {run} to branch from: give the directory of one")
-    kept = kept_checkpoint(run, round)
-    if kept.is_file():
-        return kept
-    if round_of(run / LAST) == round:
-        return run / LAST
-    found = {round_of(path) for path in (run / LAST, *sorted((run / "checkpoints").glob("round-*.ckpt")))} - {None}
-    has = f"those of rounds {', '.join(map(str, sorted(filter(None, found))))}" if found else "none"
-    raise ValueError(
-        f"{run} has no checkpoint of round {round} to branch from, but {has}: train it with "
-        f"--trainer.callbacks+=Checkpoint --trainer.callbacks.keep_rounds [{round}]"
-    )
-
-
 def run_of(checkpoint: Path) -> Path:
     """Return the directory of the run that wrote a checkpoint."""
     folder = checkpoint.resolve().parent

@@ -55,7 +55,7 @@ def check_origin(path: Path, before: Origin | None, now: Origin | None, resumes:
     if difference := other_origin(before, now, resumes):
         raise ValueError(
             f"{path} was written by a run with other initial weights: {difference}. Give the init_from of that run, or start a new run "
-            "without ckpt_path and branch"
+            "without ckpt_path"
         )
 
 

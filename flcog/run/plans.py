@@ -1,4 +1,4 @@
-"""The four reasons to open a run: to fit, to branch from another run, to drive rounds by hand, and to evaluate.
+"""The three reasons to open a run: to fit, to drive rounds by hand, and to evaluate.
 
 A plan chooses the checkpoint, compares it with the run, chooses the run's directory, and restores the state.
 """
@@ -23,12 +23,9 @@ from flcog.core.writer_lock import WriterLock
 from flcog.data import FederatedDataModule
 from flcog.method import Callback, ChangedCode, ChangedSetting, Method, Note
 from flcog.run import checkpoint
-from flcog.run.branching import check_branch, check_rounds, check_rows, take_over
 from flcog.run.directory import (
-    LAST,
     check_run_directory,
     find_checkpoint,
-    find_round,
     find_same_run,
     new_run_directory,
     run_of,
@@ -238,61 +235,6 @@ class FitPlan(Plan):
             run.engine.notes.add(Note(text))
         run.record()
         _trained.add(request.model)
-
-
-@dataclass
-class BranchPlan(FitPlan):
-    """Train a new run in its own directory that starts with the rounds of another run. The round decides the checkpoint.
-
-    Args:
-        trunk: the other run's directory.
-        round: the last round that both share.
-    """
-
-    trunk: Path
-    round: int
-
-    def find(self, request: Request, processes: Processes) -> Path | None:
-        check_environment(self.logger)
-        return cast(Path, processes.agree(find_round(self.trunk, self.round, checkpoint.round_of)))
-
-    def check(self, request: Request, saved: CheckpointFile, client: ClientModel, described: Mapping[str, Any]) -> list[Note]:
-        notes = Plan.check(self, request, saved, client, described)
-        check_branch(*saved, request.settings, request.methods, described)
-        check_rounds(*saved, request.settings.rounds, [*request.methods, *request.observers, *client.hooks.owners])
-        check_rows(self.trunk, self.round, request.settings)
-        return notes
-
-    def directory(self, request: Request, saved: CheckpointFile | None, processes: Processes) -> Path | None:
-        return super().directory(request, None, processes)
-
-    def trackers(self, saved: CheckpointFile | None, directory: Path | None) -> Trackers:
-        return super().trackers(None, directory)
-
-    def restore(self, request: Request, run: Session, saved: CheckpointFile | None) -> None:
-        assert saved is not None
-        content = take_over(saved.content, self.trunk, run.methods, run.server.servers, run.directory, run.processes)
-        run.restore(saved.path, content, resume=True)
-        run.record()
-        run.save(run.directory / LAST)  # so that it can be resumed, even if it is killed in its first round
-        for row in run.history:
-            run.trackers.log_metrics(row)
-        _trained.add(request.model)
-
-
-def plan_of_fit(fit: FitPlan, branch: str | None, round: int | None) -> Plan:
-    """The plan of the trainer's ``fit``: as given, or to branch from a run after a round."""
-    if branch is None and round is None:
-        return fit
-    if branch is None or round is None:
-        raise ValueError(
-            f"branch and round belong together: the run to branch from, and its last round; got branch={branch}, round={round}"
-        )
-    if fit.ckpt_path is not None:
-        raise ValueError(
-            f"a run either branches from another run or resumes from a checkpoint: give branch={branch} or ckpt_path={fit.ckpt_path}"
-        )
-    return BranchPlan(None, fit.resume_changed, fit.logger, fit.lock, fit.init_from, Path(branch).resolve(), round)
 
 
 def _take(lock: WriterLock, directory: Path) -> None:

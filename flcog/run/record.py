@@ -123,7 +123,6 @@ RECORD: Schema = {
     "init_from": ("the file of its initial weights and their digest", _is_mapping),
     "partition": ("a mapping of figures", _is_mapping),
     "seed": ("a whole number", _is_whole),
-    "branch": ("the run that it branched from", _is_mapping),
     "command": ("a command", _is_text),
     "git_commit": ("a commit", _is_text),
     "flcog_commit": ("a commit", _is_text),

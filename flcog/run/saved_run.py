@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from flcog.run import checkpoint
-from flcog.run.branching import check_best
-from flcog.run.directory import LAST, STATES, kept_checkpoint
+from flcog.run.directory import LAST
 from flcog.run.metrics_rows import Row, read_rows
 from flcog.run.record import read_config, read_record
 from flcog.run.round_order import fault_in
@@ -55,27 +54,6 @@ class SavedRun:
     def config(self) -> Mapping[str, Any]:
         """The content of ``config.yaml``; empty if the file is missing or damaged."""
         return self._parsed("config.yaml", read_config)
-
-    def keeps(self, round: int) -> bool:
-        """Whether it keeps the checkpoint of a round, so that other runs can branch there."""
-        return kept_checkpoint(self.directory, round).is_file()
-
-    def damage_at(self, round: int) -> str | None:
-        """The first damage of the files that a run copies when it branches after this round, or None."""
-        path = kept_checkpoint(self.directory, round)
-        try:
-            saved = checkpoint.read(path)
-            check_best(path.with_name("best.ckpt"), saved)
-            for name in set(saved.get("clients", {}).values()):
-                checkpoint.read_states(self.directory / STATES / name, [], tested=False)
-        except (OSError, ValueError) as error:
-            return str(error)
-        return None
-
-    @property
-    def keeps_any(self) -> bool:
-        """Whether it keeps the checkpoint of any round."""
-        return any(self.directory.glob("checkpoints/round-*.ckpt"))
 
     @property
     def can_resume(self) -> bool:

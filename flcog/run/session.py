@@ -13,7 +13,7 @@ from flcog.core.files import OWNER_ONLY, write_yaml
 from flcog.core.masking import masked
 from flcog.core.types import Params, Slot
 from flcog.data import Federation
-from flcog.method import Callback, MethodRecord, TrackerNote, Uploads, methods_until
+from flcog.method import Callback, MethodRecord, TrackerNote, Uploads
 from flcog.run import checkpoint
 from flcog.run.checkpoint_contents import check_alike
 from flcog.run.client_states import SavedClientStates
@@ -64,10 +64,6 @@ class Session:
         self.model, self.evaluator = engine.model, engine.evaluator
         self.experiment, self.trackers = experiment, trackers
         self._should_stop = False
-        self.numbers_of_rounds = {engine.settings.rounds}
-        """The values of ``trainer.rounds`` in this run until now: a resumed run may have another one than before."""
-        self.branch: dict[str, Any] | None = None
-        """The run that it branched from, and the last shared round."""
         self.clients = engine.clients.store = SavedClientStates(clients, engine.processes.rank, self._check_states)
         self.clients.run_id = engine.processes.agree(secrets.token_hex(8))
         self.table = MetricsTable(directory / "metrics.csv" if directory is not None and engine.processes.is_first else None)
@@ -167,7 +163,6 @@ class Session:
             "threads": torch.get_num_threads(),
             "processes": self.processes.count,
             "seed": self.engine.seed,
-            **({"branch": self.branch} if self.branch else {}),
             **environment(self.processes.accelerator),
         }
         self._setting = setting = masked(setting)
@@ -221,12 +216,9 @@ class Session:
             **self.server.state_dict(),
             "seed": self.engine.seed,
             "experiment": self.experiment,
-            "rounds": sorted(self.numbers_of_rounds),
             "frozen": self.frozen.name,
             "methods": [method.name for method in self.methods],
             "exchanged": checkpoint.digests(self.engine.exchanges),
-            "until": methods_until(self.methods, self.server.round),
-            "branch": self.branch,
             "executor": list(choice) if choice else None,
             "chosen_for": [self.settings.executor, self.processes.device.type],
             "observers": {name: observer.state_dict() for name, observer in checkpoint.named(self.observers)},
@@ -255,7 +247,7 @@ class Session:
         if saved["methods"] == names:
             check_alike(path, "the server's state", saved["servers"], server.servers)
             server.servers = self.engine.to_device(saved["servers"])
-        server.round, server.seconds, self.branch = saved["round"], saved.get("seconds", 0.0), saved["branch"]
+        server.round, server.seconds = saved["round"], saved.get("seconds", 0.0)
         if "on_load_checkpoint" in written_hooks(self.model.module):
             self.engine.hand_over(server)
             with self.model.copies.follow():
@@ -284,7 +276,6 @@ class Session:
                 check_alike(path, f"the broadcast of round {round + 1}", broadcast["params"], server.params)
             server.traffic = Traffic.from_state(self.engine.to_device(saved["traffic"]), self.engine.seed)
         self.clients.run_id = saved.get("run_id") or self.clients.run_id
-        self.numbers_of_rounds |= {*saved.get("rounds", ())}  # older checkpoints have none
         self._load_states(saved["clients"])
         for name, observer in checkpoint.named(self.observers):
             checkpoint.load_observer(path, name, observer, saved["observers"].get(name, {}))

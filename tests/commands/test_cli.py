@@ -156,61 +156,6 @@ def test_a_run_of_another_machine_is_looked_at_here(capsys: pytest.CaptureFixtur
 
 
 @pytest.mark.slow
-def test_replay_runs_one_client_again(capsys: pytest.CaptureFixture[str]) -> None:
-    assert run("fit", "-c", QUICKSTART, *SMALL, "--trainer.local_steps", "3", "--trainer.clients_per_round", "2") == 0
-    run_dir = str(the_run())
-    capsys.readouterr()
-    assert run("replay", run_dir, "--round", "2", "--client", "77") == 2
-    cohort = re.search(r"--client must be one of \[(\d+), (\d+)\]", capsys.readouterr().err)
-    assert cohort
-    assert run("replay", run_dir, "--round", "2", "--client", cohort[1]) == 0
-    printed = capsys.readouterr().out
-    assert f"round 2, client {cohort[1]}" in printed and len(re.findall(r"step +\d+  task loss", printed)) == 3
-    # last.ckpt was written after round 2, so a replay of round 2 cannot start from it
-    assert (
-        f"replaying client {cohort[1]} in round 2 of {run_dir}\nfrom the initial model, because there is no earlier checkpoint;"
-        in printed
-    )
-    assert "earlier checkpoint; round 1 is run again first\n" in printed
-    assert run("replay", run_dir, "--round", "3", "--client", "0") == 2
-    assert "the run has done 2 rounds: --round must be between 1 and 2; got 3" in capsys.readouterr().err
-    assert run("replay", "nowhere", "--round", "1", "--client", "0") == 2
-    assert "holds no config.yaml" in capsys.readouterr().err
-
-
-@pytest.mark.slow
-def test_replay_says_from_which_round_it_starts(capsys: pytest.CaptureFixture[str]) -> None:
-    config = ["--trainer.callbacks+=Checkpoint", "--trainer.callbacks.keep_every_n_rounds", "1"]
-    assert run("fit", "-c", QUICKSTART, *SMALL, *config) == 0
-    died = yaml.safe_load((the_run() / "config.yaml").read_text())
-    died["trainer"]["rounds"] = 9
-    (the_run() / "config.yaml").write_text(yaml.safe_dump(died))
-    for round, start in (("2", "from the model after round 1, {}round-000001.ckpt\n"), ("3", "the model after round 2, {}")):
-        capsys.readouterr()
-        assert run("replay", str(the_run()), "--round", round, "--client", "0") == 0
-        printed = capsys.readouterr().out
-        assert start.format(f"{the_run()}/checkpoints/") in printed and f"\nround {round}, client 0: " in printed
-        assert (", which was not finished\n" in printed) == (round == "3")
-    assert run("replay", str(the_run()), "--round", "4", "--client", "0") == 2
-    assert "the run has done 2 rounds: --round must be between 1 and 3; got 4" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize("option", ["model.optimizer.lr", "trainer.callbacks.FedProx.mu", "trainer.rounds"])
-def test_replay_repeats_no_round_with_settings_that_a_resumed_run_changed(
-    option: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    words = ["-c", QUICKSTART, *SMALL, "--trainer.callbacks+=FedProx", "--trainer.clients_per_round", "4"]
-    assert run("fit", *words) == 0
-    changed = [f"--{option}", "4", "--trainer.resume_changed", "true", "--ckpt_path", "last"]
-    assert run("fit", *words, "--trainer.rounds", "3", *changed) == 0
-    capsys.readouterr()
-    refused = option != "trainer.rounds"
-    assert run("replay", str(the_run()), "--round", "2", "--client", "0") == 2 * refused
-    said = f"was resumed with other settings ({option.removeprefix('trainer.callbacks.')} was 0."
-    assert (said in capsys.readouterr().err) == refused
-
-
-@pytest.mark.slow
 def test_partition_shows_and_saves(capsys: pytest.CaptureFixture[str]) -> None:
     assert run("partition", "-c", QUICKSTART, "--plot", "clients.png", "--save", "split.npz") == 0
     assert "10" in capsys.readouterr().out and Path("clients.png").stat().st_size > 5000 and Path("split.npz").exists()
@@ -253,7 +198,7 @@ def test_print_config_and_help(capsys: pytest.CaptureFixture[str]) -> None:
     )
     assert run("--help") == 0
     printed = capsys.readouterr().out
-    assert all(verb in printed for verb in ("fit", "validate", "test", "partition", "bench", "replay"))
+    assert all(verb in printed for verb in ("fit", "validate", "test", "partition", "bench"))
     assert run("--version") == 0
     assert capsys.readouterr().out == f"flcog {flcog.__version__}\n"
 

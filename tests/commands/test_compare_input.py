@@ -70,7 +70,6 @@ def complaint(table: Path, out: Path, capsys: pytest.CaptureFixture[str], *argum
         (b"rows: {A: }\nmargin: -1\nreason: r", "margin in .* must be points above 0, .*; got -1"),
         (b"rows: {A: }\nmargin: {rounds: 1}\nreason: r", "margin in .* must be points above 0, .*; got {'rounds': 1}"),
         (b"rows: {A: }\nmargin: 1", "has margin 1: give the reason for it under reason"),
-        (b"rows: {A: }\ntrunks: 0", "trunks in .* must be true or false; got 0"),
         (b"rows: {A: }\naverage: [x]", "average in .* must be text"),
         (b"rows: {A: }\naverage: x\nworst: x", "worst in .* must be the name of a further column"),
         (b"rows: {A: }\ncolumns: {x: }\naverage: x", "average in .* must be the name of a further column"),

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from flcog.commands.compare import progress as progress_module
-from flcog.commands.compare.plan import Cell, Trunk
+from flcog.commands.compare.plan import Cell
 from flcog.commands.compare.progress import Progress
 
 ROUNDS = {"A · seed 0": 10, "B · seed 0": 10, "C · seed 0": 10}
@@ -36,7 +36,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 
 
 def test_what_remains_is_told_with_each_run(tmp_path: Path, capsys: pytest.CaptureFixture[str], clock: list[float]) -> None:
-    before, interrupted, branching, plain = (
+    before, interrupted, begun, plain = (
         cell(tmp_path, "A", 10, finished=True),
         cell(tmp_path, "B", 4),
         cell(tmp_path, "C", 0),
@@ -44,19 +44,18 @@ def test_what_remains_is_told_with_each_run(tmp_path: Path, capsys: pytest.Captu
     )
     (interrupted.folder / "20260101-000000/checkpoints").mkdir()
     (interrupted.folder / "20260101-000000/checkpoints/last.ckpt").touch()
-    branching.trunk = Trunk(interrupted, 6)
-    runs, in_hand = [before, interrupted, branching, plain], [branching]
+    runs, in_hand = [before, interrupted, begun, plain], [begun]
     rounds = ROUNDS | {"D · seed 0": 10}
     with Progress(runs, runs[1:], rounds, lambda: in_hand, lambda: ([], [])) as progress:
-        # Remaining rounds: 6 of B, 4 of C, which branches after round 6 of B, and 10 of D.
+        # Remaining rounds: 6 of B, 10 of C and 10 of D.
         clock[0] = 60.0
         write(interrupted, 10)
-        write(branching, 8)
+        write(begun, 2)
         progress.tell(interrupted, "best 50.00", 60.0)
-        assert capsys.readouterr().out == "[2/4] B · seed 0: best 50.00 (60.0 s); 8 of 20 rounds in 1:00, 1:30 left\n"
+        assert capsys.readouterr().out == "[2/4] B · seed 0: best 50.00 (60.0 s); 8 of 26 rounds in 1:00, 2:15 left\n"
         in_hand[:] = [plain]
-        # The 2 rounds that C lacks will not be trained.
-        progress.tell(branching, "failed: no space", 1.0)
+        # The 8 rounds that C lacks will not be trained.
+        progress.tell(begun, "failed: no space", 1.0)
         assert "[3/4] C · seed 0: failed: no space (1.00 s); 8 of 18 rounds in 1:00, 1:15 left\n" in capsys.readouterr().out
         progress.tell(plain, "best 1.00", 1.0)
         assert capsys.readouterr().out == "[4/4] D · seed 0: best 1.00 (1.00 s)\n"

@@ -132,7 +132,7 @@ def test_what_cannot_be_asked(clone: Path, capsys: pytest.CaptureFixture[str]) -
         "flcog: error: --reproduced trains nothing and takes only tables, --out and --results: remove --show, --seeds, --only, "
         "--save-results, the arguments after --\n"
     )
-    assert complaint("--reproduced", "--no-trunks").endswith("remove --no-trunks\n") and not Path("REPRODUCED.md").exists()
+    assert complaint("--reproduced", "--tune").endswith("remove --tune\n") and not Path("REPRODUCED.md").exists()
     (clone / "configs/papers.yaml").write_text("Paper: {items: {Table 1: arms}}")
     assert "Paper must have a title and items, each with the key `shows`" in complaint("--reproduced")
     (clone / "configs/papers.yaml").write_text("Paper: {items: {Table 1: {shows: arms, of two}}}")

@@ -129,35 +129,6 @@ def test_the_commit_of_own_code_is_that_of_the_working_directory(cell: Cell, cla
     assert came_to(cell).facts.own_commit == ("abc+changes" if is_own else "")
 
 
-@pytest.mark.slow
-def test_time_that_another_run_took_is_marked(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """B acts only in round 3 and takes its first two rounds from "A, late". All rounds of A are its own."""
-    path, out, saved = plan_file(tmp_path, rows={"A": None, "A, late": None, "B": None}), tmp_path / "out", tmp_path / "results"
-    for cell in cells(read_table(path), out, []):
-        run = fake_run(cell, [0.1, 0.2, 0.3], finished=True, time__round=[1.0, 2.0, 6.0])
-        if cell.row != "A":
-            trunk = {"run": "/elsewhere/out/" + ("A--late" if cell.row == "B" else "A") + "/seed0/20260101-000000", "round": 2}
-            acting = [3, 3] if cell.row == "B" else [1, 3]
-            (run / "run.yaml").write_text(yaml.safe_dump({"branch": trunk, "acting_rounds": acting}))
-    command = ["compare", str(path), "--out", str(out), "--results", str(saved), "--show"]
-    main([*command, "--save-results"])
-    shown = capsys.readouterr().out
-    times = [[cell.strip() for cell in line.split("|")[-4:-2]] for line in shown.splitlines() if line.startswith("|")][2:5]
-    assert times == [
-        ["1.00 (9.00 s)", "1.00 (3.00 s)"],
-        ["(9.00 s) *", "(3.00 s) *"],
-        ["(9.00 s) *", "(6.00 s)"],
-    ]
-    assert (
-        "trained, and timed, once for several arms: A trained the first 2 of A, late; A, late trained the first 2 of B." in shown
-    )
-    with (out / "table.csv").open() as file:
-        assert [line["rounds_timed_in_another_run"] for line in csv.DictReader(file)] == ["", "2", "2"]
-    shutil.rmtree(out)
-    main(command)
-    assert "A, late trained the first 2 of B" in capsys.readouterr().out
-
-
 def test_times_under_other_load_are_marked(tmp_path: Path) -> None:
     plan = read_table(plan_file(tmp_path, rows={"A": None, "B": None}))
     runs = cells(plan, tmp_path / "out", [])

@@ -126,7 +126,7 @@ def test_what_makes_a_run_the_same(tmp_path: Path) -> None:
     same = (
         ["--trainer.logger", "false"],
         ["--trainer.rounds", "20"],  # the same as in the config
-        ["--trainer.callbacks+=Checkpoint", "--trainer.callbacks.keep_rounds", "[2]"],
+        ["--trainer.callbacks+=Checkpoint", "--trainer.callbacks.keep_every_n_rounds", "2"],
     )
     for words in same:
         assert identities(tmp_path, *words)[0] == plain, words
@@ -305,26 +305,3 @@ def test_a_dry_run_lists_the_grid(compare: Callable[..., None], started: list[Pa
     *_, head, first, second = capsys.readouterr().out.strip().splitlines()
     assert head == "With --tune, 2 runs on seed 1 come before the others:" and not started
     assert first.startswith("  FedAvg, lr=0.01 · seed 1: to be trained; ") and second.startswith("  FedAvg, lr=0.02 · seed 1: ")
-
-
-def test_a_dry_run_counts_shared_rounds_once(
-    compare: Callable[..., None], started: list[Path], capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Of 20 rounds of a second each, FedProx shares the first 5 with FedAvg, in the table with one seed and in the grid twice."""
-    lr, mu, start = "model.optimizer.lr", "trainer.callbacks.FedProx.mu", "trainer.callbacks.FedProx.start_round"
-    own: dict[str, Any] = {"arguments": {lr: 0.02}}
-    late: dict[str, Any] = {"configs": [FEDPROX], "arguments": {lr: 0.02, mu: 0.1, start: 5}}
-    compare("one", rows={"FedAvg": own}, seeds=[0])
-    rows = {"FedAvg": own | {"tune": {lr: [0.02, 0.1]}}, "FedProx": late | {"tune": {mu: [0.1, 1.0]}}}
-    capsys.readouterr()
-    compare("one", "--dry-run", rows=rows, seeds=[0, 1])
-    plan, grid = capsys.readouterr().out.split("With --tune, ")
-    assert plan.strip().endswith(
-        "4 runs: 1 are reused, 3 are to be trained, about 0:55 one after another; 5 rounds that runs share are not trained twice"
-    )
-    head, *lines = grid.strip().splitlines()
-    assert head == "4 runs on seed 2 come before the others; 10 rounds that runs share are not trained twice:"
-    assert ["about 0:15" in line for line in lines] == [False, False, True, True]
-    compare("one", "--dry-run", "--no-trunks", rows=rows, seeds=[0, 1])
-    said = capsys.readouterr().out
-    assert "about 1:00 one after another\n" in said and "0:15" not in said and "runs share" not in said

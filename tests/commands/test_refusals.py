@@ -183,8 +183,8 @@ def test_an_error_in_a_hook_is_shown_in_one_line(
 
 
 COMMANDS = {
-    "": "give a command, as in flcog fit|partition, bench|replay|synthesize|; flcog --help",
-    "fitt -c Q": "there is no command 'fitt'. Did you mean 'fit'?|validate|bench|compare|replay|shuffling-study",
+    "": "give a command, as in flcog fit|partition, bench|synthesize|; flcog --help",
+    "fitt -c Q": "there is no command 'fitt'. Did you mean 'fit'?|validate|bench|compare|shuffling-study",
     "Fit -c Q": "Did you mean 'fit'?",
     "-c Q fit": "the command comes first, its options after it: flcog fit -c FILE",
     "fit": "needs data and model: give a config (-c FILE)",

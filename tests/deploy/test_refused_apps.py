@@ -39,6 +39,6 @@ def test_an_app_that_could_not_start_is_not_written(tmp_path: Path, name: str, m
 
 
 def test_checkpoints_after_every_round_are_accepted() -> None:
-    check_run([SCAFFOLD()], [Checkpoint(keep_rounds=[2])])
+    check_run([SCAFFOLD()], [Checkpoint(keep_every_n_rounds=1)])
     with pytest.raises(ValueError, match="got every_n_rounds=1, enabled=False: leave both out"):
         check_run([SCAFFOLD()], [Checkpoint(enabled=False)])

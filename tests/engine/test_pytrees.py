@@ -13,7 +13,6 @@ import flcog
 from flcog.callbacks import FedDecorr, Fedssyn
 from flcog.callbacks.fedgen import FedGen
 from flcog.callbacks.moon import MOON
-from flcog.commands.replay import replay_client
 from flcog.data import Samples, Splits
 from flcog.datamodules import LongTail
 from flcog.models import MLP, FeatureModel
@@ -112,7 +111,7 @@ def test_a_network_may_take_them_as_one_argument(kind: str) -> None:
 
 
 @pytest.mark.slow
-def test_they_are_evaluated_and_resumed_and_replayed(tmp_path: Any, capsys: pytest.CaptureFixture[str]) -> None:
+def test_they_are_evaluated_and_resumed(tmp_path: Any) -> None:
     options = {"client_test": 0.3, "client_val": 0.2, "partition_seed": 3}
     runs = [
         fit(tmp_path / name, CASES["Ditto"].method, module=classifier(network), data=data(**options), eval_every=1)
@@ -132,10 +131,6 @@ def test_they_are_evaluated_and_resumed_and_replayed(tmp_path: Any, capsys: pyte
         ckpt_path=str(again.run_dir),
     )
     assert distance(resumed.state, runs[1].state) == 0
-    trainer = resumed
-    client = trainer.sample(1)[0]
-    replay_client(trainer, classifier(ByName), Halves(**options), trainer.run_dir, 1, client)
-    assert f"round 2, client {client}" in capsys.readouterr().out
 
 
 class Weighted(flcog.Classifier):

@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from harness import TinyData, classifier, fit, make_trainer
+from harness import classifier, fit
 
-from flcog.callbacks import Checkpoint, FedProx
+from flcog.callbacks import FedProx
 from flcog.run import users_code
 
 CODE = '''
@@ -88,27 +88,6 @@ def test_a_resumed_run_names_classes_whose_code_has_changed(tmp_path: Path, mine
         tmp_path, mine(base=("self.head(x)", "self.head(2 * x)"), method=method, data=("pass", "extra = 1")), run, 5
     )
     assert said == ["changed: the code of mine.Data has changed since round 4"], "the run is now the changed one"
-
-
-def test_no_run_branches_from_rounds_of_other_code(tmp_path: Path, mine: Any) -> None:
-    def branch(module: Any, *methods: Any, rounds: int = 3, **where: Any) -> Any:
-        trainer = make_trainer(tmp_path / "runs", *methods, rounds=rounds, local_steps=2)
-        trainer.fit(classifier(network=module.Net), TinyData(), **where)
-        return trainer
-
-    module = mine()
-    trunk = branch(module, Checkpoint(keep_rounds=[2]), rounds=2).run_dir
-    begin: dict[str, Any] = {"branch": str(trunk), "round": 2}
-    method = ("return self.strength * sum", "return 2 * self.strength * sum")
-    module = mine(method=method)
-    assert branch(module, module.Pull(start_round=2), **begin).run.round == 3, "the method has not acted in these rounds"
-    with_pull = branch(module, module.Pull(), Checkpoint(keep_rounds=[2]), rounds=2).run_dir
-    module = mine()
-    with pytest.raises(ValueError, match=r"was written with other code of mine.Pull: train these rounds again without --branch"):
-        branch(module, module.Pull(), branch=str(with_pull), round=2)
-    module = mine(base=("self.head(x)", "self.head(2 * x)"))
-    with pytest.raises(ValueError, match=r"was written with other code of mine.Base: train these rounds again without --branch"):
-        branch(module, **begin)
 
 
 def test_code_that_no_file_has_is_left_out() -> None:

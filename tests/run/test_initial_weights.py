@@ -1,7 +1,6 @@
 """``init_from`` begins a run with the weights of a Lightning checkpoint."""
 
 import pickle
-import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,6 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import flcog
 from flcog import SavedRun
-from flcog.callbacks import Checkpoint
 from flcog.commands.cli import main
 from flcog.models import MLP
 from flcog.run.record import read_config, read_record
@@ -124,8 +122,7 @@ def test_what_does_not_fit_is_refused(checkpoint: Path, tmp_path: Path, capsys: 
 
 
 def begin(root: Path, rounds: int, init_from: Path | None = None, **options: Any) -> Any:
-    """Train; the kept checkpoint of round 1 lets runs branch there."""
-    trainer = make_trainer(root, Checkpoint(keep_rounds=[1]), rounds=rounds)
+    trainer = make_trainer(root, rounds=rounds)
     trainer.fit(Kept(), TinyData(), init_from=None if init_from is None else str(init_from), **options)
     return trainer
 
@@ -162,15 +159,6 @@ def test_a_resumed_run_keeps_its_first_weights(checkpoint: Path, tmp_path: Path)
     )
 
 
-def test_a_branch_needs_the_weights_of_its_trunk(checkpoint: Path, tmp_path: Path) -> None:
-    whole = begin(tmp_path / "whole", 2, checkpoint)
-    for other in (None, whole.run_dir / "checkpoints/last.ckpt"):
-        with one_line(ValueError, "round-000001.ckpt was written by a run with other initial weights"):
-            begin(tmp_path / "branch", 2, other, branch=str(whole.run_dir), round=1)
-    branch = begin(tmp_path / "branch", 2, checkpoint, branch=str(whole.run_dir), round=1)
-    assert without_times(branch.history) == without_times(whole.history)
-
-
 @pytest.mark.usefixtures("command_line")
 def test_a_runs_config_repeats_them(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     start = ["fit", "-c", str(ROOT / "configs/quickstart.yaml"), "--trainer.rounds", "1", "--trainer.logger", "false"]
@@ -192,29 +180,3 @@ def test_a_runs_config_repeats_them(tmp_path: Path, capsys: pytest.CaptureFixtur
     with pytest.raises(SystemExit):
         main(["check", "-c", config])
     assert "error: only flcog fit has the option init_from: remove it from the config" in capsys.readouterr().err
-
-
-@pytest.mark.usefixtures("command_line")
-def test_a_replay_begins_with_them(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """With a learning rate of 0 and a single client, the run's training loss is that of the file's weights."""
-    options = {
-        "trainer.rounds": 1,
-        "trainer.local_steps": 1,
-        "trainer.logger": False,
-        "data.num_clients": 1,
-        "model.optimizer.lr": 0,
-    }
-    file, root = tmp_path / "own.pt", tmp_path / "runs"
-    weights = flcog.Classifier(flcog.models.SimpleCNN(num_classes=10, in_channels=1)).state_dict()
-    torch.save(weights, file)
-    quickstart = ["fit", "-c", str(ROOT / "configs/quickstart.yaml"), *(f"--{name}={value}" for name, value in options.items())]
-    main([*quickstart, "--trainer.default_root_dir", str(root), "--init_from", str(file)])
-    run = SavedRun(*root.iterdir())
-    capsys.readouterr()
-    main(["replay", str(run.directory), "--round", "1", "--client", "0"])
-    (loss,) = re.findall(r"task loss (\S+)", capsys.readouterr().out)
-    assert float(loss) == pytest.approx(run.rows[0]["train/loss"], rel=1e-5)
-    torch.save({name: value + 1 for name, value in weights.items()}, file)
-    with pytest.raises(SystemExit):
-        main(["replay", str(run.directory), "--round", "1", "--client", "0"])
-    assert "own.pt has other weights than when" in capsys.readouterr().err

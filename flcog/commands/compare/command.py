@@ -107,10 +107,9 @@ def _describe(given: Table, extra: Sequence[str], table: Table, runs: Sequence[C
     found = checked_candidates(given, options.out, extra) if any(part.tune for part in given.rows.values()) else []
     failing = unreadable(once)
     if len(failing) < len(once):
-        trunks = table.trunks and not options.no_trunks
-        print(describe(once, results, root, trunks))
+        print(describe(once, results, root))
         if found:
-            print(f"\n{describe_grid(given, found, results, root, trunks)}")
+            print(f"\n{describe_grid(given, found, results, root)}")
     for name, reason in failing.items():
         raise ValueError(f"{len(failing)} of {len(once)} runs cannot be trained, the first, {name}: {reason}")
 
@@ -123,7 +122,7 @@ def _fill(table: Table, runs: Sequence[Cell], options: argparse.Namespace, launc
     def filled() -> tuple[list[str], list[list[str]]]:
         return summarise(ResultTable(table, results_of(table, runs, None)), options.spread)
 
-    return fill(apart(runs), launcher, options.out.resolve().parent, table.trunks and not options.no_trunks, filled)
+    return fill(apart(runs), launcher, options.out.resolve().parent, filled)
 
 
 def _launcher(options: argparse.Namespace) -> Callable[[Known], Launcher]:
@@ -157,8 +156,6 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--out", type=Path, action="append", default=[], help=out)
     jobs = f"the number of simultaneous runs, which share the cores (default 1), or of jobs in Slurm's queue (default {MANY})"
     parser.add_argument("--jobs", type=COUNT, help=jobs)
-    no_trunks = "train all rounds of every run, and do not share equal first rounds (start_round). The numbers are the same"
-    parser.add_argument("--no-trunks", action="store_true", help=no_trunks)
     instead = parser.add_mutually_exclusive_group()
     instead.add_argument("--show", action="store_true", help="print the table so far, and train nothing")
     dry_run = "print each cell's configuration, its estimated time and the results that it reuses; train and write nothing"

@@ -7,13 +7,12 @@ from pathlib import Path
 from typing import Any
 
 from flcog.commands.compare.candidates import Candidate
-from flcog.commands.compare.filling import Known, known_runs
+from flcog.commands.compare.filling import known_runs
 from flcog.commands.compare.given_options import SEED, SPLIT_SEED
 from flcog.commands.compare.plan import Cell, Table, joined
-from flcog.commands.compare.resolved import Config, Settings, fault, settings_of
+from flcog.commands.compare.resolved import Config, Settings, fault, settings_of, unmade
 from flcog.commands.compare.results import Result
 from flcog.commands.compare.settings_of_runs import refusal, takes_no_more
-from flcog.commands.compare.trunks import share_rounds, unmade
 from flcog.core.files import short
 from flcog.core.text import clock
 
@@ -34,18 +33,17 @@ class Arm:
         return [name for name, value in self.settings.items() if any(arm.settings.get(name) != value for arm in others)]
 
 
-def describe(runs: Sequence[Cell], results: Sequence[Result], root: Path, trunks: bool) -> str:
+def describe(runs: Sequence[Cell], results: Sequence[Result], root: Path) -> str:
     """Describe the cells of a table. A run with other settings is an error, as without ``--dry-run``.
 
     Args:
         runs: the cells, once each.
         results: of the table's finished and unfinished runs, also saved ones, as far as there are any.
         root: the folder of all tables, where the same runs may be finished.
-        trunks: whether runs may branch from others.
     """
     if refused := next(filter(None, map(refusal, runs)), ""):
         raise ValueError(refused)
-    known, configs, shared = _prepared(runs, root, trunks)
+    known, configs = known_runs(runs, root)
     arms = _arms(runs, configs)
     valid = [arm for arm in arms.values() if arm.settings]
     varying = {name for arm in valid for name in arm.unlike(valid)}
@@ -65,7 +63,7 @@ def describe(runs: Sequence[Cell], results: Sequence[Result], root: Path, trunks
     fail = f"{failing} cannot be trained, " if failing else ""
     done = len(runs) - failing - len(times)
     total = f"{len(runs)} runs: {done} are reused, {fail}{len(times)} are to be trained{left}{rest}"
-    return "\n".join([*lines, "", total + _without(shared)])
+    return "\n".join([*lines, "", total])
 
 
 def unreadable(runs: Sequence[Cell]) -> dict[str, str]:
@@ -73,26 +71,15 @@ def unreadable(runs: Sequence[Cell]) -> dict[str, str]:
     return {cell.name: reason for cell in runs if not cell.finished and (reason := fault(cell) or unmade(cell))}
 
 
-def describe_grid(table: Table, found: Sequence[Candidate], results: Sequence[Result], root: Path, trunks: bool) -> str:
+def describe_grid(table: Table, found: Sequence[Candidate], results: Sequence[Result], root: Path) -> str:
     """List the runs of ``--tune``. The arguments are those of ``describe``, and the table with its candidates."""
     runs = [cell for candidate in found for cell in candidate.runs]
-    known, configs, shared = _prepared(runs, root, trunks)
+    known, configs = known_runs(runs, root)
     seeds = ", ".join(map(str, table.tuning_seeds))
-    lines = [f"With --tune, {len(runs)} runs on seed {seeds} come before the others{_without(shared)}:"]
+    lines = [f"With --tune, {len(runs)} runs on seed {seeds} come before the others:"]
     lines += [f"  {cell.name}: {refusal(cell) or _plan(cell, known, results, configs)[0]}" for cell in runs]
     early = ["  The worse half of each row is stopped early (halving)."] * table.halving
     return "\n".join([*lines, *early])
-
-
-def _prepared(runs: Sequence[Cell], root: Path, trunks: bool) -> tuple[Known, dict[str, Config], int]:
-    """The finished runs below ``root``, the configurations of the cells, and the number of rounds that are not trained twice."""
-    known, configs = known_runs(runs, root)
-    apart = [cell for cell in runs if cell.finished or cell.begun or cell.identity not in known]
-    return known, configs, share_rounds(apart, configs) if trunks else 0
-
-
-def _without(shared: int) -> str:
-    return f"; {shared:,} rounds that runs share are not trained twice" if shared else ""
 
 
 def _arms(runs: Sequence[Cell], configs: Mapping[str, Config]) -> dict[Place, Arm]:
@@ -138,11 +125,7 @@ def _plan(
         return f"reused, the same run as {short(other)}", None
     if cell.name not in configs:
         return "cannot be trained", None
-    if cell.begun:
-        plan = f"to be resumed after round {len(cell.history())}"
-    else:
-        branch = f", branching from {cell.trunk.cell.name} after round {cell.trunk.round}" if cell.trunk else ""
-        plan = f"to be trained{branch}"
+    plan = f"to be resumed after round {len(cell.history())}" if cell.begun else "to be trained"
     took, basis = _estimate(cell, results, configs)
     return "; ".join(filter(None, (plan, basis))), took
 

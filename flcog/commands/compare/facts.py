@@ -5,7 +5,6 @@ import re
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 from flcog import SavedRun
 from flcog.commands.compare.plan import Cell
@@ -73,8 +72,6 @@ def facts_of(cell: Cell, run: SavedRun) -> Facts:
     times = {row["round"]: row["time/round"] for row in history if "time/round" in row}
     first, last = about.get("acting_rounds") or (1, math.inf)
     acting = {round: took for round, took in times.items() if first <= round <= last}
-    branch = about.get("branch") or {}
-    shared = branch.get("round", 0)
     sent = [row["comm/up_bytes"] for row in history if "comm/up_bytes" in row]
     day = re.match(r"(\d{4})(\d\d)(\d\d)-", run.directory.name)
     machine, settings = about.get("machine") or {}, run_settings(cell)
@@ -82,9 +79,6 @@ def facts_of(cell: Cell, run: SavedRun) -> Facts:
         rounds=int(newest.get("round", 0)),
         seconds=sum(times.values()) if history else math.nan,
         acting_seconds=statistics.fmean(acting.values()) if acting else math.nan,
-        shared_rounds=shared,
-        shared_acting_rounds=sum(round <= shared for round in acting),
-        trunk=Path(branch.get("run", "")).parent.parent.name,
         up_bytes=newest.get("comm/up_bytes_total", sum(sent) if sent else math.nan),  # private runs withhold bytes
         total_bytes=newest.get("comm/total_bytes", math.nan),
         waiting=share_of_waiting(history),

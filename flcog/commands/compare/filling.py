@@ -1,4 +1,4 @@
-"""Fills a table: takes finished runs, also from other tables, trains shared rounds once, and starts the remaining runs."""
+"""Fills a table: takes finished runs, also from other tables, and starts the remaining runs."""
 
 import math
 import signal
@@ -14,7 +14,6 @@ from flcog.commands.compare.resolved import Config, identity, resolve
 from flcog.commands.compare.results import decimals, number, percent_scale
 from flcog.commands.compare.saved_results import last_result
 from flcog.commands.compare.settings_of_runs import check_settings
-from flcog.commands.compare.trunks import share_rounds
 from flcog.core import signals
 from flcog.core.files import short
 from flcog.core.output import never_failing
@@ -37,16 +36,13 @@ Known = dict[str, Path]
 
 
 @never_failing()
-def fill(
-    runs: Sequence[Cell], launcher: Callable[[Known], Launcher], root: Path, trunks: bool, filled: Callable[[], Rows]
-) -> list[Cell]:
+def fill(runs: Sequence[Cell], launcher: Callable[[Known], Launcher], root: Path, filled: Callable[[], Rows]) -> list[Cell]:
     """Train the unfinished runs and print the result of each. Returns the failed cells.
 
     Args:
         runs: the cells of the table.
         launcher: makes the launcher, which does not train known runs again.
         root: the folder of all tables, where the same runs may be finished.
-        trunks: whether runs may branch from others.
         filled: returns the table with the results so far.
     """
     for cell in runs:
@@ -54,7 +50,7 @@ def fill(
         check_settings(cell)
     done = sum(cell.finished for cell in runs)
     print(f"{len(runs)} run{'s' * (len(runs) != 1)}, {done} of them finished before", flush=True)
-    known, rounds = _prepare(runs, root, trunks) if done < len(runs) else ({}, {})
+    known, rounds = _prepare(runs, root) if done < len(runs) else ({}, {})
     todo, runner = [cell for cell in runs if not cell.finished], launcher(known)
     before = signals.answer(runner.stop)
     try:
@@ -84,8 +80,8 @@ def known_runs(runs: Sequence[Cell], root: Path) -> tuple[Known, dict[str, Confi
     return finished_runs(root), configs
 
 
-def _prepare(runs: Sequence[Cell], root: Path, trunks: bool) -> tuple[Known, dict[str, int]]:
-    """Take finished runs of other tables, and find shared rounds.
+def _prepare(runs: Sequence[Cell], root: Path) -> tuple[Known, dict[str, int]]:
+    """Take finished runs of other tables.
 
     Returns all finished runs by identity, and the number of rounds of each cell.
     """
@@ -94,10 +90,6 @@ def _prepare(runs: Sequence[Cell], root: Path, trunks: bool) -> tuple[Known, dic
         if not cell.finished and not cell.begun and (other := known.get(cell.identity)):
             cell.files.take_from(other)
             print(f"{cell.name}: the same run as {short(other)}, which is finished", flush=True)
-    useful = {cell.name for cell in runs if not cell.finished or (cell.run is not None and cell.run.keeps_any)}
-    if trunks and (saved := share_rounds(runs, {name: config for name, config in configs.items() if name in useful})):
-        count = sum(cell.trunk is not None for cell in runs)
-        print(f"{count} of {len(runs)} runs branch from others: {saved:,} rounds are not trained again", flush=True)
     wanted = {cell.name: cell.stop_after or math.inf for cell in runs}
     return known, {name: min(config["trainer"]["rounds"], wanted[name]) for name, config in configs.items()}
 

@@ -1,8 +1,7 @@
 """A cell's folder: its run's directory, and files about the run.
 
 ``output.txt`` holds the run's output. ``finished`` is written at its end, and ``diverged`` if its model became NaN or infinite.
-``same_run.yaml`` names the folder of another table that has finished the same run. ``carried.yaml`` lists methods that the run carries
-for others.
+``same_run.yaml`` names the folder of another table that has finished the same run.
 Runs with a damaged ``metrics.csv`` are moved to the folder ``damaged``.
 """
 
@@ -21,7 +20,7 @@ from flcog.core.yaml_files import load_yaml
 OUT_REMEDY = "free space or choose another --out"
 """The fix if the folder of the runs and the table cannot be written."""
 
-FINISHED, DIVERGED, SAME_RUN, CARRIED, DAMAGED = "finished", "diverged", "same_run.yaml", "carried.yaml", "damaged"
+FINISHED, DIVERGED, SAME_RUN, DAMAGED = "finished", "diverged", "same_run.yaml", "damaged"
 OUTPUT = "output.txt"
 
 
@@ -103,18 +102,6 @@ class CellFolder:
     def take_from(self, other: Path) -> None:
         """Write that another folder has the same run. Both folders may be moved together."""
         write_yaml(self.path / SAME_RUN, {"folder": os.path.relpath(other.resolve(), self.path.resolve())}, OUT_REMEDY)
-
-    @property
-    def carried(self) -> list[Any]:
-        """The class paths and arguments of methods that its run carries for others."""
-        parts = self.read(CARRIED)
-        return parts if isinstance(parts, list) else []
-
-    def carry(self, parts: Sequence[Any]) -> None:
-        """Write which methods a new run carries, so that it is resumed with them."""
-        (self.path / CARRIED).unlink(missing_ok=True)
-        if parts:
-            write_yaml(self.path / CARRIED, list(parts), OUT_REMEDY)
 
     def claim(self) -> None:
         """Make the folder. A damaged run is moved aside, to be trained again. The notes about a run that was deleted go."""

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 
 from flcog.commands.compare.facts import UNKNOWN
 from flcog.commands.compare.findings import compared, paper_table, percent
-from flcog.commands.compare.plan import file_name, joined
+from flcog.commands.compare.plan import joined
 from flcog.commands.compare.result_table import ResultTable
 from flcog.commands.compare.table import Spread
 from flcog.core.git import CHANGED
@@ -115,16 +115,8 @@ def _on_times(filled: ResultTable) -> Iterator[str]:
             "the arm's methods. A number before the brackets is the ratio to the first row's time, by setting and seed. "
             "It is left out unless the machine was equally fast during all of these runs."
         )
-    arms = {file_name(row): row for row in filled.table.rows}
-    shared = dict.fromkeys(
-        (run.row, run.facts.shared_rounds, run.facts.trunk) for run in filled.results if run.facts.shared_rounds
-    )
-    if shared:
-        rounds = "; ".join(f"{arms.get(trunk, trunk)} trained the first {count} of {row}" for row, count, trunk in shared)
-        yield (
-            f"A time with * includes rounds that were trained, and timed, once for several arms: {rounds}. "
-            "To time every arm by itself, run the table with --no-trunks."
-        )
+    if any(run.facts.shared_rounds for run in filled.results):
+        yield "A time with * includes rounds that an earlier version trained, and timed, once for several arms."
     disturbed = sorted((result for result in filled.results if result.disturbed), key=lambda result: -result.facts.waiting)
     slowed = [f"{result.name} ({percent(round(result.facts.waiting, 2))})" for result in disturbed[:MOST_NAMED]]
     if slowed:

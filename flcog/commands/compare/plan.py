@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import product
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 from flcog import SavedRun
 from flcog.commands.compare.axis import Axis
@@ -69,7 +69,6 @@ class Table:
         reproduces: the paper's tables and figures that it fills, such as "FedCOG, Table 1".
         deviations: contradictions to the paper, one sentence each.
         unstated: settings that the paper does not state, and their sources.
-        trunks: whether arms that are equal until a round share the rounds before it. Tables that compare times do not share.
     """
 
     title: str
@@ -91,7 +90,6 @@ class Table:
     reproduces: tuple[str, ...] = ()
     deviations: tuple[str, ...] = ()
     unstated: tuple[str, ...] = ()
-    trunks: bool = True
     margins: Mapping[str, float] = field(default_factory=dict)
     reason: str = ""
     trials: int = 1
@@ -148,14 +146,8 @@ class Cell:
     """Whether its seed draws the split, too."""
     identity: str = ""
     """Equal for all runs with the same results; empty if unknown."""
-    trunk: "Trunk | None" = None
-    """The run that it branches from."""
     stop_after: int | None = None
     """The round after which its run stops for now; None for the last one."""
-    keep_options: Sequence[str] = ()
-    """Options that make it keep checkpoints for runs that branch from it."""
-    carried: Sequence[Any] = ()
-    """Methods that only collect state in its run, for runs that branch from it: their class paths with their arguments."""
 
     @property
     def name(self) -> str:
@@ -187,26 +179,12 @@ class Cell:
 
     @property
     def rounds_before(self) -> int:
-        """The number of rounds that a new start of its run need not train: they are done, or come from another run."""
-        return len(self.history()) if self.begun else self.trunk.round if self.trunk else 0
+        """The number of rounds that a new start of its run need not train."""
+        return len(self.history()) if self.begun else 0
 
     def history(self) -> list[dict[str, float]]:
         """The rows of its run so far."""
         return self.run.rows if self.run else []
-
-
-class Trunk(NamedTuple):
-    """A run, and the number of its first rounds that another run takes over."""
-
-    cell: Cell
-    round: int
-
-    @property
-    def run(self) -> Path | None:
-        """Its directory, once it has the checkpoint of that round, which may be its last."""
-        run = self.cell.run
-        ended = self.cell.finished and len(self.cell.history()) == self.round
-        return run.directory if run is not None and (ended or run.keeps(self.round)) else None
 
 
 def cells(table: Table, out: Path, extra: Sequence[str]) -> list[Cell]:

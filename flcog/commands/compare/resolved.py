@@ -13,6 +13,7 @@ from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import Any
 
+from jsonargparse import ArgumentParser
 from lightning.pytorch.cli import LightningArgumentParser
 
 import flcog
@@ -22,6 +23,7 @@ from flcog.commands.compare.plan import Cell
 from flcog.commands.refusals import refusal
 from flcog.core.users_hooks import PACKAGES
 from flcog.core.weight_files import digest_of, read_weights
+from flcog.method import Callback
 
 Config = Mapping[str, Any]
 
@@ -76,6 +78,19 @@ def resolved(cell: Cell, words: Sequence[str]) -> Config | None:
 def fault(cell: Cell) -> str:
     """The error in a cell's command line; empty for a valid one."""
     return _read(tuple(cell.common_arguments))[1]
+
+
+def unmade(cell: Cell) -> str:
+    """The refusal of a method's constructor, such as that of an impossible value; empty if there is none."""
+    parser = ArgumentParser(exit_on_error=False)
+    parser.add_argument("--callback", type=Callback)
+    for part in callbacks_of(resolved(cell, cell.common_arguments) or {"trainer": {}}):
+        try:
+            parser.instantiate(parser.parse_object({"callback": part}))
+        except Exception as error:  # A callback of Lightning's is none of ours, and has no refusal.
+            if reason := refusal(error):
+                return reason
+    return ""
 
 
 @functools.cache

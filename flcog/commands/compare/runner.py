@@ -11,13 +11,10 @@ from types import FrameType
 
 from flcog.commands.compare.folder import OUTPUT
 from flcog.commands.compare.plan import Cell
-from flcog.commands.compare.training import can_begin, conclude, start
+from flcog.commands.compare.training import conclude, start
 from flcog.core import signals
 from flcog.core.fabric import num_cores
 from flcog.core.writer_lock import WriterLock, without_advice
-
-LOOK_EVERY = 1.0
-"""Seconds between two checks whether a run that waits for another's rounds can begin."""
 
 
 class Runner:
@@ -42,11 +39,10 @@ class Runner:
         pool, waiting, running = ThreadPoolExecutor(self.jobs), list(todo), self._running
         try:
             while running or (waiting and not self._stopped):
-                ahead = [*waiting, *running.values()]
-                for cell in [cell for cell in waiting if can_begin(cell, ahead)][: self.jobs - len(running)]:
-                    waiting.remove(cell)
+                while waiting and len(running) < self.jobs:
+                    cell = waiting.pop(0)
                     running[pool.submit(self._one, cell)] = cell
-                for future in wait(running, LOOK_EVERY, FIRST_COMPLETED).done:
+                for future in wait(running, return_when=FIRST_COMPLETED).done:
                     cell = running.pop(future)
                     if cell.finished or not self.signal:
                         yield cell, future.result()

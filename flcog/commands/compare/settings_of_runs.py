@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from flcog.commands.compare.plan import Cell
-from flcog.commands.compare.resolved import Settings, class_of, fault, resolved, settings_of
+from flcog.commands.compare.resolved import Settings, fault, resolved, settings_of
 
 
 def table_settings(cell: Cell) -> Settings:
@@ -12,18 +12,14 @@ def table_settings(cell: Cell) -> Settings:
 
 
 def run_settings(cell: Cell) -> Settings:
-    """The settings of a cell's run, without the methods that it carries for other runs; empty without a ``config.yaml``."""
+    """The settings of a cell's run; empty without a ``config.yaml``."""
     folder = cell.files.source
     config = dict(folder.own_run.config) if folder.own_run else {}
     if folder.own_run is None or "trainer" not in config:
         return {}
-    callbacks = list(config["trainer"].get("callbacks") or [])
-    for carried in map(class_of, folder.carried):
-        place = max((place for place, part in enumerate(callbacks) if class_of(part) == carried), default=None)
-        callbacks = [part for i, part in enumerate(callbacks) if i != place]
     if origin := folder.own_run.description.get("init_from"):
         config["init_from"] = origin["weights"]
-    return settings_of({**config, "trainer": {**config["trainer"], "callbacks": callbacks}})
+    return settings_of(config)
 
 
 def other_settings(cell: Cell) -> str:

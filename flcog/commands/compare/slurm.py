@@ -11,7 +11,6 @@ from types import FrameType
 from flcog.commands.compare.plan import Cell
 from flcog.commands.compare.slurm_job import LOGS, end_of
 from flcog.commands.compare.slurm_queue import Queue, name_in_folder, name_of
-from flcog.commands.compare.training import can_begin
 from flcog.core import signals
 from flcog.core.writer_lock import WriterLock, without_advice
 
@@ -105,9 +104,8 @@ class SlurmRunner:
 
     def _begin(self, waiting: list[Cell]) -> Iterator[tuple[Cell, float]]:
         """Watch further cells, and yield each cell that needs no job."""
-        ahead = [*waiting, *self.in_hand()]
-        for cell in [cell for cell in waiting if can_begin(cell, ahead)][: self.jobs - len(self._watched)]:
-            waiting.remove(cell)
+        while waiting and len(self._watched) < self.jobs:
+            cell = waiting.pop(0)
             lock = WriterLock()
             cell.error = lock.take(cell.folder)
             if cell.error is None and not cell.finished and not (cell.identity in self.known and not cell.begun):

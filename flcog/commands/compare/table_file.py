@@ -25,7 +25,7 @@ FURTHER: Mapping[str, Mapping[str, str]] = {
 
 PLAIN = (
     *("last", "confidence", "summary", "over_rounds", "average", "worst"),
-    *("trunks", "reason", "trials", "hypothesis", "halving"),
+    *("reason", "trials", "hypothesis", "halving"),
 )
 LISTS = ("exploratory", "reproduces", "deviations", "unstated")
 """Keys whose values, and keys whose lists, are the table's as they are."""

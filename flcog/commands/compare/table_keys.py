@@ -148,6 +148,5 @@ KEYS = {
     "reproduces": Key('["PAPER, Table 1"], the tables and figures of papers that it reproduces', [], TEXTS),
     "deviations": Key("a sentence for each contradiction to the paper; [] for none", [], TEXTS),
     "unstated": Key("a sentence for each setting that the paper does not state: the authors' code, or our choice", [], TEXTS),
-    "trunks": Key("false to train all rounds of every run separately, as --no-trunks does, to compare times", True, FLAG),
 }
 """The keys of a table's YAML file."""

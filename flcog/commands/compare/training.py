@@ -5,7 +5,6 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Sequence
 from typing import IO
 
 from flcog.commands.compare.folder import OUT_REMEDY, OUTPUT
@@ -29,7 +28,7 @@ def start(cell: Cell, threads: int, output: IO[bytes], process_group: int | None
     # -P: otherwise Python would import a random.py in the working directory instead of its own.
     stop = {"class_path": "flcog.callbacks.StopAfter", "init_args": {"round": cell.stop_after}}
     stopping = [f"--trainer.callbacks+={json.dumps(stop)}"] if cell.stop_after else []
-    options = [*_to_carry(cell), *_beginning(cell), *cell.keep_options, *stopping]
+    options = [*(["--ckpt_path", "last"] if cell.begun else []), *stopping]
     return subprocess.Popen(
         [sys.executable, "-P", "-m", "flcog", *cell.arguments, *options],
         stdin=subprocess.DEVNULL,
@@ -67,23 +66,3 @@ def conclude(cell: Cell, code: int) -> None:
     if NOT_FINITE in cell.error:  # in round 1, too
         cell.files.mark_finished(cell.identity, diverged=True)
         cell.error = None
-
-
-def can_begin(cell: Cell, ahead: Sequence[Cell]) -> bool:
-    """Whether the run that it branches from has the shared rounds, or can no longer get them because it is not ``ahead``."""
-    return cell.trunk is None or cell.begun or cell.trunk.run is not None or cell.trunk.cell not in ahead
-
-
-def _beginning(cell: Cell) -> list[str]:
-    """Options for its first round: resume, branch from another run, or start at round 1."""
-    if cell.begun:
-        return ["--ckpt_path", "last"]
-    trunk = cell.trunk.run if cell.trunk else None
-    return ["--branch", str(trunk), "--round", str(cell.trunk.round)] if cell.trunk and trunk else []
-
-
-def _to_carry(cell: Cell) -> list[str]:
-    """The options that make its run carry methods for others: as it began, or as planned."""
-    if not cell.begun:
-        cell.files.carry(cell.carried)
-    return [f"--trainer.callbacks+={json.dumps(part)}" for part in (cell.files.carried if cell.begun else cell.carried)]

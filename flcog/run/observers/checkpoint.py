@@ -3,7 +3,6 @@
 import math
 import time
 import warnings
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -31,7 +30,6 @@ class Checkpoint(Callback):
             largest of all others.
         every_n_rounds: rounds between versions of ``last.ckpt``; 0 writes none but at the end. A run that a signal stops writes one.
         keep_every_n_rounds: rounds between checkpoints that are kept beside (``round-000010.ckpt``); 0 keeps none.
-        keep_rounds: further rounds whose checkpoints are kept, for other runs to branch from (``flcog fit --branch``).
         enabled: whether to write checkpoints at all. Without them a run cannot be resumed.
 
     Example:
@@ -49,14 +47,11 @@ class Checkpoint(Callback):
         mode: Literal["max", "min"] | None = None,
         every_n_rounds: int = 1,
         keep_every_n_rounds: int = 0,
-        keep_rounds: Sequence[int] = (),
         enabled: bool = True,
     ) -> None:
         at_least(self, 0, every_n_rounds=every_n_rounds, keep_every_n_rounds=keep_every_n_rounds)
-        if any(round < 1 for round in keep_rounds):
-            raise ValueError(f"Checkpoint: keep_rounds are rounds, counted from 1; got {list(keep_rounds)}")
         self.monitor, self.mode, self.every_n_rounds = monitor, mode, every_n_rounds
-        self.keep_every_n_rounds, self.keep_rounds, self.enabled = keep_every_n_rounds, keep_rounds, enabled
+        self.keep_every_n_rounds, self.enabled = keep_every_n_rounds, enabled
         self._monitor = Monitor(monitor, mode)
         self._last_round: int | None = None
         """The round of the ``last.ckpt`` that this fit has written."""
@@ -86,7 +81,7 @@ class Checkpoint(Callback):
     def on_round_end(self, run: Run, round: int, metrics: dict[str, float]) -> None:
         if not self.enabled:
             return
-        if round in self.keep_rounds or (self.keep_every_n_rounds and round % self.keep_every_n_rounds == 0):
+        if self.keep_every_n_rounds and round % self.keep_every_n_rounds == 0:
             kept = kept_checkpoint(run.directory, round)
             run.save(kept)
             self._pinned[kept.name] = list(run.state_files)
@@ -130,15 +125,3 @@ class Checkpoint(Callback):
         self.best_metric, self.best = state.get("metric"), or_none(float, state.get("best"))
         self.best_round = or_none(int, state.get("round"))
         self._pinned = {kept: list(names) for kept, names in state.get("pinned", {}).items()}
-
-
-def state_of_branch(state: dict[str, Any], best_came: bool) -> dict[str, Any]:
-    """Return the state of a run that branches from another.
-
-    The other run's kept checkpoints are not copied.
-
-    Args:
-        state: the other run's.
-        best_came: whether its best checkpoint was copied.
-    """
-    return (state if best_came else {}) | {"pinned": {}}

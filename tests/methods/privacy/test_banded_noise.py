@@ -124,7 +124,7 @@ def test_a_repeated_round_counts_as_a_participation_of_every_client() -> None:
 
 
 def test_epsilon_counts_participations_and_repeated_rounds(tmp_path: Path) -> None:
-    methods = banded(2, 4), Checkpoint(keep_rounds=[1])
+    methods = banded(2, 4), Checkpoint(keep_every_n_rounds=1)
     first = fit(tmp_path, *methods, rounds=3, local_steps=1, **TWO)
     assert first.rows[-1]["privacy/epsilon"] == 3, "rounds, of which the accountant counts each fourth"
     early = str(first.run_dir / "checkpoints" / "round-000001.ckpt")

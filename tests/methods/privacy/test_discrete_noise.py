@@ -228,7 +228,12 @@ def test_rounds_without_clients_change_nothing() -> None:
 
 
 def test_spending_is_recorded_with_its_price_and_resumes(tmp_path: Path) -> None:
-    methods = SecureAggregation(), private(delta=0.01), PoissonSampling(rate=0.5), flcog.callbacks.Checkpoint(keep_rounds=[1])
+    methods = (
+        SecureAggregation(),
+        private(delta=0.01),
+        PoissonSampling(rate=0.5),
+        flcog.callbacks.Checkpoint(keep_every_n_rounds=1),
+    )
     first = fit(tmp_path, *methods, rounds=3, clients_per_round=4)
     text = (first.run_dir / "spending.yaml").read_text()
     paid = float(first.servers["DPFedAvg"]["paid"])

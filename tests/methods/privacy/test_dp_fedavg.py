@@ -345,7 +345,7 @@ def test_a_round_is_paid_for_before_its_clients_begin(tmp_path: Path) -> None:
 
 def test_a_repeated_round_pays_again(tmp_path: Path) -> None:
     """A run that was killed after it had released round 2 resumes from round 1, and its next round is the third that it pays for."""
-    methods = secret(), flcog.callbacks.Checkpoint(keep_rounds=[1])
+    methods = secret(), flcog.callbacks.Checkpoint(keep_every_n_rounds=1)
     first = fit(tmp_path, *methods, rounds=2)
     spending = first.run_dir / "spending.yaml"
     assert spending.read_text() == "rounds_paid: 2\n"
@@ -357,7 +357,7 @@ def test_a_repeated_round_pays_again(tmp_path: Path) -> None:
 
 
 def test_the_summary_of_a_resumed_run_counts_repeated_rounds(tmp_path: Path) -> None:
-    methods = secret(target_epsilon=3.5), flcog.callbacks.Checkpoint(keep_rounds=[1])
+    methods = secret(target_epsilon=3.5), flcog.callbacks.Checkpoint(keep_every_n_rounds=1)
     first = fit(tmp_path, *methods, rounds=2)
     with pytest.warns(UserWarning, match="stopped after round 2"):
         resumed = fit(tmp_path, *methods, rounds=3, ckpt_path=str(first.run_dir / "checkpoints" / "round-000001.ckpt"))
@@ -368,7 +368,7 @@ def test_the_summary_of_a_resumed_run_counts_repeated_rounds(tmp_path: Path) -> 
 
 def test_a_resumed_run_keeps_its_facts_and_counts_every_payment(tmp_path: Path) -> None:
     """Otherwise a run could release rounds with one noise or cohort, and report epsilon for rounds with others."""
-    first = fit(tmp_path, secret(), flcog.callbacks.Checkpoint(keep_rounds=[1]), rounds=3)
+    first = fit(tmp_path, secret(), flcog.callbacks.Checkpoint(keep_every_n_rounds=1), rounds=3)
     early = str(first.run_dir / "checkpoints" / "round-000001.ckpt")
     again = partial(fit, tmp_path, rounds=4, ckpt_path=early, resume_changed=True)
     for changed, options in ((secret(noise_multiplier=9.0), {}), (secret(), {"clients_per_round": 2}), (secret(delta=0.01), {})):
