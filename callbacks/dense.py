@@ -116,7 +116,7 @@ class DENSE(Method):
             return torch.stack([client(images) for client in models]).mean(0)
 
         for _ in range(self.epochs):
-            images = self._synthesise(teacher, student_model, shape, apply.model.eval_module, rng)
+            images = self._synthesise(teacher, student_model, shape, apply.model.module, rng)
             pool = torch.cat([pool, images]) if len(pool) else images
             for rows in torch.randperm(len(pool), generator=rng).to(device).split(self.batch_size):
                 images = random_view(pool[rows], self.crop, self.flip, rng)

@@ -20,7 +20,8 @@ class ItemSet:
         checked: whether ``targets`` is an attribute of the data set, so that items may have other targets.
         users: the natural owner of each item.
         stored: inputs that exist as tensors and need no transform.
-        whole: whether ``stored`` contains everything that the items contain.
+        whole: whether a step receives a batch as it is: of ``stored``, which contains everything that the items contain, or of items that
+            are batches themselves.
         transformed: whether a ``target_transform`` makes other targets of ``targets``.
         evaluated: the same items as evaluations read them, without random changes; None if they are ``items``.
         collate_fn: the user's function from a list of items to a batch; None stacks the items.

@@ -12,7 +12,6 @@ import numpy as np
 import torch
 from rich.console import Console
 from rich.progress import track
-from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from flcog.core.checks import at_least
@@ -21,7 +20,7 @@ from flcog.data import Partitioner, Samples, Splits
 from flcog.data.samples import Returned
 from flcog.datamodules.fingerprint import fingerprint
 from flcog.datamodules.item_set import ItemSet, in_evaluations
-from flcog.datamodules.items import collated_targets, form_of, inputs_of, look_at, rows_of, targets_of, whole_batch_of
+from flcog.datamodules.items import form_of, inputs_of, look_at, rows_of, targets_of, whole_batch_of
 from flcog.datamodules.partitioners import Natural
 from flcog.datamodules.returned_pairs import Example, as_torch_has_it, example_of, has_images_of_bytes, returned_pairs
 from flcog.datamodules.row_file import IN_MEMORY_BYTES, CheckedRows, RowFile
@@ -102,14 +101,16 @@ class ItemSets(WithTargets):
         splits = Splits(
             **{
                 part: Samples(
-                    self._inputs(part), tensors.get(part, ()), items.users, self._forms[part].whole, self._returned(part)
+                    self._inputs(part),
+                    tensors.get(part, ()),
+                    items.users,
+                    self._forms[part].whole,
+                    self._returned(part),
+                    self._for_steps(part),
                 )
                 for part, items in self._sets.items()
             }
         )
-        for part, items in self._sets.items():
-            if items.collate_fn is not None and part in tensors and not self._forms[part].whole:
-                self._check_collated(part, tensors[part])
         if self.cache_dir is not None:
             self._workers.rest()
         return splits
@@ -150,7 +151,7 @@ class ItemSets(WithTargets):
         if self._target is not None or self._task == "unlabelled":
             return Form(whole_batch_of, self._target is not None, whole=True)
         if items.whole:
-            return Form(labelled=False, whole=True)
+            return Form(whole_batch_of, labelled=False, whole=True)
         if self._task != "auto" or items.stored is not None or (items.targets is not None and not items.checked):
             return Form()
         look = result_of(self._workers.submit(part, look_at, spread(len(items.items), PROBED)), part)
@@ -212,19 +213,16 @@ class ItemSets(WithTargets):
             return items.targets
         return items.targets if np.array_equal(own.reshape(-1), items.targets[some].reshape(-1)) else None
 
-    def _check_collated(self, part: str, targets: Tensor) -> None:
-        """Refuse a ``collate_fn`` whose targets differ from the items' own: the split and the metrics use the latter."""
-        rows = np.arange(min(8, len(targets)))
-        made = result_of(self._workers.submit(part, collated_targets, rows), part)
-        if (
-            made is not None
-            and made.dtype.kind in "biuf"
-            and not np.array_equal(made.reshape(-1), targets[: len(rows)].numpy().ravel())
-        ):
-            raise ValueError(
-                f"collate_fn makes the targets {made.ravel()[:4].tolist()} of items whose targets are "
-                f"{targets[:4].reshape(-1)[:4].tolist()}: a batch's targets are the items' own; change them in the data set"
-            )
+    def _for_steps(self, part: str) -> Streamed | None:
+        """The batches of a ``collate_fn``, which may change targets, too (mixup). None if the inputs are all that it makes."""
+        items = self._sets[part]
+        if items.collate_fn is None or self._forms[part].whole:
+            return None
+        return Streamed(self._workers, part, len(items.items), True, whole_batch_of, self._evaluated(part))
+
+    def _evaluated(self, part: str) -> str:
+        """The workers' name of a set as evaluations read it."""
+        return part if self._sets[part].evaluated is None else in_evaluations(part)
 
     # Inputs -----------------------------------------------------------------------------------------------------------------------
 
@@ -235,10 +233,10 @@ class ItemSets(WithTargets):
         make = self._forms[part].make
         if self.cache_dir is None:
             # Refuse items that cannot be stacked now, instead of in the middle of a round.
-            some = spread(len(items.items), 4)
+            some = spread(len(items.items), 1 if items.whole else 4)
             batch = result_of(self._workers.submit(part, make, some), part)
             alone = items.collate_fn is not None or bool(make is whole_batch_of and not_rows(batch, len(some)))
-            evaluated = part if items.evaluated is None else in_evaluations(part)
+            evaluated = self._evaluated(part)
             if part == "train" and evaluated == part and (self.client_val or self.client_test):
                 self._note_random_changes(len(items.items))
             return Streamed(self._workers, part, len(items.items), alone, make, evaluated)

@@ -1,7 +1,6 @@
 """LightningData: makes a federation of the data sets of a plain LightningDataModule."""
 
 from collections.abc import Mapping
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -16,6 +15,7 @@ from flcog.datamodules.read_loader import ReadLoader, read_loaders
 from flcog.datamodules.stand_ins import StandIn, the_loaders
 from flcog.datamodules.targets import TaskOrAuto
 from flcog.datamodules.torch_dataset import PARTS, by_part, parts_of
+from flcog.datamodules.whole_batches import WholeBatches
 from flcog.datamodules.workers import Target
 
 WORKERS = 2
@@ -27,8 +27,10 @@ class LightningData(ItemSets):
 
     Batch size, ``drop_last`` and number of workers are the loader's (two worker processes if it has none); ``val_dataloader`` and
     ``test_dataloader`` provide the sets for evaluation, and the largest of their batch sizes. Either may return several loaders, whose
-    figures have the columns ``val/<name>/dataloader_idx_0`` and so on. Each set has its own loader's
-    ``collate_fn``, and of the samples only those of a ``SubsetRandomSampler``; a note names all other samplers, which are not used.
+    figures have the columns ``val/<name>/dataloader_idx_0`` and so on. Each set has its own loader's ``collate_fn``. Clients read their
+    samples in the order of the training loader's sampler or batch sampler: a loader that does not shuffle reads them in the data set's
+    order. A stream (an ``IterableDataset``) is read once. So are the joined batches of several training loaders, and clients share
+    these batches.
     ``trainer.fit(model, datamodule)`` wraps the data module in this class by itself, with ten random clients. Items are read as in
     :class:`TorchDataset`.
 
@@ -76,18 +78,12 @@ class LightningData(ItemSets):
         return self.module.loaders_of if isinstance(self.module, StandIn) else None
 
     def prepare_data(self) -> None:
-        with self._trainer_visible():
-            self.module.prepare_data()
-
-    def _trainer_visible(self) -> AbstractContextManager[None]:
-        """Let the user's hooks find their trainer. Only for the time of a hook, because worker processes cannot receive it."""
-        return nullcontext() if self.seen_in_setup is None else self.seen_in_setup.visible_to(self.loaders_of or self.hooked)
+        self.module.prepare_data()
 
     def setup(self, stage: str | None = None) -> None:
         """Read the sets once; the user's data module is set up for each evaluation."""
         if self._federation is not None and stage in ("validate", "test", "predict"):
-            with self._trainer_visible():
-                self.module.setup(stage)
+            self.module.setup(stage)
         self._stage = stage
         super().setup(stage)
 
@@ -98,14 +94,13 @@ class LightningData(ItemSets):
     def _loaders(self) -> dict[str, list[DataLoader]]:
         """The loaders of all sets, also for an evaluation of one of them."""
         validates = self._stage == "validate"
-        with self._trainer_visible():
-            self.module.setup("fit")
-            found = {"train": self._loaders_of("train"), "val": [] if validates else self._loaders_of("val")}
-            self.module.setup("test")
-            found["test"] = self._loaders_of("test")
-            if self._stage in ("validate", "predict"):
-                self.module.setup(self._stage)
-            return found | ({"val": self._loaders_of("val")} if validates else {})
+        self.module.setup("fit")
+        found = {"train": self._loaders_of("train"), "val": [] if validates else self._loaders_of("val")}
+        self.module.setup("test")
+        found["test"] = self._loaders_of("test")
+        if self._stage in ("validate", "predict"):
+            self.module.setup(self._stage)
+        return found | ({"val": self._loaders_of("val")} if validates else {})
 
     def _parts(self) -> Mapping[str, ItemSet]:
         found = {part: loaders for part, loaders in self._loaders().items() if loaders}
@@ -116,7 +111,7 @@ class LightningData(ItemSets):
         self.batch_size = train.batch_size
         self.eval_batch_size = max((read[part].batch_size for part in ("val", "test") if part in read), default=self.batch_size)
         self.drop_last, self.num_workers = train.drop_last, found["train"][0].num_workers or WORKERS
-        self.collate_fn = train.collate_fn
+        self.collate_fn, self.order = train.collate_fn, train.order
         self.notes = (self._note(read),)
         targets = {part: loader.of_its_rows(self._given_targets.get(part)) for part, loader in read.items()}
         users, collate_fns = train.of_its_rows(self._users), {part: loader.collate_fn for part, loader in read.items()}
@@ -125,9 +120,10 @@ class LightningData(ItemSets):
 
     def _loaders_of(self, part: str) -> list[DataLoader]:
         hook = f"{part}_dataloader"
-        if not overrides(self.module, "LightningDataModule", hook):
+        make = getattr(self.module, hook)
+        if make is None or not overrides(self.module, "LightningDataModule", hook):
             return []
-        return the_loaders(getattr(self.module, hook)(), f"{type(self.module).__name__}.{hook} returns", part)
+        return the_loaders(make(), f"{type(self.module).__name__}.{hook} returns", part)
 
     def _note(self, read: Mapping[str, ReadLoader]) -> str:
         """How the sets become a federation."""
@@ -139,6 +135,7 @@ class LightningData(ItemSets):
         whose = {"train": "its", "val": "the validation loader's", "test": "the test loader's"}
         unused = "".join(f"; {whose[part]} {loader.unused} is not used" for part, loader in read.items() if loader.unused)
         what = self.module.stands_for if isinstance(self.module, StandIn) else type(self.module).__name__
+        batches = "in its own batches" if isinstance(read["train"].dataset, WholeBatches) else f"in batches of {self.batch_size}"
         tests = "" if "test" in read else "; no test set"
         remedy = ": flcog.datamodules.LightningData takes num_clients, partitioner, users" if self.is_by_default else ""
-        return f"a {what} is divided {how}, in batches of {self.batch_size}{tests}{unused}{remedy}"
+        return f"a {what} is divided {how}, {batches}{tests}{unused}{remedy}"

@@ -109,5 +109,5 @@ def _has(owner: Any, base: str, loader: str) -> bool:
 def _loaders(data: Any, verb: str, part: str) -> list[DataLoader]:
     """The loaders, or one of a data set with the default batch size of flcog's data modules."""
     if isinstance(data, Dataset):
-        return [DataLoader(data, batch_size=64)]
+        return [DataLoader(data, batch_size=64, shuffle=part == "train")]
     return the_loaders(data, f"{verb} got", "predict" if verb == "predict" else part)

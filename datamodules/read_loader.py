@@ -1,6 +1,8 @@
 """What a ``DataLoader`` of the user's contributes to a federation: its samples, batch size and ``collate_fn``."""
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from itertools import islice
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -8,6 +10,7 @@ from torch.utils.data import (
     BatchSampler,
     ConcatDataset,
     DataLoader,
+    IterableDataset,
     RandomSampler,
     SequentialSampler,
     Subset,
@@ -15,8 +18,14 @@ from torch.utils.data import (
     default_collate,
 )
 
+from flcog.core.global_streams import seeded
+from flcog.data.order import Order
 from flcog.datamodules.items import as_array
 from flcog.datamodules.torch_dataset import require_map_style
+from flcog.datamodules.whole_batches import ListedItems, WholeBatches, only
+
+MOST_STREAMED = 1_000_000
+"""The most items of a stream."""
 
 
 class ReadLoader(NamedTuple):
@@ -28,7 +37,8 @@ class ReadLoader(NamedTuple):
         batch_size: that of its batch sampler, or the length of the sampler's first batch if it has no such attribute.
         drop_last: whether the last, smaller batch is dropped.
         collate_fn: the user's; None for torch's own.
-        unused: the name of a sampler that is not used, or of which only the indices are; empty for none.
+        unused: the name of a sampler of a set that is evaluated, which is not used, or of which only the indices are; empty for none.
+        order: the order in which clients read the samples; None if they shuffle them.
         counts: the number of samples of each loader, if these are several; else empty.
     """
 
@@ -38,6 +48,7 @@ class ReadLoader(NamedTuple):
     drop_last: bool
     collate_fn: Callable[[list[Any]], Any] | None
     unused: str
+    order: Order | None = None
     counts: tuple[int, ...] = ()
 
     def of_its_rows(self, values: Any) -> Any:
@@ -79,22 +90,21 @@ def _rows_of_all(loaders: Sequence[DataLoader], read: Sequence[ReadLoader]) -> n
 
 
 def read_loader(loader: DataLoader, part: str) -> ReadLoader:
-    """Read a loader; refuse one without batches of its own, or without a map-style data set."""
+    """Read a loader. The items of a stream are read once, into memory."""
+    loader = _of_a_set(loader, part)
     require_map_style(loader.dataset, part)
-    batches = loader.batch_sampler
-    if batches is None:
-        raise ValueError(
-            f"the {part} loader has batch_size=None, so that its items are batches, and clients need single samples: give a data set of "
-            "single samples, and a batch_size"
-        )
+    batches, count = loader.batch_sampler, len(loader.dataset)  # type: ignore[arg-type]
     sampler = getattr(batches, "sampler", None)
-    rows, used = None, isinstance(sampler, SequentialSampler) or _is_shuffle(sampler, len(loader.dataset))  # type: ignore[arg-type]
+    rows = None
     if (indices := getattr(sampler, "indices", None)) is not None:
-        rows, used = np.asarray(indices), type(sampler) is SubsetRandomSampler
-        if np.array_equal(np.sort(rows), np.arange(len(loader.dataset))):  # type: ignore[arg-type]
-            rows = None
-    unused, size = "" if used else type(sampler).__name__, getattr(batches, "batch_size", None) or _length_of_first(batches, part)
-    drops = bool(getattr(batches, "drop_last", False))
+        rows = None if np.array_equal(np.sort(indices), np.arange(count)) else np.asarray(indices)
+    shuffles = type(batches) is BatchSampler and (_is_shuffle(sampler, count) or type(sampler) is SubsetRandomSampler)
+    order = None if shuffles or part != "train" else Order(batches, np.arange(count) if rows is None else rows)
+    unused = "" if shuffles or order is not None or isinstance(sampler, SequentialSampler) else type(sampler).__name__
+    size, drops = (
+        getattr(batches, "batch_size", None) or _length_of_first(batches, part),
+        bool(getattr(batches, "drop_last", False)),
+    )
     if drops and part != "train" and type(batches) is BatchSampler:
         if type(sampler) is SequentialSampler:
             rows = _without_last(len(sampler), size, part)
@@ -106,8 +116,28 @@ def read_loader(loader: DataLoader, part: str) -> ReadLoader:
         batch_size=size,
         drop_last=drops,
         collate_fn=None if loader.collate_fn is default_collate else loader.collate_fn,
-        unused=unused if type(batches) is BatchSampler else type(batches).__name__,
+        unused=unused if order is not None or type(batches) is BatchSampler else type(batches).__name__,
+        order=order,
     )
+
+
+def _of_a_set(loader: DataLoader, part: str) -> DataLoader:
+    """The loader, of single items in a data set: those of a stream are read, and whole batches are items."""
+    dataset: Any = loader.dataset
+    if streamed := isinstance(dataset, IterableDataset):
+        with seeded(0):
+            dataset = ListedItems(list(islice(dataset, MOST_STREAMED + 1)))
+        if len(dataset) > MOST_STREAMED:
+            raise ValueError(
+                f"{part} is a stream of more than {MOST_STREAMED:,} items, which are held in memory to divide them over clients: give a "
+                "map-style data set"
+            )
+    if loader.batch_sampler is None or (streamed and loader.batch_size is None):
+        batches, collate_fn = WholeBatches(dataset), partial(only, loader.collate_fn)
+        return DataLoader(batches, 1, sampler=None if streamed else loader.sampler, collate_fn=collate_fn)
+    if not streamed:
+        return loader
+    return DataLoader(dataset, loader.batch_size, drop_last=loader.drop_last, collate_fn=loader.collate_fn)
 
 
 def _without_last(count: int, size: int, part: str) -> np.ndarray | None:

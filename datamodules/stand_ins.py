@@ -1,28 +1,51 @@
 """Data modules that stand for loaders, for the trainer's verbs that get no data module."""
 
+from collections.abc import Iterable
+from itertools import islice
 from typing import Any
 
 import lightning as L
+from lightning.pytorch.utilities import CombinedLoader
 from torch.utils.data import DataLoader
 
+from flcog.core.global_streams import seeded
 from flcog.core.lightning_packages import overrides
+from flcog.datamodules.whole_batches import WholeBatches
+
+MOST_BATCHES = 100_000
+"""The most batches that are read into memory."""
 
 
 def the_loaders(given: Any, where: str, part: str) -> list[DataLoader]:
-    """A part's loaders, also from a list or a dict. Several are refused where one set is read, and other objects everywhere."""
+    """A part's loaders, also from a list or a dict. The batches of several for training are joined, as Lightning does.
+
+    Other objects that yield batches are read once, and so are joined ones. Clients share their batches out among themselves.
+    """
     if given is None:
         return []
     loaders = list(given.values()) if isinstance(given, dict) else list(given) if isinstance(given, list | tuple) else [given]
-    if part in ("val", "test") or len(loaders) == 1:
-        other = next((loader for loader in loaders if not isinstance(loader, DataLoader)), None)
-        if other is None:
-            return loaders
-        given = other
-    remedy = {
-        "train": "clients share the data set of one torch DataLoader: return one, or give the sets to flcog.datamodules.TorchDataset",
-        "predict": "predictions read one torch DataLoader: take one, and call trainer.predict(model, loader) for each of the others",
-    }.get(part, "an evaluation reads torch DataLoaders: return one, or a list of them")
-    raise ValueError(f"{where} a {type(given).__name__}, and {remedy}")
+    if part == "train" and len(loaders) > 1:
+        loaders = [CombinedLoader(given, "max_size_cycle")]
+    if part == "predict" and len(loaders) > 1:
+        raise ValueError(
+            f"{where} a {type(given).__name__}, and predictions read one torch DataLoader: take one, and call trainer.predict(model, "
+            "loader) for each of the others"
+        )
+    if not all(isinstance(loader, Iterable) for loader in loaders):
+        raise ValueError(f"{where} a {type(given).__name__}, and a loader yields batches: return a torch DataLoader")
+    return [loader if isinstance(loader, DataLoader) else _of_batches(loader) for loader in loaders]
+
+
+def _of_batches(loader: Iterable[Any]) -> DataLoader:
+    """A loader of the batches of anything that yields them."""
+    with seeded(0):
+        found = list(islice(loader, MOST_BATCHES + 1))
+    if len(found) > MOST_BATCHES:
+        raise ValueError(
+            f"a {type(loader).__name__} yields more than {MOST_BATCHES:,} batches, which are held in memory: give a DataLoader"
+        )
+    batches = [batch[0] for batch in found] if isinstance(loader, CombinedLoader) else found
+    return DataLoader(WholeBatches(batches), batch_size=None, collate_fn=None)
 
 
 class StandIn(L.LightningDataModule):
@@ -46,7 +69,7 @@ class Loaders(StandIn):
 
     def __init__(self, train: Any, val: Any = None, test: Any = None) -> None:
         super().__init__("DataLoader")
-        self._train, self._val, self._test = train, val, test
+        self._train, self._val, self._test = train, [] if val is None else val, [] if test is None else test
 
     def train_dataloader(self) -> Any:
         return self._train
@@ -82,10 +105,10 @@ class EvaluatedLoader(StandIn):
         return next(iter(self._loaders()), None)
 
     def val_dataloader(self) -> Any:
-        return self._loaders() if self._part == "val" else None
+        return self._loaders() if self._part == "val" else []
 
     def test_dataloader(self) -> Any:
-        return None if self._part == "val" else self._loaders()
+        return [] if self._part == "val" else self._loaders()
 
     def _loaders(self) -> list[DataLoader]:
         owner, hook = type(self.loaders_of or self.hooked).__name__, f"{self._part}_dataloader"
@@ -115,4 +138,4 @@ class OwnLoaders(StandIn):
         return self._loader("predict_dataloader")
 
     def _loader(self, hook: str) -> Any:
-        return getattr(self._module, hook)() if overrides(self._module, "LightningModule", hook) else None
+        return getattr(self._module, hook)() if overrides(self._module, "LightningModule", hook) else []

@@ -12,6 +12,7 @@ from flcog.datamodules.item_set import ItemSet
 from flcog.datamodules.item_sets import ItemSets
 from flcog.datamodules.items import as_array, can_be_targets
 from flcog.datamodules.targets import TaskOrAuto
+from flcog.datamodules.whole_batches import WholeBatches
 from flcog.datamodules.workers import Target
 
 PARTS = ("train", "test", "val")
@@ -138,6 +139,8 @@ def parts_of(
 
 
 def _part(part: str, dataset: Any, targets: Any, users: np.ndarray | None, stacked: bool) -> ItemSet:
+    if isinstance(dataset, WholeBatches):
+        return ItemSet(dataset, None, False, users, whole=True)
     if isinstance(targets, str):
         found = attribute_of(dataset, (targets,))
         if found is None:

@@ -9,9 +9,8 @@ from torch import Tensor
 from flcog.core.precision import number_dtype
 from flcog.core.trees import Tree
 from flcog.core.types import Batch, Params
-from flcog.manual_steps import loss_without_steps
 from flcog.model_function import ModelFunction, forward
-from flcog.own_steps import call_step, loss_of
+from flcog.own_steps import call_step, logging_to, loss_of
 
 
 def masked_mean(values: Tensor, mask: Tensor | None) -> Tensor:
@@ -133,22 +132,16 @@ class PlainApply(Apply):
 
     def __init__(self, model: ModelFunction, buffers: Params, live: bool = False, step: int = 0) -> None:
         super().__init__(model, buffers, live)
-        self.step, self.returned = step, None
-        """``returned`` is the result of the first ``training_step``."""
+        self.step = step
 
     def __call__(self, params: Params, inputs: Tree) -> Tensor:
         return self._call(params, forward, inputs)
 
     def loss(self, params: Params, batch: Batch) -> Tensor:
-        if self.model.takes_steps_itself:
-            raise ValueError(
-                f"{type(self.model.module).__name__} takes its steps itself (automatic_optimization = False), and a method of this run "
-                "differentiates its loss: remove the method, or let training_step return the loss"
-            )
-        with self.model.log.of_a_step() as self.logged:
-            result = self._call(params, call_step, "training_step", batch.given, self.step)
-        self.returned = result if self.returned is None else self.returned
-        return loss_of(self.model.module, result)
+        module: Any = self.model.module
+        require_loss(module)
+        with self.model.log.of_a_step() as self.logged, logging_to(module, self.model.log.take):
+            return loss_of(module, self._call(params, call_step, batch.given, self.step))
 
     def with_buffers(self, buffers: Params) -> "Apply":
         return PlainApply(self.model, buffers, step=self.step)
@@ -168,11 +161,19 @@ class PlainFrozen(Frozen):
         return self._call(forward, inputs)
 
     def loss(self, batch: Batch) -> Tensor:
-        counts = self._model.takes_steps_itself
-        if counts:
-            return loss_of(self._model.module, self._call(loss_without_steps, batch.given, self._step, counts))
-        result = self._call(call_step, "training_step", batch.given, self._step)
-        return loss_of(self._model.module, result)
+        module: Any = self._model.module
+        require_loss(module)
+        with logging_to(module, lambda *value, **options: None):
+            return loss_of(module, self._call(call_step, batch.given, self._step))
+
+
+def require_loss(module: Any) -> None:
+    """Refuse to ask a module with manual optimisation for its loss."""
+    if not module.automatic_optimization:
+        raise ValueError(
+            f"{type(module).__name__} takes its steps itself (automatic_optimization = False), and a method of this run reads its loss: "
+            "remove the method, or let training_step return the loss"
+        )
 
 
 OwnForward = Callable[[Callable[[Params, Tree], Tensor], Params, Tree], Tensor]

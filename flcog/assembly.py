@@ -35,7 +35,6 @@ from flcog.method.returned import check_saved
 from flcog.models.causal_lm import scales
 from flcog.server.engine import Engine
 from flcog.server.kept import check_uploads
-from flcog.server.round_schedules import RoundSchedules
 from flcog.server.state import ServerState
 from flcog.settings import Settings
 from flcog.wire.ledger import Ledger
@@ -107,7 +106,7 @@ class Assembly:
             buffers={name: function.buffers[name].detach().clone() for name in function.shared_buffers},
             servers={},
         )
-        federation = placed(settings, HostedData.of(self.datamodule), device)
+        federation = placed(settings, HostedData.of(self.datamodule), function, device)
         check_data(settings, self.methods, function, federation, device)
         return notes, server, federation
 
@@ -141,7 +140,6 @@ class Assembly:
             methods=self.methods,
             model=self.client.function,
             optimizer=optimizer,
-            schedules=RoundSchedules(self.client.function.module, *self.client.hooks.configured),
             roll_call=roll_call,
             central={"val": federation.val, "test": federation.test},
             reweighted_test=federation.reweighted_test,
@@ -209,7 +207,7 @@ def _checked(engine: Engine, server: ServerState) -> tuple[Engine, ServerState]:
     engine.notes.add(*([note] if note else []))
     engine.notes.add(*(method.note(engine.seed, engine.num_clients) for method in engine.methods if isinstance(method, Attack)))
     engine.notes.add(*(WarningNote(str(finding)) for finding in missing_feedback(engine)))
-    if engine.settings.eval_every and not engine.evaluator.hooks.have_figures:
+    if engine.settings.eval_every and not engine.evaluator.have_figures:
         engine.notes.add(*_on_unmeasured_sets(engine))
     return engine, server
 

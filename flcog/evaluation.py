@@ -1,11 +1,9 @@
 """Evaluate a model on central sets and on each client's held-out part."""
 
-import functools
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Literal
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, Literal, Protocol
 
-import lightning as L
 import numpy as np
 import torch
 from torch import Tensor
@@ -15,17 +13,40 @@ from flcog.batchnorm_statistics import recomputed_statistics
 from flcog.client_module import ClientModule
 from flcog.core.precision import float64_device, to_float64_device
 from flcog.core.processes import Processes
-from flcog.core.trees import Tree, first_leaf, num_rows
-from flcog.core.types import Params, changed, given
+from flcog.core.trees import Tree, first_leaf
+from flcog.core.types import Params
 from flcog.data import Partition, Samples
-from flcog.evaluation_hooks import EvaluationHooks
 from flcog.evaluation_limits import check_limits, rows_within
-from flcog.evaluation_log import EvaluationLog, joins_of
 from flcog.metrics import SetFigures, pooled_figures
 from flcog.model_function import ModelFunction, forward, one_tensor
-from flcog.own_steps import among_rounds, step_for
 from flcog.reading import Reader
-from flcog.trainer_view import TrainerView
+
+Kind = Literal["validation", "test"]
+
+
+class Steps(Protocol):
+    """Evaluates a module by its own steps, where it has any."""
+
+    joins: dict[str, tuple[str, float]]
+    logs: bool
+    changes_batches: bool
+
+    def step_for(self, kind: Kind) -> Kind | None:
+        """The kind of the module's own step for a set."""
+
+    def takes(self, kind: Kind) -> bool:
+        """Whether the module's steps or the user's hooks see such a set."""
+
+    def changed(self, batch: tuple[Tree, Tree], loader: int) -> tuple[Tree, Tree]:
+        """A batch after the user's hooks."""
+
+    def figures(
+        self, params: Params, buffers: Params, samples: Samples, loaders: Sequence[np.ndarray], kind: Kind, lasting: bool
+    ) -> dict[str, float]:
+        """The values that are logged on a set."""
+
+    def predictions(self, params: Params, buffers: Params, samples: Samples, rows: np.ndarray) -> list[Any]:
+        """The results of ``predict_step`` for each batch."""
 
 
 class Evaluator:
@@ -36,8 +57,8 @@ class Evaluator:
         reader: reads the federation's samples.
         batch_size: the number of rows per forward pass.
         processes: the processes, which divide the rows among themselves.
-        limits: for each split the number of batches to evaluate (int), or their fraction (float); all of them by default.
-        hooks: Lightning's hooks around an evaluation.
+        limits: for each split the number of batches to evaluate (int), or their fraction (float).
+        own: evaluates a module by its own steps.
         inference_mode: whether the central sets are evaluated in torch's inference mode.
     """
 
@@ -47,16 +68,15 @@ class Evaluator:
         reader: Reader,
         batch_size: int,
         processes: Processes,
-        limits: Mapping[str, int | float] | None = None,
-        hooks: EvaluationHooks | None = None,
+        limits: Mapping[str, int | float],
+        own: Steps,
         inference_mode: bool = True,
     ) -> None:
         self._without_gradients = torch.inference_mode if inference_mode else torch.no_grad
-        self.hooks = hooks or EvaluationHooks(model.module, L.LightningDataModule())
-        self._stage, self._log = "testing", EvaluationLog()
+        self.own = own
         self.joins: dict[str, tuple[str, float]] = {}
         """Of :meth:`on_set`'s last figures that are no means over all rows: the reduction, and the weight per row of the set."""
-        self._limits = dict(limits or {})
+        self._limits = dict(limits)
         self.model, self.reader, self.batch_size, self.processes = model, reader, batch_size, processes
         self.federation = reader.federation
         check_limits(self._limits, self.federation, batch_size)
@@ -64,21 +84,16 @@ class Evaluator:
         metrics = module.metrics(self.federation.num_classes) if isinstance(module, ClientModule) else None
         self._metrics = metrics and metrics.to(processes.device)
 
+    @property
+    def have_figures(self) -> bool:
+        """Whether an evaluation may have figures."""
+        return self._metrics is not None or self.own.takes("validation") or self.own.takes("test")
+
     def batches(self, samples: Samples, indices: np.ndarray, loader: int = 0) -> Iterator[tuple[Tree, Tree]]:
         """Inputs and targets of samples in batches, after the hooks that change batches."""
         starts = range(0, len(indices), self.batch_size)
         read = self.reader.each(samples, ((indices[first : first + self.batch_size], None) for first in starts))
-        return (self._changed(batch, loader) for batch in read) if self.hooks.batches.exist else read
-
-    def _changed(self, read: tuple[Tree, Tree], loader: int) -> tuple[Tree, Tree]:
-        """The batch after the hooks that change it."""
-        with self.in_stage(self._stage) as trainer, self.hooks.batches.show(trainer):
-            return changed(self.hooks.batches(self.model.eval_module, given(*read), self.processes.device, loader), read[1])
-
-    def in_stage(self, stage: str) -> AbstractContextManager[TrainerView]:
-        """Show the module a trainer in this stage, in the epoch of the run's trainer."""
-        self._stage, module = stage, self.model.eval_module
-        return among_rounds(module, getattr(module._trainer, "current_epoch", 0), stage)
+        return read if not self.own.changes_batches else (self.own.changed(batch, loader) for batch in read)
 
     def _mine(self, count: int) -> np.ndarray:
         """Return this process's share of ``count`` rows."""
@@ -102,40 +117,25 @@ class Evaluator:
             split: the purpose of the set, which selects a module's own ``validation_step`` or ``test_step``.
             lasting: whether the module keeps what its step leaves, such as a ``MaxMetric`` of all rounds.
         """
-        loaders, self.joins = self._loaders(samples, indices, split), {}
-        counts = [len(rows) for rows in loaders]
-        if not (count := sum(counts)):
-            return {}
-        mine = [rows[self._mine(len(rows))] for rows in loaders]
-        total = sum(len(rows) for rows in mine)
-        self._stage = "validating" if split == "val" else "testing"
-        module, kind = self.model.eval_module, "validation" if split == "val" else "test"
-        step = step_for(module, kind, len(loaders))
-        self._log = log = EvaluationLog(self.model.log.names.of(split)) if step == kind else EvaluationLog()
-        with self.hooks.state_of(self.model, lasting, step == kind) if step else nullcontext():
-            with self.hooks.around_set(self.model, params, buffers, split, log, total), self._without_gradients():
-                figures = self._by_metrics(params, buffers, samples, mine, counts, "" if step else f"on_{kind}_batch")
-                pooled = pooled_figures(self._metrics, figures) if self._metrics else set()
-                if step:
-                    self._by_own_step(params, buffers, samples, mine, step, kind)
-            logged = log.over_processes(module, total, self.processes) if step or self.hooks.has_callbacks else {}
-        self.joins = joins_of(logged, pooled, count)
-        return figures | {name: each.value for name, each in logged.items()}
+        kind: Kind = "validation" if split == "val" else "test"
+        loaders, self.joins, found = self._loaders(samples, indices, split), {}, dict[str, float]()
+        if count := sum(map(len, loaders)):
+            with self._without_gradients():
+                found = self._by_metrics(params, buffers, samples, loaders)
+            pooled = pooled_figures(self._metrics, found) if self._metrics else set[str]()
+            self.joins = dict.fromkeys(sorted(pooled), ("pooled", 1.0))
+        if self.own.takes(kind) and (lasting or self._metrics is None):
+            whole = self._loaders(samples, indices, split, limited=False)  # Lightning's loop has the same limits
+            found |= self.own.figures(params, buffers, samples, whole, kind, lasting)
+            self.joins |= self.own.joins
+        return found if count else {}
 
-    def _callbacks_with(self, params: Params, buffers: Params) -> Callable[..., None]:
-        """Calls a hook of the callbacks, for the model with these weights."""
-        return functools.partial(self.hooks.of_callbacks, self.model, params, buffers)
-
-    def _loaders(self, samples: Samples, indices: np.ndarray | None, split: str) -> list[np.ndarray]:
+    def _loaders(self, samples: Samples, indices: np.ndarray | None, split: str, limited: bool = True) -> list[np.ndarray]:
         """The rows to evaluate, of each loader that provides the set."""
         rows = np.arange(len(samples)) if indices is None else indices
         ends = np.cumsum(samples.loaders[:-1]) if indices is None else ()
-        limit = self._limits.get(split, 1.0)
+        limit = self._limits.get(split, 1.0) if limited else 1.0
         return [part[: rows_within(limit, len(part), self.batch_size)] for part in np.split(rows, ends)]
-
-    def num_batches(self, samples: Samples, split: str) -> list[int]:
-        """The number of batches to evaluate, of each loader that provides the set."""
-        return [-(-len(rows) // self.batch_size) for rows in self._loaders(samples, None, split)]
 
     def number_predicted(self, samples: Samples) -> int:
         """The number of a set's samples to predict."""
@@ -153,58 +153,17 @@ class Evaluator:
         finally:
             self._limits = before
 
-    def _by_metrics(
-        self, params: Params, buffers: Params, samples: Samples, loaders: Sequence[np.ndarray], counts: Sequence[int], hook: str
-    ) -> dict[str, float]:
-        """A client module's loss and metrics. ``hook`` begins the names of the callbacks' hooks of batches, if they fire here."""
+    def _by_metrics(self, params: Params, buffers: Params, samples: Samples, loaders: Sequence[np.ndarray]) -> dict[str, float]:
+        """A client module's loss and metrics."""
         if self._metrics is None:
             return {}
-        figures = SetFigures(self._metrics, counts, self.processes.device)
-        watched, call = bool(hook) and self.hooks.watches_batches, self._callbacks_with(params, buffers)
-        for loader, place, (inputs, targets) in self._each_of(samples, loaders):
-            with self._log.of(self.model.eval_module, num_rows(inputs), False, *place[1:]) if watched else nullcontext():
-                if watched:
-                    call(f"{hook}_start", given(inputs, targets), *place)
+        figures = SetFigures(self._metrics, list(map(len, loaders)), self.processes.device)
+        for loader, rows in enumerate(loaders):
+            for inputs, targets in self.batches(samples, rows[self._mine(len(rows))], loader):
                 outputs = self._outputs(params, buffers, inputs)
                 losses: Tensor = self.model.module.per_example_loss(outputs, targets)  # type: ignore[operator,union-attr]
                 figures.update(outputs, targets, losses, loader)
-                if watched:
-                    call(f"{hook}_end", losses.mean(), given(inputs, targets), *place)
         return figures.compute(self.processes.total)
-
-    def _each_of(
-        self, samples: Samples, loaders: Sequence[np.ndarray]
-    ) -> Iterator[tuple[int, tuple[int, ...], tuple[Tree, Tree]]]:
-        """The batches of each loader, with its index and the hooks' arguments for the batch's place."""
-        for loader, rows in enumerate(loaders):
-            place = (loader,) if len(loaders) > 1 else ()
-            yield from ((loader, (index, *place), batch) for index, batch in enumerate(self.batches(samples, rows, loader)))
-
-    def _by_own_step(
-        self, params: Params, buffers: Params, samples: Samples, loaders: Sequence[np.ndarray], kind: str, of: str
-    ) -> None:
-        """Call the user's ``validation_step`` or ``test_step``, and collect the values that it logs. ``of`` is the kind of the set."""
-        module, log = self.model.eval_module, self._log
-        call = functools.partial(self.hooks.of_module, self.model, params, buffers)
-        watch = self._callbacks_with(params, buffers)
-        count = sum(len(rows) for rows in loaders)
-        with self.in_stage(self._stage):
-            with log.of(module, count, whole=True):
-                for when in ("model_zero_grad", "model_eval", "start", "epoch_start"):
-                    call(f"on_{kind}_{when}")
-            for loader, place, batch in self._each_of(samples, loaders):
-                size = min(self.batch_size, len(loaders[loader]) - place[0] * self.batch_size)
-                with log.of(module, size, False, *place[1:]):
-                    watch(f"on_{of}_batch_start", given(*batch), *place)
-                    call(f"on_{kind}_batch_start", given(*batch), *place)
-                    result = self.hooks.step(self.model, params, buffers, f"{kind}_step", given(*batch), *place)
-                    log.take_result(result, size)
-                    watch(f"on_{of}_batch_end", result, given(*batch), *place)
-                    call(f"on_{kind}_batch_end", result, given(*batch), *place)
-            with log.of(module, count, whole=True):
-                for when in ("epoch_end", "end", "model_train"):
-                    call(f"on_{kind}_{when}")
-        module.eval()
 
     @torch.no_grad()
     def outputs(self, params: Params, buffers: Params, samples: Samples) -> Tensor:

@@ -4,35 +4,35 @@ import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-import lightning as L
-import numpy as np
 import torch
+from lightning.pytorch.trainer.states import TrainerFn
 from torch import Tensor, nn
 
 from flcog.client.messages import RollCall
 from flcog.client.model import ClientModel, make_client_model
 from flcog.client.output_check import check_outputs
 from flcog.client.runtime import ClientRuntime
-from flcog.client.setup_trainer import SetupTrainer
 from flcog.client.store import ClientStore
 from flcog.core.precision import DTYPES
 from flcog.core.processes import Processes
 from flcog.core.randomness import make_rng
-from flcog.core.trees import Tree, not_rows, unlike_shapes
-from flcog.core.types import Batch, Params
-from flcog.data import Exchange, FederatedDataModule, Federation, Partition
+from flcog.core.trees import Tree
+from flcog.core.types import Params
+from flcog.data import Exchange, FederatedDataModule, Federation, Partition, Samples
 from flcog.data.batching import Batching
 from flcog.evaluation import Evaluator
-from flcog.execute.chooser import choose_executor
-from flcog.execute.faithful_client import one_client
+from flcog.execute.choice import ChosenExecutor
 from flcog.execute.job import Job
 from flcog.execute.memory import chunk_bytes
+from flcog.execute.one_client import OneClient
 from flcog.execute.sequential import Sequential
 from flcog.execute.trainer import Learner
+from flcog.lightning.client import LightningClient
+from flcog.lightning.evaluation import OwnSteps
+from flcog.lightning.trainer import RoundsTrainer
 from flcog.method import DataExchange, DataHost, Method, Notes, expected_cohort, selection_of
 from flcog.model_function import ModelFunction
 from flcog.reading import Reader
-from flcog.row_mixing import reads_other_rows
 from flcog.settings import Settings
 from flcog.wire.population import Population
 
@@ -121,7 +121,7 @@ def host_clients(
     model: nn.Module,
     datamodule: FederatedDataModule,
     processes: Processes | None = None,
-    callbacks: Sequence[L.Callback] = (),
+    trainer: RoundsTrainer | None = None,
 ) -> HostedClients:
     """Host the clients of a data module for a server in another process. Call it inside ``settings.in_force()``.
 
@@ -134,14 +134,19 @@ def host_clients(
         model: the module that clients train. Its weights do not matter: the server sends them.
         datamodule: the clients' data; ``datamodule.only(clients)`` contains no other data.
         processes: the device on which clients train.
-        callbacks: callbacks of Lightning's, whose hooks of single steps are called here.
+        trainer: as modules and callbacks see it; by default one with these settings and without callbacks.
     """
     check_separate(methods)
     processes = processes or Processes()
-    trainer = SetupTrainer(settings, datamodule, processes, callbacks)
+    trainer = trainer or RoundsTrainer(
+        max_epochs=settings.rounds, precision=settings.precision, accumulate_grad_batches=settings.accumulate_grad_batches
+    )
+    trainer.enter(TrainerFn.FITTING, processes)
+    trainer.show_data(datamodule.hooked)
+    trainer.plan(*largest_client(settings, datamodule))
     client = make_client_model(settings, methods, model, datamodule, processes, trainer)
     data = HostedData.of(datamodule)
-    data = data._replace(federation=placed(settings, data, processes.device))
+    data = data._replace(federation=placed(settings, data, client.function, processes.device))
     check_data(settings, methods, client.function, data.federation, processes.device)
 
     def build(federation: Federation, exchanges: Mapping[str, Exchange]) -> ClientRuntime:
@@ -160,11 +165,15 @@ def check_separate(methods: Sequence[Method]) -> None:
             )
 
 
-def placed(settings: Settings, data: HostedData, device: torch.device) -> Federation:
-    """The data on which clients train, with the sets that fit into the device's memory on the device."""
+def placed(settings: Settings, data: HostedData, model: ModelFunction, device: torch.device) -> Federation:
+    """The data on which clients train, in the form that the model's steps take, with the sets that fit into the device's memory on it."""
+
+    def ready(samples: Samples) -> Samples:
+        return (samples.as_steps_receive_it() if model.takes_whole_batches else samples).to(device)
+
     federation = _overfitted(settings, data)
-    val, test = (part and part.to(device) for part in (federation.val, federation.test))
-    return dataclasses.replace(federation, train=federation.train.to(device), val=val, test=test)
+    val, test = (part and ready(part) for part in (federation.val, federation.test))
+    return dataclasses.replace(federation, train=ready(federation.train), val=val, test=test)
 
 
 def _overfitted(settings: Settings, data: HostedData) -> Federation:
@@ -182,7 +191,9 @@ def check_data(
     settings: Settings, methods: Sequence[Method], model: ModelFunction, federation: Federation, device: torch.device
 ) -> None:
     """Refuse a model with too few outputs, and methods that cannot read inputs or labels of several tensors."""
-    example = Reader(federation, device, DTYPES[settings.precision], model.convolves, model.takes_whole_batches).example
+    example = Reader(
+        federation, device, DTYPES.get(settings.precision, torch.float32), model.convolves, model.takes_whole_batches
+    ).example
     _check_batches(methods, example, federation, model)
     check_outputs(model, example, federation)
 
@@ -201,21 +212,30 @@ def make_runtime(
         notes: receives the choices made on the user's behalf.
     """
     function, optimizer, federation = client.function, client.optimizer, data.federation
-    reader = Reader(federation, processes.device, DTYPES[settings.precision], function.convolves, function.takes_whole_batches)
+    reader = Reader(
+        federation,
+        processes.device,
+        DTYPES.get(settings.precision, torch.float32),
+        function.convolves,
+        function.takes_whole_batches,
+    )
     batching = _batching(settings, methods, data, reader)
-    if (settings.executor != "loop" or settings.compile) and not client.hooks.reason and not function.feels_padding:
-        function.reads_other_rows = reads_other_rows(function, reader.example)
+
+    def lightning(learner: Learner) -> LightningClient:
+        return LightningClient(learner, client.trainer, settings.keep_optimizers)
+
     job = Job(
         client=client,
         reader=reader,
-        two_copies=Batch(*reader.two_copies),
         batch_size=batching.batch_size,
         clients=_clients_here(settings, methods, federation, processes),
         chunk_size=settings.chunk_size,
         memory=chunk_bytes(processes, notes) if settings.chunk_size is None and settings.executor != "loop" else 0,
+        lightning=lightning,
         compile=settings.compile,
-        unlike_batches=_unlike_batches(reader, batching.batch_size),
     )
+    executor = ChosenExecutor(job, settings.executor, notes, processes)
+    learner = Learner(function, optimizer)
     return ClientRuntime(
         methods=methods,
         model=function,
@@ -224,16 +244,16 @@ def make_runtime(
         exchanges=data.exchanges,
         batching=batching,
         reader=reader,
-        executor=choose_executor(job, settings.executor, notes, processes),
+        executor=executor,
         seed=settings.seed,
         evaluator=_evaluator(settings, client, data, reader, processes),
-        loop=Sequential(one_client(Learner(function, optimizer), client.hooks)),
+        loop=executor.placement if executor.name == "lightning" else Sequential(OneClient(learner)),
     )
 
 
 def _evaluator(settings: Settings, client: ClientModel, data: HostedData, reader: Reader, processes: Processes) -> Evaluator:
-    hooks = client.hooks.of_evaluations
-    return Evaluator(client.function, reader, data.eval_batch_size, processes, settings.limits, hooks, settings.inference_mode)
+    own = OwnSteps(client.trainer, client.function, reader, data.eval_batch_size)
+    return Evaluator(client.function, reader, data.eval_batch_size, processes, settings.limits, own, settings.inference_mode)
 
 
 def _clients_here(settings: Settings, methods: Sequence[Method], federation: Federation, processes: Processes) -> int:
@@ -242,6 +262,18 @@ def _clients_here(settings: Settings, methods: Sequence[Method], federation: Fed
     if (selection := selection_of(methods)) is not None:
         cohort = selection.expected(cohort, federation.num_clients)
     return -(-cohort // processes.count)
+
+
+def largest_client(settings: Settings, datamodule: FederatedDataModule) -> tuple[int, int]:
+    """The batches and steps of the client with the most samples in a round."""
+    work = settings.local_steps, settings.local_epochs
+    accumulate, limit = settings.accumulate_grad_batches, settings.limit_train_batches
+    federation = datamodule.federation
+    order = None if settings.overfit_batches else federation.order
+    batching = Batching(datamodule.batch_size, *work, datamodule.drop_last, accumulate, limit=limit, order=order)
+    largest = int(federation.partition.sizes.max())
+    steps = batching.num_steps(largest)
+    return len(batching.layout(largest, steps)[0]), steps
 
 
 def _batching(settings: Settings, methods: Sequence[Method], data: HostedData, reader: Reader) -> Batching:
@@ -258,6 +290,8 @@ def _batching(settings: Settings, methods: Sequence[Method], data: HostedData, r
         data.drop_last,
         settings.accumulate_grad_batches,
         shuffle=not settings.overfit_batches,
+        limit=settings.limit_train_batches,
+        order=None if settings.overfit_batches else federation.order,
     )
     _check_accumulation(batching, methods, reader)
     return batching
@@ -271,16 +305,6 @@ def _check_accumulation(batching: Batching, methods: Sequence[Method], reader: R
             f"accumulate_grad_batches={batching.accumulate}: {follower} reads the samples of a step, and a collate_fn's batches cannot be "
             f"joined: use a larger batch size, or remove {follower}"
         )
-
-
-def _unlike_batches(reader: Reader, batch_size: int) -> str:
-    """Name the different shapes of the first clients' batches, if batches are read one at a time and their shapes differ."""
-    if not reader.whole_batches:
-        return ""
-    partition = reader.federation.partition
-    requests = [(np.resize(partition.client(k), batch_size), None) for k in range(min(8, partition.num_clients))]
-    batches = [inputs for inputs, _ in reader.each(reader.federation.train, requests)]
-    return next(filter(None, (not_rows(batch, batch_size) for batch in batches)), "") or unlike_shapes(batches)
 
 
 def _check_batches(methods: Sequence[Method], example: Tree, federation: Federation, model: ModelFunction) -> None:

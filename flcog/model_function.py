@@ -1,9 +1,8 @@
 """The client's module as a function of its parameters and buffers, for executors and evaluations."""
 
 import copy
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
-from types import FunctionType
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, TypeVar
 
 import lightning as L
@@ -12,11 +11,8 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from flcog.client_module import ClientModule, trains_itself
-from flcog.core.global_streams import Streams, kept_streams
 from flcog.core.trees import Tree, call, form
 from flcog.core.types import Params
-from flcog.module_copies import ModuleCopies
-from flcog.own_steps import reset_metrics
 from flcog.step_log import StepLog
 
 Copied = TypeVar("Copied")
@@ -47,13 +43,11 @@ class ModelFunction:
 
     def __init__(self, module: L.LightningModule, autocast: Callable[[], AbstractContextManager[Any]] = nullcontext) -> None:
         self.module = module
-        self._still = _set_modes(module)
+        self._still, self._switched = _set_modes(module)
         self.trains_itself = trains_itself(module)
         """Whether the user's module defines its own ``training_step``, so that only this step can compute the loss."""
-        self.takes_steps_itself: tuple[int, int] | None = None
-        """The numbers of optimisers and schedulers of a module with manual optimisation; None for all others."""
         self.reads_other_rows = False
-        """Whether a trial has shown that its forward pass mixes rows by itself. The trial needs a sample, so it comes later."""
+        """Whether the probe has shown that its forward pass mixes rows by itself."""
         self.takes_whole_batches = not isinstance(module, ClientModule)
         """Whether its steps receive a data set's batches as they are, and not always pairs of inputs and targets."""
         self.autocast = autocast
@@ -71,24 +65,31 @@ class ModelFunction:
         """The values of all other temporary buffers with which each client begins a round. Copies of the model share them."""
         self._counted: dict[str, tuple[int, int]] = {}
         self._places = {name: self._place(name) for name in self.buffers}
-        self.log = StepLog(module)
+        self.log = StepLog()
         """The values that the module's own ``training_step`` logs."""
-        self.eval_module = self.copy_of(module).eval().requires_grad_(False)
-        reset_metrics(self.eval_module)  # they may hold a client of an earlier training
-        self.copies = ModuleCopies(module, {*self.constants, *self.buffers} - self.initial.keys(), self.initial.keys())
-        """The copies of the module, which follow the changes that hooks make to it."""
-        self.copies.add(None, self.eval_module)
-        self._train_dispatch, self._eval_dispatch = _Dispatch(self.module), _Dispatch(self.eval_module)
+        self._dispatch = _Dispatch(self.module)
         self._keys = {name: f"module.{name}" for name in (*self.params, *self.buffers)}
 
-    def copy_of(self, tree: Copied) -> Copied:
-        """Copy the module, or an object that contains it, deeply, but share the constants.
+    def copy_of(self, tree: Copied, with_constants: bool = False) -> Copied:
+        """Copy the module, or an object that contains it, deeply, but share the constants unless the copy is ``with_constants``.
 
         Results that an earlier training left in the module's attributes are copied without their gradient.
         """
         kept = [leaf for layer in self.module.modules() for leaf in pytree.tree_leaves(dict(vars(layer)))]
         results = {id(leaf): leaf.detach().clone() for leaf in kept if isinstance(leaf, Tensor) and not leaf.is_leaf}
-        return copy.deepcopy(tree, results | {id(constant): constant for constant in self.constants.values()})
+        shared = () if with_constants else self.constants.values()
+        return copy.deepcopy(tree, results | {id(constant): constant for constant in shared})
+
+    def on_copy(self, module: L.LightningModule) -> "ModelFunction":
+        """The same model on a copy of its module."""
+        model = ModelFunction(module, self.autocast)
+        model.initial, model.reads_other_rows, model.log = self.initial, self.reads_other_rows, self.log.beside()
+        return model
+
+    def find_tensors(self) -> None:
+        """Find the module's present parameters and buffers: a hook or a step may have put others in their places."""
+        self.params.update({name: value for name, value in self.module.named_parameters() if name in self.params})
+        self.take_assigned()
 
     @torch.no_grad()
     def renew_buffers(self) -> None:
@@ -111,7 +112,7 @@ class ModelFunction:
 
     @torch.no_grad()
     def keep_buffers(self) -> None:
-        """Let clients begin with the present values of temporary buffers. A hook between clients may have changed them."""
+        """Let clients begin with the present values of temporary buffers, which a hook between clients may have changed."""
         for name, value in list(self.initial.items()):
             now = getattr(*self._place(name))
             if now.shape != value.shape:
@@ -151,26 +152,9 @@ class ModelFunction:
         )
 
     @property
-    def in_eval_mode(self) -> list[str]:
-        """The layers that train in evaluation mode, though they can be in training mode; the name of the module itself is empty."""
-        return [name for name, layer in self.module.named_modules() if not layer.training and name not in self._still]
-
-    @property
     def convolves(self) -> bool:
         """Whether it has convolutions, which read channels-last images faster. Other layers read contiguous images faster."""
         return any(isinstance(m, nn.modules.conv._ConvNd) for m in self.module.modules())
-
-    @contextmanager
-    def on_trial(self) -> Iterator[Streams]:
-        """Restore the attributes of all layers and the global random streams on exit, so that a trial changes no run."""
-        attributes = [(vars(layer), dict(vars(layer))) for layer in self.module.modules()]
-        with kept_streams(next(iter(self.params.values())).device) as before:
-            try:
-                yield before
-            finally:
-                for now, kept in attributes:
-                    now.clear()
-                    now.update(kept)
 
     def training(self, params: Params, buffers: Params, function: Callable[..., Any], *args: Any) -> Any:
         """Call ``function(module, *args)`` in training mode, with these parameters and buffers instead of the module's own.
@@ -178,7 +162,7 @@ class ModelFunction:
         Buffers that the call changes in place are changed. ``buffers`` receives those to which it assigns other tensors.
         """
         state = self._state(params, buffers)
-        results = self._call(self._train_dispatch, state, function, *args)
+        results = self._call(state, function, *args)
         for name, buffer in buffers.items():
             # torch puts the assigned tensors into the dictionary that it was given.
             if (now := state[self._keys[name]]) is not buffer:
@@ -187,31 +171,21 @@ class ModelFunction:
 
     def frozen(self, params: Params, buffers: Params, function: Callable[..., Any], *args: Any) -> Any:
         """The same in evaluation mode, which leaves all buffers as they are."""
-        return self._call(self._eval_dispatch, self._state(params, buffers), function, *args)
+        training = [layer for layer in self._switched if layer["training"]]
+        try:
+            for layer in training:
+                layer["training"] = False
+            return self._call(self._state(params, buffers), function, *args)
+        finally:
+            for layer in training:
+                layer["training"] = True
 
     def _state(self, params: Params, buffers: Params) -> Params:
         return {self._keys[name]: value for part in (params, buffers) for name, value in part.items()}
 
-    def _call(self, dispatch: nn.Module, state: Params, function: Callable[..., Any], *args: Any) -> Any:
-        try:
-            with self.autocast():
-                return torch.func.functional_call(dispatch, state, (function, *args))
-        except Exception as error:
-            if hook := shared_hook(self.module):
-                error.add_note(f"{hook}: what it stores may be another copy's. Register a method of a layer (self.keep) instead")
-            raise
-
-
-def shared_hook(module: nn.Module) -> str:
-    """A sentence that a forward hook is a function, whose variables are not copied with the module; empty if there is none.
-
-    Hooks of torch, as of weight_norm and pruning, are objects, and methods are copied with their layers.
-    """
-    for name, layer in module.named_modules():
-        for hook in (*layer._forward_hooks.values(), *layer._forward_pre_hooks.values()):
-            if isinstance(hook, FunctionType) and not str(hook.__module__).startswith("torch."):
-                return f"copies of the model share the forward hook {hook.__qualname__} of self.{name}, which is a function"
-    return ""
+    def _call(self, state: Params, function: Callable[..., Any], *args: Any) -> Any:
+        with self.autocast():
+            return torch.func.functional_call(self._dispatch, state, (function, *args))
 
 
 def _assigned(now: Tensor, buffer: Tensor) -> Tensor:
@@ -222,19 +196,22 @@ def _assigned(now: Tensor, buffer: Tensor) -> Tensor:
     return now.detach().to(buffer.dtype) if now.shape == buffer.shape else buffer
 
 
-def _set_modes(module: nn.Module) -> set[str]:
+def _set_modes(module: nn.Module) -> tuple[set[str], list[dict[str, Any]]]:
     """Put a client module into training mode. Layers of other modules keep their modes, as in Lightning.
 
-    Returns the names of the layers that stay in evaluation mode even if they are told to train.
+    Returns the names of the layers that stay in evaluation mode even if they are told to train, and the attributes of all layers that
+    are in evaluation mode when they are told so.
     """
-    modes = {name: layer.training for name, layer in module.named_modules()}
+    modes = {layer: layer.training for layer in module.modules()}
+    module.eval()
+    switched = [vars(layer) for layer in modes if not layer.training]
     module.train()
     still = {name for name, layer in module.named_modules() if not layer.training}
     if isinstance(module, ClientModule):
-        return still
-    for name, layer in module.named_modules():
-        layer.training = modes[name]
-    return {name for name in still if not modes[name]}
+        return still, switched
+    for layer, mode in modes.items():
+        layer.training = mode
+    return {name for name in still if not module.get_submodule(name).training}, switched
 
 
 def _constants(module: nn.Module, still: set[str]) -> Params:

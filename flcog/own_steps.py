@@ -1,24 +1,16 @@
-"""Call a module's own ``training_step``, ``validation_step`` and ``test_step`` as Lightning does, without a ``lightning.Trainer``."""
+"""Call a module's own ``training_step`` as a pure function, without a ``lightning.Trainer``."""
 
 import inspect
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, cast
+from typing import Any
 
 import lightning as L
-from lightning.pytorch.trainer.states import RunningStage
 from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signature
 from torch import Tensor, nn
-from torchmetrics import Metric
 
-from flcog.core.lightning_packages import overrides
 from flcog.core.trees import Tree
-from flcog.trainer_view import TrainerView
-
-
-class NoLoss(ValueError):
-    """A ``training_step`` returned None, which skips the step where clients are trained by the faithful step."""
 
 
 def loss_of(module: nn.Module, result: Any) -> Tensor:
@@ -26,109 +18,41 @@ def loss_of(module: nn.Module, result: Any) -> Tensor:
     loss = result.get("loss") if isinstance(result, Mapping) else result
     if not isinstance(loss, Tensor) or loss.numel() != 1:
         got = f"a tensor of shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else repr(result)[:80]
-        raise (NoLoss if result is None else ValueError)(
+        raise ValueError(
             f"{type(module).__name__}.training_step must return the loss, a tensor of one number, or a dict that holds it as "
             f"'loss'; got {got}"
         )
     return loss.reshape(())
 
 
-def call_step(module: Any, name: str, batch: Tree, index: int, *loader: int) -> Any:
-    """Call a module's own ``training_step`` or ``test_step``. As in Lightning, it gets ``batch_idx`` if it has such a parameter.
+def call_step(module: Any, batch: Tree, index: int) -> Any:
+    """Call a module's own ``training_step``. As in Lightning, it gets ``batch_idx`` if it has such a parameter."""
+    step = module.training_step
+    return step(batch, index) if is_param_in_hook_signature(step, "batch_idx", min_args=2) else step(batch)
+
+
+class PureTrainer:
+    """The trainer of a pure step, whose epoch is the round. A step that reads more of its trainer than this is not pure.
 
     Args:
-        module: the module.
-        name: of the step.
-        batch: the batch.
-        index: of the batch.
-        loader: the index of the batch's loader, if there are several.
+        round: counted from 0.
     """
-    step = getattr(module, name)
-    return step(batch, index, *loader) if loader or is_param_in_hook_signature(step, "batch_idx", min_args=2) else step(batch)
 
+    training, validating, testing, predicting, sanity_checking = True, False, False, False, False
+    global_rank, local_rank, world_size, is_global_zero = 0, 0, 1, True
 
-def step_for(module: L.LightningModule, kind: str, loaders: int) -> str | None:
-    """The kind of the module's own step for a set, if it has any. A single step serves validation and test sets.
-
-    Args:
-        module: the module.
-        kind: of the set, ``validation`` or ``test``.
-        loaders: the number of its loaders. A step without the parameter ``dataloader_idx`` is refused for several.
-    """
-    kinds = (kind, "test" if kind == "validation" else "validation")
-    found = next((kind for kind in kinds if overrides(module, "LightningModule", f"{kind}_step")), None)
-    name = f"{found}_step"
-    if found and loaders > 1 and not is_param_in_hook_signature(getattr(module, name), "dataloader_idx", min_args=3):
-        raise ValueError(
-            f"{type(module).__name__}.{name} has no parameter dataloader_idx, and the {kind} set has {loaders} loaders: write "
-            f"{name}(self, batch, batch_idx, dataloader_idx=0)"
-        )
-    return found
-
-
-ALONE: Mapping[str, Any] = {
-    "logger": None,
-    "loggers": (),
-    "global_rank": 0,
-    "local_rank": 0,
-    "is_global_zero": True,
-    "world_size": 1,
-}
-"""Attributes of a module's trainer where no run is known."""
-
-
-class _StepTrainer(TrainerView):
-    """The ``trainer`` of a module in a step: its epoch is the round. In evaluations the run's trainer has all other attributes."""
-
-    def __init__(self, module: L.LightningModule, round: int, stage: str) -> None:
-        super().__init__(STAGES[stage])
-        self.current_epoch, self._run, self.model, self.lightning_module = round, cast(Any, module._trainer), module, module
-
-    @property
-    def sanity_checking(self) -> bool:
-        return self._run is not None and self._run.sanity_checking
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("__") or name == "_run":  # copy and pickle look for such names
-            raise AttributeError(name)
-        if self._run is not None:
-            return getattr(self._run, name)
-        if name in ALONE:
-            return ALONE[name]
-        raise ValueError(
-            f"a module asked its trainer for {name}, and there is no lightning.Trainer in federated training: self.current_epoch is "
-            "the round, from 0, and batch_idx the client's local step; use these, or leave it out"
-        )
-
-
-def is_known_to_pure_steps(name: str) -> bool:
-    """Whether ``self.trainer`` has this attribute while a pure ``training_step`` runs."""
-    return name in ("current_epoch", "state", *ALONE) or hasattr(_StepTrainer, name)
-
-
-OF_A_SET = re.compile("^(train|val|valid|validation|test)/")
-"""What names a set at the beginning of a logged value's name."""
-
-STAGES = {
-    "training": RunningStage.TRAINING,
-    "validating": RunningStage.VALIDATING,
-    "testing": RunningStage.TESTING,
-    "predicting": RunningStage.PREDICTING,
-}
+    def __init__(self, round: Any) -> None:
+        self.current_epoch = round
 
 
 @contextmanager
-def among_rounds(module: L.LightningModule, round: int, stage: str = "training") -> Iterator[Any]:
-    """Set ``self.current_epoch`` of a module with its own ``training_step`` to the round. Otherwise it would be 0.
-
-    Args:
-        module: the module.
-        round: counted from 0.
-        stage: ``training``, ``validating``, ``testing`` or ``predicting``, which is true of ``self.trainer``.
-    """
-    trainer = _StepTrainer(module, round, stage)
-    with trainer.visible_to(module):
-        yield trainer
+def among_rounds(module: L.LightningModule, round: Any) -> Iterator[None]:
+    """Let a module find a :class:`PureTrainer` as ``self.trainer``."""
+    before, module.trainer = module._trainer, PureTrainer(round)  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        module.trainer = before
 
 
 OPTIONS = tuple(inspect.signature(L.LightningModule.log_dict).parameters)[2:]
@@ -160,6 +84,10 @@ def logging_to(module: L.LightningModule, log: Callable[..., None]) -> Iterator[
         vars(module).update(before)
 
 
+OF_A_SET = re.compile("^(train|val|valid|validation|test)/")
+"""What names a set at the beginning of a logged value's name."""
+
+
 def column_of(name: str) -> str:
     """The column of a logged value, without the name of its set.
 
@@ -169,24 +97,14 @@ def column_of(name: str) -> str:
     return OF_A_SET.sub("", name).removeprefix("test_").removeprefix("val_").removeprefix("train_")
 
 
-def reset_metrics(module: nn.Module) -> None:
-    """Reset the torchmetrics metrics of a module."""
-    for layer in module.modules():
-        if isinstance(layer, Metric):
-            layer.reset()
+def columns_of(names: Iterable[str]) -> dict[str, str]:
+    """The column of each name. Where several names have one column, the first has it, and the others have their own names.
 
-
-@contextmanager
-def metrics_apart(module: nn.Module) -> Iterator[None]:
-    """Let the torchmetrics metrics of a module begin anew, and give them their values back at the end."""
-    metrics = [layer for layer in module.modules() if isinstance(layer, Metric)]
-    # A reset clears lists in place.
-    before = [
-        {name: [*value] if isinstance(value, list) else value for name, value in vars(metric).items()} for metric in metrics
-    ]
-    reset_metrics(module)
-    try:
-        yield
-    finally:
-        for metric, values in zip(metrics, before, strict=True):
-            vars(metric).update(values)
+    >>> columns_of(["val_loss", "acc", "loss"])
+    {'val_loss': 'loss', 'acc': 'acc', 'loss': 'loss'}
+    """
+    found: dict[str, str] = {}
+    for name in names:
+        column = column_of(name)
+        found[name] = name if column in found.values() else column
+    return found

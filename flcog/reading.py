@@ -3,7 +3,6 @@
 from collections import deque
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
-from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -12,7 +11,7 @@ from torch import Tensor
 
 from flcog.core.copies import Arriving, copy_queue_of, sent
 from flcog.core.source import Source
-from flcog.core.trees import Tree, change_of_structure, floats_to, map_leaves, moved, num_bytes
+from flcog.core.trees import Tree, floats_to, map_leaves, moved, num_bytes
 from flcog.data import Federation, Samples
 from flcog.data.samples import Returned
 
@@ -45,21 +44,10 @@ class Reader:
         """The queue of copies that overlap with computations; None if the device has no second queue."""
         self._announced: Request | None = None
         self._begun: tuple[Request, Arriving] | None = None
-        self._first_read: Tree = None
         first, self.example_targets = self(federation.train, federation.partition.indices[:1])
         self.example = first
         """One input of the model, [1, ...]."""
         self.bytes_per_sample = num_bytes(first)
-
-    @cached_property
-    def two_copies(self) -> tuple[Tree, Tree]:
-        """A batch with two copies of the first training sample, on which a step can be tried."""
-        if self.whole_batches and self.federation.train.whole:
-            return self(self.federation.train, np.repeat(self.federation.partition.indices[:1], 2))
-        inputs, targets = (
-            map_leaves(lambda leaf: torch.cat([leaf, leaf]), part) for part in (self.example, self.example_targets)
-        )
-        return inputs, targets
 
     @property
     def source(self) -> Source | None:
@@ -84,8 +72,6 @@ class Reader:
         return self._ready(samples, samples.gather(chosen, keys), chosen, keys)
 
     def _ready(self, samples: Samples, gathered: Tree, indices: Tensor, keys: np.ndarray | None) -> tuple[Tree, Tree]:
-        if isinstance(samples.inputs, Source) and samples is self.federation.train:
-            self._check_structure(gathered, len(indices))
         if samples.whole and self._own_steps:
             return moved(gathered, self._moved), ()
         returned = samples.returned if self._own_steps else None
@@ -99,15 +85,6 @@ class Reader:
     def _as_returned(self, returned: Returned, indices: Tensor) -> Tree:
         """The targets as the data set returns them."""
         return moved(map_leaves(lambda leaf: leaf.index_select(0, indices.to(leaf.device)), returned.targets), self._moved)
-
-    def _check_structure(self, gathered: Tree, count: int) -> None:
-        """Refuse a batch whose structure differs from the first one's."""
-        if self._first_read is None:
-            self._first_read = map_leaves(_outline, gathered)
-        elif odd := change_of_structure(self._first_read, gathered, (1, count)):
-            raise ValueError(
-                f"batches have different structures: {odd}: let the data set and its collate_fn return the same parts"
-            )
 
     def _moved(self, part: Any) -> Any:
         """A part of a whole batch, as Lightning would hand it over: on the device, and in the run's precision if it is not 32-true."""
@@ -180,11 +157,6 @@ class Reader:
 
     def _bytes(self, requests: Iterable[Request]) -> int:
         return sum(len(indices) for indices, _ in requests) * self.bytes_per_sample
-
-
-def _outline(leaf: Any) -> Any:
-    """A leaf of a batch without its values. Some containers are leaves: subclasses of dict, and a PackedSequence in older torch."""
-    return torch.empty(0) if isinstance(leaf, Tensor) else leaf if isinstance(leaf, dict | list | tuple) else None
 
 
 def _same(one: Request, other: Request) -> bool:

@@ -31,14 +31,16 @@ class Settings:
     clients_per_round: int | float
     local_steps: int | None
     local_epochs: float | None
-    executor: Literal["auto", "loop", "vmap", "vmap-patches", "fastest"]
+    executor: Literal["auto", "loop", "vmap", "vmap-patches", "lightning"]
     chunk_size: int | None
     compile: Compile
     eval_every: int
-    precision: Literal["32-true", "64-true", "bf16-true", "bf16-mixed"]
+    precision: str
     tf32: bool | None
     seed: int
     on_bad_update: Literal["raise", "drop"]
+    keep_optimizers: bool = False
+    limit_train_batches: int | float = 1.0
     limit_val_batches: int | float = 1.0
     limit_test_batches: int | float = 1.0
     limit_predict_batches: int | float = 1.0
@@ -48,8 +50,7 @@ class Settings:
 
     def __post_init__(self) -> None:
         if (self.local_steps is None) == (self.local_epochs is None):
-            given = "neither" if self.local_steps is None else "both"
-            raise ValueError(f"set exactly one of trainer.local_steps and trainer.local_epochs; got {given}")
+            raise ValueError("set one of trainer.local_steps and trainer.local_epochs, not both")
         least_of = {"rounds": 1, "local_steps": 1, "chunk_size": 1, "eval_every": 0, "accumulate_grad_batches": 1}
         for name, least in least_of.items():
             value = getattr(self, name)
@@ -58,7 +59,7 @@ class Settings:
                 raise ValueError(f"{name} must be a whole number; got {value!r}")
             checks.at_least(None, least, **{name: getattr(self, name)})
         checks.positive_and_finite(None, local_epochs=self.local_epochs)
-        checks.one_of(None, ("auto", "loop", "vmap", "vmap-patches", "fastest"), executor=self.executor)
+        checks.one_of(None, ("auto", "loop", "vmap", "vmap-patches", "lightning"), executor=self.executor)
         if self.compile not in (False, True, "graphs"):
             raise ValueError(f"compile must be false, true or graphs; got {self.compile!r}")
         if self.compile and not can_compile():
@@ -67,26 +68,31 @@ class Settings:
                 "trainer.compile to false, or install a newer torch"
             )
         checks.one_of(None, ("raise", "drop"), on_bad_update=self.on_bad_update)
-        checks.one_of(None, DTYPES, precision=self.precision)
         if not (self.tf32 is None or isinstance(self.tf32, bool)):  # torch refuses 1, which is equal to True
             raise ValueError(f"tf32 must be true, false or null; got {self.tf32!r}")
         clients = "null" if self.clients_per_round is None else self.clients_per_round
         checks.count_or_share(None, "(0, 1]", hint="a count has no decimal point", clients_per_round=clients)
         checks.seed(self, "seed")
-        for name in ("limit_val_batches", "limit_test_batches", "limit_predict_batches", "overfit_batches"):
+        for name in (
+            "limit_train_batches",
+            "limit_val_batches",
+            "limit_test_batches",
+            "limit_predict_batches",
+            "overfit_batches",
+        ):
             checks.count_or_share(None, "[0, 1]", **{name: getattr(self, name)})
 
     @contextmanager
     def in_force(self) -> Iterator[None]:
         """Set torch's precision of new tensors and products to the run's, and make its computations repeatable."""
-        with default_dtype(DTYPES[self.precision]), tensor_cores(self.tf32), repeatable_convolutions():
+        with default_dtype(DTYPES.get(self.precision, torch.float32)), tensor_cores(self.tf32), repeatable_convolutions():
             yield
 
     def autocast(self, device: torch.device) -> AbstractContextManager[Any]:
         """The autocast context of forward passes. Lightning's own context treats every accelerator as CUDA."""
         if not self.precision.endswith("mixed"):
             return nullcontext()
-        return torch.autocast(device.type, dtype=torch.bfloat16)
+        return torch.autocast(device.type, dtype=torch.bfloat16 if self.precision == "bf16-mixed" else torch.float16)
 
     def cohort_size(self, num_clients: int, left: int | None = None) -> int:
         """The number of clients in a round.

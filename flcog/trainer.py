@@ -1,49 +1,108 @@
 """The federated trainer: rounds instead of epochs, on Lightning Fabric."""
 
 import copy
+import dataclasses
+import functools
+import os
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, TypeVar, cast
 
+import lightning as L
+from lightning.pytorch.loggers import Logger
+from lightning.pytorch.trainer.states import TrainerFn
 from torch import nn
+from torch.utils.data import DataLoader, Dataset
 
 from flcog.advice import Finding, advise
-from flcog.client.messages import Split
+from flcog.client.messages import ClientsElsewhere, Split
+from flcog.core import checks, lost_processes
+from flcog.core.allocations import keep_allocations
+from flcog.core.fabric import as_torchrun_started, launch, make_fabric
+from flcog.core.files import short
+from flcog.core.lightning_packages import OtherCallback, overrides
 from flcog.core.output import never_failing
+from flcog.core.topic_list import TopicList
+from flcog.data import FederatedDataModule
+from flcog.lightning.observer import LightningHooks
+from flcog.lightning.packages import adopt
+from flcog.lightning.trainer import RoundsTrainer, one_line
+from flcog.method import Callback, Method, check_methods
+from flcog.method.gradient_clip import GradientClip
+from flcog.run.description import describe_method, local_work
+from flcog.run.directory import LAST, next_command
 from flcog.run.export import Format, export
 from flcog.run.figures import VERBS, Figures, measure, print_figures
 from flcog.run.initial_weights import load_initial_weights
 from flcog.run.lifecycle import Lifecycle
-from flcog.run.plans import ByHandPlan, FitPlan
+from flcog.run.observers.defaults import default_observers
+from flcog.run.observers.progress import score
+from flcog.run.opening import open_run
+from flcog.run.plans import ByHandPlan, EvaluationPlan, FitPlan, Plan, Request
 from flcog.run.predictions import Predictions, predict
-from flcog.run_holder import Data, RunHolder, in_precision, takes_loaders
+from flcog.run.session import Session
 from flcog.server import round as rounds
 from flcog.server.aggregate import Aggregate
 from flcog.server.evaluate import evaluate
+from flcog.settings import Settings
 from flcog.wire.ledger import Ledger
 
+Data = FederatedDataModule | L.LightningDataModule | Dataset | DataLoader
+"""Data to train on: flcog's data modules, and types that are wrapped as one."""
 
-class FederatedTrainer(RunHolder):
+Verb = TypeVar("Verb", bound=Callable[..., Any])
+
+
+def takes_loaders(verb: Verb) -> Verb:
+    """Let a verb take loaders, too: ``fit(model, train_loader, val_loader)``, as ``lightning.Trainer`` does."""
+
+    @functools.wraps(verb)
+    def wrapped(self: "FederatedTrainer", *args: Any, **kwargs: Any) -> Any:
+        from flcog.datamodules.loaders import with_datamodule
+
+        some = self.settings.clients_per_round
+        last = self._trained[1] if self._trained is not None and self._session is not None else None
+        args, kwargs = with_datamodule(verb.__name__, args, kwargs, some if isinstance(some, int) else 1, last)
+        return verb(self, *args, **kwargs)
+
+    return cast(Verb, wrapped)
+
+
+def in_precision(verb: Verb) -> Verb:
+    """Run a verb in the run's precision. If a process dies meanwhile, the others name it."""
+
+    @functools.wraps(verb)
+    def wrapped(self: "FederatedTrainer", *args: Any, **kwargs: Any) -> Any:
+        with self.settings.in_force(), lost_processes.watched(self._how_to_go_on):
+            return verb(self, *args, **kwargs)
+
+    return cast(Verb, wrapped)
+
+
+class FederatedTrainer(TopicList):
     """Trains a client module on a federation.
 
     Args:
-        rounds: the total number of communication rounds, including the rounds of a resumed checkpoint.
+        rounds: the total number of communication rounds, including the rounds of a resumed checkpoint. ``max_epochs`` is the same.
         clients_per_round: the clients of a round: a count (int), or a fraction of all clients (float in (0, 1]).
-        local_steps: optimiser steps of each client in a round. Give either this or ``local_epochs``.
-        local_epochs: passes of each client over its own data in a round (fractions are allowed).
+        local_steps: optimiser steps of each client in a round, instead of ``local_epochs``.
+        local_epochs: passes of each client over its own data in a round (fractions are allowed). By default one.
         executor: ``loop`` trains one client after another, ``vmap`` many clients as one batched program, ``vmap-patches`` the same with
-            convolutions as matrix products. ``auto`` applies a rule. ``fastest`` measures all of them on the first round's clients, so
-            two new runs may choose differently and differ in rounding; a resumed run keeps its choice.
+            convolutions as matrix products, ``lightning`` one after another in Lightning's own loops. ``auto`` applies a rule.
         chunk_size: the number of clients at a time: in a batched program under vmap, on threads under loop. None chooses.
         compile: whether ``torch.compile`` makes one program of a local step (gradient, the hooks of methods, optimiser). Results are
             equal up to rounding, and compiling takes up to half a minute once. ``graphs`` also captures the step as a CUDA graph; under
             ``loop`` it replays the plain step for several clients at a time. A step that cannot be compiled runs uncompiled, with a
             warning.
+        keep_optimizers: whether each client keeps its optimisers' state (momentum, Adam's moments) from round to round. Its clients train
+            in Lightning's loops.
         callbacks: methods, which act in this order, observers, and Lightning's callbacks.
         logger: trackers; True is W&B (offline without a login), False none. ``metrics.csv`` is always written.
         eval_every: rounds between evaluations. The last round is always evaluated. 0 evaluates no round.
         default_root_dir: the folder of the runs' directories.
-        accelerator, strategy, devices, num_nodes, precision: the arguments of Fabric. Processes share the clients of a round.
+        accelerator, strategy, devices, num_nodes, precision: as for ``lightning.Trainer``. Processes share the clients of a round.
             Under torchrun, ``devices="auto"`` means all processes that it has started.
         tf32: whether GPUs multiply float32 on their tensor cores, with factors rounded to 11 binary digits: ``true`` in all products,
             ``false`` in none. None keeps torch's setting, which by default uses them in convolutions.
@@ -55,31 +114,122 @@ class FederatedTrainer(RunHolder):
         resume_changed: whether a resumed run may have other settings than its checkpoint (see :meth:`fit`).
         fast_dev_run: a trial of the program: this number of rounds (True is 1) with one local step for each client and one batch of each
             evaluation, without trackers and checkpoints.
-        limit_val_batches, limit_test_batches: how much of the central validation and test set is evaluated: a number of batches (int) or
-            a fraction (float).
+        limit_train_batches: how much of its data each client reads in a pass: a number of batches (int) or a fraction (float).
+        limit_val_batches, limit_test_batches: how much of the central validation and test set is evaluated, in the same way.
         limit_predict_batches: how much :meth:`predict` predicts, in the same way.
         overfit_batches: how much of the training data each client has, in the same way, in its order and without shuffling: to see
             whether a model can learn a few batches by heart. It is also ``limit_val_batches``. 0 leaves all data.
         accumulate_grad_batches: the number of batches of each optimiser step, whose gradients are averaged: large steps with the memory of
             small batches. Clients train one at a time. ``local_steps`` counts the steps. A pass over a client's data ends a step.
-        inference_mode: whether evaluations run in torch's inference mode. False lets a ``validation_step`` use
-            ``torch.enable_grad()``.
+        inference_mode: whether evaluations run in torch's inference mode. False lets a ``test_step`` use ``torch.enable_grad()``.
         num_sanity_val_steps: the number of batches of each central set that are evaluated before round 1, so that a fault in an evaluation
             shows at once.
         gradient_clip_val: the largest norm (or value) of each client's gradient, after the corrections of all methods.
         gradient_clip_algorithm: ``norm`` or ``value``.
-        deterministic: whether torch uses deterministic algorithms alone, or warns where it has none.
-        detect_anomaly: whether torch's autograd names the operation that gives NaN.
-        profiler: ``simple``, ``advanced``, ``pytorch`` or a profiler of Lightning's; it measures rounds and evaluations.
-        max_time: stops the run after the round in which this time has passed ("00:12:00:00" is twelve hours).
         enable_progress_bar, enable_checkpointing, enable_model_summary: whether a run shows its progress, writes checkpoints and prints its
             summary.
+        lightning: all other arguments of ``lightning.Trainer``, such as ``max_time``, ``profiler`` or ``deterministic``.
 
     Example:
         >>> import flcog
         >>> from flcog.datamodules import Digits
-        >>> trainer = flcog.FederatedTrainer(rounds=1, local_steps=1, logger=False)
+        >>> trainer = flcog.FederatedTrainer(rounds=1, logger=False)
     """
+
+    config: dict[str, Any] | None = None
+    """The full configuration, if the command line knows it."""
+    _clients: ClientsElsewhere | None = None
+    _session: Session | None = None
+    _trained: tuple[nn.Module, Any] | None = None
+    """The model and the data of the last run."""
+    _launched = _has_fitted = False
+
+    def __init__(
+        self,
+        rounds: int = 50,
+        clients_per_round: int | float = 1.0,
+        local_steps: int | None = None,
+        local_epochs: float | None = None,
+        executor: Literal["auto", "loop", "vmap", "vmap-patches", "lightning"] = "auto",
+        chunk_size: int | None = None,
+        compile: bool | Literal["graphs"] = False,
+        keep_optimizers: bool = False,
+        callbacks: list[Callback | L.Callback | OtherCallback] | None = None,  # type: ignore[valid-type]
+        logger: Logger | list[Logger] | bool | None = True,
+        eval_every: int = 1,
+        default_root_dir: str = "runs",
+        accelerator: str = "auto",
+        strategy: str = "auto",
+        devices: int | str = 1,
+        num_nodes: int = 1,
+        processes_per_device: int = 1,
+        precision: int | str = "32-true",
+        tf32: bool | None = None,
+        seed: int = 0,
+        on_bad_update: Literal["raise", "drop"] = "raise",
+        resume_changed: bool = False,
+        fast_dev_run: bool | int = False,
+        limit_train_batches: int | float = 1.0,
+        limit_val_batches: int | float = 1.0,
+        limit_test_batches: int | float = 1.0,
+        limit_predict_batches: int | float = 1.0,
+        overfit_batches: int | float = 0.0,
+        accumulate_grad_batches: int = 1,
+        inference_mode: bool = True,
+        num_sanity_val_steps: int = 0,
+        gradient_clip_val: float | None = None,
+        gradient_clip_algorithm: Literal["norm", "value"] = "norm",
+        enable_progress_bar: bool = True,
+        enable_checkpointing: bool = True,
+        enable_model_summary: bool = True,
+        **lightning: Any,
+    ) -> None:
+        rounds, eval_every = _in_rounds(lightning, rounds, eval_every)
+        local_epochs = 1 if local_steps is None and local_epochs is None else local_epochs
+        if fast_dev_run:
+            logger, enable_checkpointing = False, False
+            rounds, local_steps, local_epochs = int(fast_dev_run), 1, None
+            limit_val_batches = limit_test_batches = limit_predict_batches = 1
+        given = locals()
+        settings = Settings(**{field.name: given[field.name] for field in dataclasses.fields(Settings)})
+        self.methods, observers, others = _by_kind(callbacks or [])
+        devices, num_nodes = as_torchrun_started(devices, num_nodes, processes_per_device)
+        checks.one_of(None, ("auto", "ddp", "single_device"), strategy=strategy)
+        self.fabric = make_fabric(accelerator, strategy, devices, num_nodes, processes_per_device)
+        with one_line(""):
+            self.hooks = LightningHooks(
+                RoundsTrainer(
+                    callbacks=others,
+                    enable_checkpointing=enable_checkpointing,
+                    enable_progress_bar=enable_progress_bar,
+                    max_epochs=rounds,
+                    check_val_every_n_epoch=max(1, eval_every),
+                    accelerator=accelerator,
+                    precision=precision,
+                    limit_val_batches=overfit_batches or limit_val_batches,
+                    limit_test_batches=limit_test_batches,
+                    limit_predict_batches=limit_predict_batches,
+                    accumulate_grad_batches=accumulate_grad_batches,
+                    inference_mode=inference_mode,
+                    num_sanity_val_steps=num_sanity_val_steps,
+                    gradient_clip_val=gradient_clip_val,
+                    gradient_clip_algorithm=gradient_clip_algorithm,
+                    default_root_dir=os.path.expanduser(default_root_dir),
+                    **lightning,
+                )
+            )
+        self.settings = replace(settings, precision=self.lightning.precision)
+        if gradient_clip_val is not None:
+            self.methods.append(GradientClip(max_value=gradient_clip_val, algorithm=gradient_clip_algorithm))
+        check_methods(self.methods)
+        switches = enable_progress_bar, enable_checkpointing, enable_model_summary
+        self.observers = default_observers(observers, self.hooks, *switches)
+        self.given_logger, self.resume_changed = logger, resume_changed
+        self.default_root_dir = os.path.expanduser(default_root_dir)
+        self.fast_dev_run, self.num_sanity_val_steps = fast_dev_run, num_sanity_val_steps
+        self._num_nodes = num_nodes
+
+    # Verbs ------------------------------------------------------------------------------------------------------------------------
 
     @takes_loaders
     @in_precision
@@ -131,8 +281,7 @@ class FederatedTrainer(RunHolder):
         Args:
             model: a :class:`flcog.ClientModule`, or any network, around which the module for the data's task is built, or any
                 LightningModule with ``training_step`` and ``configure_optimizers``; its ``validation_step`` and ``test_step`` evaluate
-                it. ``self.current_epoch`` is the round, ``batch_idx`` the client's local step. ``docs/lightning.md`` lists the hooks of
-                Lightning that are called.
+                it. An epoch is a round: ``docs/lightning.md`` says in which loops the clients train.
             datamodule: the federation's data. A map-style torch data set, a ``DataLoader`` of one or a plain
                 ``LightningDataModule`` is divided over ten clients at random, which the summary says. As for ``lightning.Trainer``, it may
                 be a loader and a second one for validation (``train_dataloaders=..., val_dataloaders=...``).
@@ -154,7 +303,7 @@ class FederatedTrainer(RunHolder):
         resumes = ckpt_path not in (None, "auto")
         origin = None if init_from is None else load_initial_weights(model, init_from, resumes)
         self._session = None
-        with Lifecycle(self.fabric, self.profiler) as life:
+        with Lifecycle(self.fabric, [*self.methods, *self.observers], self.hooks) as life:
             plan = FitPlan(ckpt_path, self.resume_changed, self.given_logger, life.lock, origin)
             self._session, self._trained = self._open(model, datamodule, plan), (model, datamodule)
             life.train(self._session, self.evaluate, self.num_sanity_val_steps)
@@ -212,7 +361,7 @@ class FederatedTrainer(RunHolder):
             ckpt_path: the checkpoint to predict from.
             inputs: predict these instead, in the data set's format (such as uint8 images with channels last).
         """
-        with self._evaluation(VERBS["predict"], model, datamodule, ckpt_path) as run:
+        with self._evaluation(TrainerFn.PREDICTING, model, datamodule, ckpt_path) as run:
             return predict(run, inputs)
 
     def export(
@@ -254,8 +403,11 @@ class FederatedTrainer(RunHolder):
     @in_precision
     def train_round(self) -> dict[str, float]:
         """One round of training alone: no evaluation, observers, trackers or checkpoint. Returns its figures."""
-        self._as_lightning("run").current_epoch = self.run.round
-        return rounds.advance(self.run.engine, self.run.server)
+        run = self.run
+        self.lightning.resume_at(run.round, run.server.steps)
+        row = rounds.advance(run.engine, run.server)
+        self.lightning.end_clients(run.server.steps)
+        return row
 
     @in_precision
     def collect(self, round: int | None = None) -> tuple[Aggregate, Ledger]:
@@ -280,9 +432,204 @@ class FederatedTrainer(RunHolder):
         """The clients of a round, counted from 0. A selection with a state takes the state as it is now."""
         return list(rounds.select(self.run.engine, self.run.server.copy(round)).clients)
 
+    # The last run -----------------------------------------------------------------------------------------------------------------
+
+    @property
+    def run(self) -> Session:
+        """The current run, or the last one."""
+        if self._session is None:
+            raise ValueError("this trainer has no run yet: call fit, or prepare")
+        return self._session
+
+    @property
+    def lightning(self) -> RoundsTrainer:
+        """The run as modules and Lightning's callbacks see it. Its attributes are also those of this trainer."""
+        return self.hooks.trainer
+
+    @property
+    def model(self) -> L.LightningModule:
+        """The trained module with the global weights as they are evaluated: the user's module, with the changes of methods."""
+        self.run.engine.hand_over(self.run.server, self.run.evaluated_params())
+        return self.run.model.module
+
+    @property
+    def history(self) -> list[dict[str, float]]:
+        """One row per round: the rows of ``metrics.csv``."""
+        return self._session.history if self._session is not None else []
+
+    @property
+    def run_dir(self) -> Path | None:
+        """The directory of the run, or None if it has none."""
+        return self._session.directory if self._session is not None and self._session.has_directory else None
+
+    @property
+    def loggers(self) -> list[Logger]:
+        """The run's trackers. W&B offline, with no other beside it, is open from the first round's row on."""
+        if self._session is not None:
+            return self._session.trackers.loggers
+        given = self.given_logger if isinstance(self.given_logger, Sequence) else [self.given_logger]
+        return [logger for logger in given if isinstance(logger, Logger)]
+
+    @property
+    def logger(self) -> Logger | None:
+        """The first tracker, as ``lightning.Trainer`` has it."""
+        return next(iter(self.loggers), None)
+
+    @logger.setter
+    def logger(self, given: Logger | list[Logger] | bool | None) -> None:
+        self.given_logger = given
+
+    @property
+    def should_stop(self) -> bool:
+        """Whether the run ends after the round in hand."""
+        return self.lightning.should_stop
+
+    @should_stop.setter
+    def should_stop(self, value: bool) -> None:
+        self.lightning.should_stop = value
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__") or "hooks" not in vars(self) or not hasattr(self.hooks.trainer, name):
+            raise AttributeError(f"{type(self).__name__} has no attribute {name!r}")
+        return getattr(self.hooks.trainer, name)
+
+    def _topics(self) -> Iterator[tuple[str, str]]:
+        settings, done = self.settings, 0 if self._session is None else self._session.round
+        yield "rounds", f"{settings.rounds:,}" + (f", {done:,} of them done" if done else "")
+        some = settings.clients_per_round
+        yield "clients", "all in each round" if isinstance(some, float) and some == 1 else f"{some} in each round"
+        yield "local work", local_work(settings)
+        yield "methods", " + ".join(map(describe_method, self.methods)) or "none: plain FedAvg"
+        evaluated = next(filter(None, map(score, reversed(self.history))), None)
+        if evaluated is not None:
+            yield "result", evaluated
+        if self.run_dir is not None:
+            yield "run", str(short(self.run_dir))
+
+    # Opening ----------------------------------------------------------------------------------------------------------------------
+
+    def connect(self, clients: ClientsElsewhere) -> None:
+        """Let the clients of all later runs of this trainer live in other processes.
+
+        Args:
+            clients: sends the trainer's messages to the processes of :func:`flcog.hosting.host_clients`, which train, evaluate and keep
+                the data. ``docs/scaling.md`` has an example.
+        """
+        self._clients = clients
+
+    def _open(self, model: nn.Module, datamodule: Any, plan: Plan, settings: Settings | None = None) -> Session:
+        """Start the processes, and open a run."""
+        check_model(model)
+        if not isinstance(datamodule, FederatedDataModule):
+            from flcog.datamodules.wrapping import federated
+
+            datamodule = federated(adopt(datamodule))
+        adopt(datamodule.hooked)
+        if not self._launched:
+            launch(self.fabric, self._num_nodes)
+            self._launched = True
+        if plan.stage == TrainerFn.FITTING and self._has_fitted:
+            self.hooks.renew()
+        self._has_fitted = self._has_fitted or plan.stage == TrainerFn.FITTING
+        keep_allocations()
+        request = Request(
+            settings=settings or self.settings,
+            methods=self.methods,
+            observers=self.observers,
+            fabric=self.fabric,
+            root=self.default_root_dir,
+            config=self.config,
+            model=model,
+            datamodule=datamodule,
+            lightning=self.lightning,
+            clients=self._clients,
+        )
+        return open_run(request, plan)
+
     def _measure(self, split: Split, verbose: bool, *given: Any) -> Figures:
         with self._evaluation(VERBS[split], *given) as run:
-            figures = measure(run, self._lightning, split)
+            figures = measure(run, self.hooks, split)
         if verbose and self.fabric.is_global_zero:
             print_figures(figures)
         return figures
+
+    @contextmanager
+    def _evaluation(
+        self, stage: TrainerFn, model: nn.Module | None, datamodule: Data | None, ckpt_path: str | None
+    ) -> Iterator[Session]:
+        """A run to evaluate in the stage of a verb, with the hooks around it."""
+        run = self._run_to_evaluate(model, datamodule, ckpt_path, stage)
+        with self.hooks.verb(run, stage, again=run is self._session):
+            yield run
+
+    def _run_to_evaluate(
+        self, model: nn.Module | None, datamodule: Data | None, ckpt_path: str | None, stage: TrainerFn = TrainerFn.TESTING
+    ) -> Session:
+        """Open a run to evaluate a checkpoint or a model as it is. A model or data that are left out are those of the last run.
+
+        As in Lightning, ``best``, or neither a model nor a checkpoint, is the best checkpoint of a ``ModelCheckpoint``, if there is one.
+        """
+        if ckpt_path == "best" or (ckpt_path is None and model is None):
+            ckpt_path = getattr(self.lightning.checkpoint_callback, "best_model_path", None) or ckpt_path
+        if model is None and datamodule is None and ckpt_path is None:
+            return self.run
+        if model is None or datamodule is None:
+            self.run.engine.hand_over(self.run.server, self.run.evaluated_params())
+            assert self._trained is not None
+            model, datamodule = model or self._trained[0], self._trained[1] if datamodule is None else datamodule
+        return self._open(model, datamodule, EvaluationPlan(ckpt_path, stage))
+
+    def _how_to_go_on(self) -> str:
+        """The advice about a run that was cut off."""
+        if self.run_dir is None or not (self.run_dir / LAST).is_file():
+            return "start again, for there is no checkpoint yet"
+        return "go on with " + next_command("fit", self.run_dir, self.run_dir, self.config)
+
+
+CONTRADICTIONS = {
+    "val_check_interval": (None, 1.0, "clients do not validate: eval_every is the number of rounds between evaluations"),
+    "reload_dataloaders_every_n_epochs": (0, 0, "each client reads its samples anew in every round"),
+}
+"""Arguments of ``lightning.Trainer`` with the values that a federation can have, and the reason."""
+
+
+def _in_rounds(options: dict[str, Any], rounds: int, eval_every: int) -> tuple[int, int]:
+    """Take the options that count epochs out of Lightning's: the number of rounds, and of rounds between evaluations."""
+    for name, (*possible, reason) in CONTRADICTIONS.items():
+        if options.get(name, possible[0]) not in possible:
+            raise ValueError(f"trainer.{name} is {options[name]}: {reason}; leave it out")
+    epochs, every = options.pop("max_epochs", None), options.pop("check_val_every_n_epoch", None)
+    return rounds if epochs is None else epochs, eval_every if every in (None, 1) else every
+
+
+def _by_kind(callbacks: Any) -> tuple[list[Method], list[Callback], list[L.Callback]]:
+    """Divide one callback or several into methods, observers and Lightning's callbacks."""
+    methods, observers, lightning = list[Method](), list[Callback](), list[L.Callback]()
+    alone = isinstance(callbacks, Callback | str) or not isinstance(callbacks, Iterable)
+    for callback in [callbacks] if alone else callbacks:  # as in Lightning, one callback needs no list
+        if isinstance(callback, Method):
+            methods.append(callback)
+        elif isinstance(callback, Callback):
+            observers.append(callback)
+        elif isinstance(adopt(callback), L.Callback):
+            lightning.append(callback)
+        else:
+            name = callback.__name__ if isinstance(callback, type) else callback if isinstance(callback, str) else ""
+            got = f"the class {name}" if isinstance(callback, type) else repr(callback)
+            raise ValueError(
+                f"callbacks are methods or observers of flcog, or Lightning's; got {got}: give objects{name and f', such as {name}()'}"
+            )
+    return methods, observers, lightning
+
+
+def check_model(model: Any) -> None:
+    """Refuse what is no network, and modules that cannot train."""
+    if not isinstance(model, nn.Module):
+        raise ValueError(
+            "the model must be a network, a flcog.ClientModule, such as flcog.Classifier(network), or a LightningModule; got "
+            f"{type(model).__name__}"
+        )
+    if isinstance(adopt(model), L.LightningModule) and not overrides(model, "LightningModule", "training_step"):
+        raise ValueError(
+            f"{type(model).__name__} has no training_step: add a training_step that returns the loss, or use a flcog.ClientModule"
+        )

@@ -14,7 +14,7 @@ from flcog.method import OBSERVER_HOOKS, Method, Run
 
 FOLDERS = {"flcog": ROOT / "flcog", "flcog.callbacks": ROOT / "callbacks", "flcog.datamodules": ROOT / "datamodules"}
 
-TRAINER = ("flcog.trainer", "flcog.run_holder", "flcog.trainer_arguments", "flcog.lightning_attributes")
+TRAINER = ("flcog.trainer",)
 
 LAYERS = (
     ("flcog.core",),
@@ -22,26 +22,21 @@ LAYERS = (
     (
         "flcog.client_module",
         "flcog.model_function",
-        "flcog.row_mixing",
         "flcog.batchnorm_statistics",
-        "flcog.module_copies",
         "flcog.apply",
-        "flcog.trainer_view",
         "flcog.own_steps",
-        "flcog.logged_names",
-        "flcog.manual_steps",
         "flcog.step_log",
-        "flcog.evaluation_log",
         "flcog.reading",
         "flcog.label_statistics",
     ),
     ("flcog.datamodules",),
-    ("flcog.batch_hooks", "flcog.evaluation_hooks", "flcog.evaluation_limits", "flcog.evaluation"),
+    ("flcog.evaluation_limits", "flcog.evaluation"),
     ("flcog.wire",),
     ("flcog.method", "flcog.hooks"),
     ("flcog.client",),
     ("flcog.server",),
     ("flcog.execute",),
+    ("flcog.lightning",),
     ("flcog.hosting",),
     ("flcog.assembly", "flcog.advice"),
     ("flcog.run",),
@@ -62,6 +57,7 @@ CLOSED = {
     "flcog.client": ("flcog.datamodules",),
     "flcog.server": ("flcog.client", "flcog.datamodules"),
     "flcog.execute": ("flcog.server", "flcog.datamodules"),
+    "flcog.lightning": ("flcog.server", "flcog.datamodules"),
     "flcog.hosting": ("flcog.server", "flcog.datamodules"),
     "flcog.assembly": ("flcog.datamodules",),
     "flcog.run": ("flcog.datamodules",),

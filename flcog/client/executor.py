@@ -24,12 +24,14 @@ class Result(NamedTuple):
         envelope: all values that the clients send.
         states: the clients' new states, in the order of the methods.
         manifest: a description of each envelope.
+        training: the state of a single client's training for its next round.
     """
 
     works: Sequence[ClientWork]
     envelope: Envelope
     states: list[Slot]
     manifest: Manifest
+    training: Slot = {}
 
 
 class StopRequest(Exception):

@@ -2,13 +2,43 @@
 
 import functools
 import math
+import operator
 import warnings
 from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 
 from flcog.client.messages import Scores
-from flcog.evaluation_log import POOLED, Logged
+
+JOINS: Mapping[str, Any] = {"mean": operator.add, "sum": operator.add, "max": np.maximum, "min": np.minimum}
+"""How the values of two hosts are put together, by the name of the reduction. There is no way for ``pooled`` figures."""
+
+
+class Logged(NamedTuple):
+    """A figure of a host.
+
+    Args:
+        reduction: a key of ``JOINS``.
+        total: the figure; of a mean the sum of the values times their weights.
+        weight: of the values.
+    """
+
+    reduction: str
+    total: float
+    weight: float
+
+    def joined(self, other: "Logged") -> "Logged":
+        """The figure over the samples of both."""
+        return Logged(self.reduction, float(JOINS[self.reduction](self.total, other.total)), self.weight + other.weight)
+
+    @property
+    def value(self) -> float:
+        """The figure."""
+        if self.reduction != "mean":
+            return self.total
+        return self.total / self.weight if self.weight else math.nan
 
 
 def joined_scores(parts: Mapping[int, Scores], sizes: Mapping[int, int], kind: str) -> Scores:
@@ -22,7 +52,7 @@ def joined_scores(parts: Mapping[int, Scores], sizes: Mapping[int, int], kind: s
     together, withheld = dict[str, float](), list[str]()
     for name in dict.fromkeys(name for part in parts.values() for name in part.figures):
         measured = [k for k, part in parts.items() if name in part.figures]  # a host without held-out samples has none
-        if len(measured) > 1 and any(parts[k].joins.get(name, ("", 1))[0] == POOLED for k in measured):
+        if len(measured) > 1 and any(parts[k].joins.get(name, ("", 1))[0] == "pooled" for k in measured):
             withheld.append(name)
             continue
         together[name] = functools.reduce(Logged.joined, (_over_rows(parts[k], name, sizes[k]) for k in measured)).value

@@ -2,31 +2,31 @@
 
 import functools
 from collections.abc import Sequence
-from typing import NamedTuple, cast
+from typing import Any, NamedTuple, cast
 
 import lightning as L
 import torch
 from torch import Tensor, nn
 
-from flcog.client.kept_weights import keeping_weights
-from flcog.client.lightning_hooks import written_hooks
-from flcog.client.local_hooks import LocalHooks, check_accumulation, check_manual, check_mapping
-from flcog.client.optimizers import configure, configure_to_evaluate, describe_optimizer, each_optimizer
+from flcog.client.optimizers import SeveralOptimizers, asks_again, describe_optimizer
 from flcog.client.output_check import check_pairs
-from flcog.client.setup_trainer import SetupTrainer
 from flcog.client_module import ClientModule, as_client
 from flcog.core.global_streams import seeded
-from flcog.core.lightning_packages import lightning_base
 from flcog.core.precision import DTYPES, default_dtype, float64_device
 from flcog.core.processes import Processes
 from flcog.core.randomness import fold
+from flcog.core.source import Source
 from flcog.core.types import Params
 from flcog.data import FederatedDataModule, Federation
 from flcog.method import Method, ModelNote, Note
+from flcog.method.gradient_clip import GradientClip
 from flcog.method.returned import check_type
 from flcog.model_function import ModelFunction
 from flcog.models.lora import adapters
 from flcog.settings import Settings
+
+CHANGES_A_STEP = ("loss", "wrap_gradient", "correct_gradient")
+"""Hooks of flcog's methods that a module with manual optimisation leaves no place for."""
 
 
 class ClientModel(NamedTuple):
@@ -36,13 +36,17 @@ class ClientModel(NamedTuple):
         function: the model, on its device.
         optimizer: the module's optimiser.
         notes: choices made on the user's behalf, for the run's summary.
-        hooks: the hooks of Lightning's that fire while a client trains.
+        trainer: the run's ``lightning.Trainer``, in whose loops the clients may train and modules are evaluated.
+        reason: why the clients train in Lightning's loops; empty if the module may be pure.
+        hooked: whether users' hooks between rounds may change the module.
     """
 
     function: ModelFunction
     optimizer: torch.optim.Optimizer
     notes: list[Note]
-    hooks: LocalHooks
+    trainer: Any
+    reason: str = ""
+    hooked: bool = False
 
     @property
     def tensors(self) -> Params:
@@ -50,8 +54,8 @@ class ClientModel(NamedTuple):
         return self.function.params | {name: self.function.buffers[name] for name in self.function.shared_buffers}
 
     def check_values(self) -> None:
-        """Refuse values that are NaN or infinite before round 1. Otherwise the first client would be blamed for them."""
-        for name, value in self.tensors.items():
+        """Refuse parameters that are NaN or infinite before round 1. Otherwise the first client would be blamed for them."""
+        for name, value in self.function.params.items():
             if not torch.isfinite(value).all():
                 raise ValueError(
                     f"{type(self.function.module).__name__}: {name} has NaN or infinite values before round 1: load other weights, or "
@@ -65,7 +69,7 @@ def make_client_model(
     model: nn.Module,
     datamodule: FederatedDataModule,
     processes: Processes,
-    trainer: SetupTrainer,
+    trainer: Any,
 ) -> ClientModel:
     """Make the initial model of a run, identical in all processes.
 
@@ -75,33 +79,25 @@ def make_client_model(
         model: the user's module, or a bare network.
         datamodule: the user's data, prepared and set up.
         processes: the processes of the run.
-        trainer: as the module sees it, with the run's callbacks of Lightning's.
+        trainer: the run's ``lightning.Trainer``.
     """
-    client, choice = _as_client(model, datamodule)
-    with trainer.visible_to(client):
-        client, notes = _with_methods(settings, methods, client, datamodule, processes, trainer.stage)
-        configured = configure(client) if trainer.fitting else configure_to_evaluate(client)
-    check_manual(client, methods)
+    client = model if isinstance(model, L.LightningModule) else as_client(model, datamodule.federation.task)
+    client, notes = _with_methods(settings, methods, client, datamodule, processes, trainer)
+    optimizers = trainer.make_optimizers(client)
+    optimizer = optimizers[0] if len(optimizers) == 1 else SeveralOptimizers(optimizers)
     function = ModelFunction(client, functools.partial(settings.autocast, processes.device))
-    if not client.automatic_optimization:
-        function.takes_steps_itself = (len(each_optimizer(configured.optimizer)), len(configured.schedulers))
-    hooks = LocalHooks(
-        client, datamodule.hooked, configured, trainer.callbacks, settings.rounds, settings.accumulate_grad_batches
-    )
-    check_accumulation(hooks)
-    check_mapping(hooks, methods, datamodule.federation.train.inputs)
-    notes = choice + notes + _notes_on_groups(configured.optimizer, methods)
-    return ClientModel(function, configured.optimizer, notes, hooks)
-
-
-def _as_client(model: nn.Module, datamodule: FederatedDataModule) -> tuple[L.LightningModule, list[Note]]:
-    """Wrap a bare network in a module for the data's task, and write a note about the choice."""
-    if lightning_base(model, "LightningModule"):
-        return cast(L.LightningModule, model), []
-    client = as_client(model, datamodule.federation.task)
-    kind, optimizer = type(client).__name__, describe_optimizer(configure(client).optimizer)
-    text = f"{type(model).__name__} trains as a flcog.{kind} by {optimizer}: flcog.{kind}(network, optimizer=...) chooses another"
-    return client, [ModelNote(text)]
+    reason = trainer.reason_for_its_loops(settings.keep_optimizers)
+    if client is not model and not isinstance(model, L.LightningModule):
+        kind = type(client).__name__
+        text = f"{type(model).__name__} trains as a flcog.{kind} by {describe_optimizer(optimizer)}: flcog.{kind}(network, optimizer=...)"
+        notes.insert(0, ModelNote(f"{text} chooses another"))
+    _check_steps(client, methods, optimizers, settings.accumulate_grad_batches, reason)
+    _check_samples(methods, datamodule.federation.train.inputs)
+    if not reason:
+        for group in optimizer.param_groups:
+            group["params"] = [parameter for parameter in group["params"] if parameter.requires_grad]
+    notes += _notes_on_groups(optimizer, methods)
+    return ClientModel(function, optimizer, notes, trainer, reason, trainer.has_users_hooks())
 
 
 def _with_methods(
@@ -110,19 +106,16 @@ def _with_methods(
     model: L.LightningModule,
     datamodule: FederatedDataModule,
     processes: Processes,
-    stage: str,
+    trainer: Any,
 ) -> tuple[L.LightningModule, list[Note]]:
     """Set the module up, let all methods change it, move it to the device, and make it identical in all processes."""
-    dtype, device = DTYPES[settings.precision], processes.device
+    dtype, device = DTYPES.get(settings.precision, torch.float32), processes.device
     if dtype == torch.float64 and float64_device(device) != device:
         raise ValueError(f"precision={settings.precision}: {device.type} has no float64; use 32-true, or accelerator=cpu")
-    written = written_hooks(model)
+    trainer.attach(model)
     seed = fold(settings.seed, "configure_model")
-    with seeded(seed, processes.device), default_dtype(torch.float32), keeping_weights(model, stage):
-        if "setup" in written and datamodule.loaders_of is not model:
-            model.setup(stage)
-        if "configure_model" in written:
-            model.configure_model()
+    with seeded(seed, processes.device), default_dtype(torch.float32):
+        trainer.set_up(again=datamodule.loaders_of is model)
     _check_task(model, datamodule)
     notes = []
     if datamodule.federation.client_test is not None and not isinstance(model, ClientModule):
@@ -205,6 +198,42 @@ def _with_method(
         changed: nn.Module = method.configure_model(cast(ClientModule, model))
         kind, wanted = (ClientModule, "the flcog.ClientModule") if isinstance(model, ClientModule) else (nn.Module, "the module")
         return cast(L.LightningModule, check_type(method, "configure_model", changed, kind, wanted))
+
+
+def _check_steps(
+    module: L.LightningModule, methods: Sequence[Method], optimizers: Sequence[Any], accumulate: int, reason: str
+) -> None:
+    """Refuse methods that have no place in the steps of this module."""
+    name, manual = type(module).__name__, not module.automatic_optimization
+    for method in methods:
+        if manual and (any(map(method.overrides, CHANGES_A_STEP)) or method.differentiates_loss):
+            clips = isinstance(method, GradientClip)
+            what = "trainer.gradient_clip_val" if clips else method.name
+            remedy = "call self.clip_gradients in training_step" if clips else "let training_step return the loss"
+            raise ValueError(
+                f"{what} changes or differentiates the loss or the gradient of a step, and {name} takes its steps itself "
+                f"(automatic_optimization = False): remove {what}, or {remedy}"
+            )
+        if method.maps_gradient and reason:
+            raise ValueError(
+                f"{method.name} computes the gradients of many samples at once, without Lightning's loops, and this run needs them "
+                f"({reason}): remove one of the two"
+            )
+    if accumulate > 1 and (manual or any(map(asks_again, optimizers))):
+        raise ValueError(
+            f"accumulate_grad_batches={accumulate}: {name} takes its steps itself, or its optimiser computes the loss several times in a "
+            "step: accumulate in training_step, or use a larger batch size"
+        )
+
+
+def _check_samples(methods: Sequence[Method], inputs: Any) -> None:
+    """Refuse methods that take the gradient of each sample if the samples of a batch cannot be told apart."""
+    method = next((method for method in methods if method.maps_gradient), None)
+    if method is not None and isinstance(inputs, Source) and inputs.whole_batches:
+        raise ValueError(
+            f"{method.name} takes the gradient of each sample alone, and a collate_fn can mix the samples of a batch: let the data set's "
+            f"items have one shape and leave out collate_fn, or remove {method.name}"
+        )
 
 
 def _notes_on_groups(optimizer: torch.optim.Optimizer, methods: Sequence[Method]) -> list[Note]:

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
@@ -9,8 +10,9 @@ from torch.utils import _pytree as pytree
 from flcog.client.token_ids import UnknownIdsError, data_ids_checked
 from flcog.client_module import ClientModule
 from flcog.core.global_streams import seeded
+from flcog.core.source import Source
 from flcog.core.trees import Tree, first_leaf, form
-from flcog.data import Federation
+from flcog.data import Federation, Samples
 from flcog.model_function import ModelFunction, forward
 
 
@@ -24,6 +26,8 @@ def check_pairs(module: ClientModule, federation: Federation) -> None:
     name = type(module).__name__
     for part, samples in federation.sets.items():
         if not samples.whole and samples.labelled:
+            if samples.for_steps is not None:
+                _check_collated(samples, samples.for_steps)
             continue
         items = samples.gather(torch.zeros(1, dtype=torch.int64))
         if not samples.labelled:
@@ -37,6 +41,19 @@ def check_pairs(module: ClientModule, federation: Federation) -> None:
                 f"{name} takes tensors, and a batch of the {part} set contains a {type(odd[0]).__name__}: make tensors in a transform (a "
                 "tokenizer, for text), or give a LightningModule whose training_step takes such batches"
             )
+
+
+def _check_collated(samples: Samples, batches: Source) -> None:
+    """Refuse a ``collate_fn`` whose targets differ from the items' own: the split, the metrics and client modules use the latter."""
+    rows = np.arange(min(8, len(samples)))
+    made, own = batches.read(rows, None), samples.labels[: len(rows)].cpu()
+    targets = made[1] if isinstance(made, tuple | list) and len(made) == 2 else None
+    if isinstance(targets, Tensor) and not torch.equal(targets.reshape(-1).to(own.dtype), own.reshape(-1)):
+        raise ValueError(
+            f"collate_fn makes the targets {targets.reshape(-1)[:4].tolist()} of items whose targets are "
+            f"{own.reshape(-1)[:4].tolist()}, and a flcog.ClientModule learns the items' own: change them in the data set, or give a "
+            "LightningModule"
+        )
 
 
 def _is_named_with_gaps(part: Any) -> bool:
@@ -69,7 +86,7 @@ def check_outputs(model: ModelFunction, sample: Tree, federation: Federation) ->
                 "(targets.long()), or use Regressor for values"
             )
     try:
-        with seeded(0, first_leaf(sample).device), data_ids_checked(model.eval_module, sample, federation):
+        with seeded(0, first_leaf(sample).device), data_ids_checked(model.module, sample, federation):
             buffers = {name: buffer.clone() for name, buffer in model.buffers.items()}
             outputs = model.frozen(model.params, buffers, forward, sample)
     except UnknownIdsError:

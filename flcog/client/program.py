@@ -124,12 +124,17 @@ class Program:
     def total_loss(self, apply: Apply, params: Params, batch: Batch, contexts: list[Context]) -> tuple[Tensor, Tensor, Params]:
         """The task loss plus the terms of all methods, the task loss alone, and the values that its step logged."""
         task_loss = apply.loss(params, batch)
-        total, logged = task_loss, apply.logged
+        logged = apply.logged
+        return self.with_terms(apply, params, batch, task_loss, contexts), task_loss, logged
+
+    def with_terms(self, apply: Apply, params: Params, batch: Batch, task_loss: Tensor, contexts: list[Context]) -> Tensor:
+        """The task loss plus the terms of all methods."""
+        total = task_loss
         for i, method in self.losses:
             with unchanged(method, "loss", contexts[i], params=params):
                 term = method.loss(apply, dict(params), batch, task_loss, contexts[i])
             total = total + check_scalar(method, "loss", term)
-        return total, task_loss, logged
+        return total
 
     def gradient(self, base: GradientFunction, params: Params, batch: Batch, contexts: list[Context], masks: Params) -> Gradient:
         """The gradient for the optimiser: ``base`` inside all wrappers, then all corrections, then the masks."""

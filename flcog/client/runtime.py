@@ -1,7 +1,7 @@
 """The client runtime: it hosts clients with their data, random numbers, training, and states between rounds."""
 
-from collections.abc import Callable, Generator, Mapping, Sequence
-from contextlib import closing
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, ClassVar
@@ -34,6 +34,9 @@ from flcog.reading import Reader
 from flcog.wire.ledger import masked_bytes
 from flcog.wire.population import Population
 from flcog.wire.soundness import of_client, state_ranges
+
+TRAINING = "lightning"
+"""The name of the executor that trains clients in Lightning's loops, and of the state that it keeps of each client."""
 
 
 @dataclass
@@ -84,7 +87,7 @@ class ClientRuntime:
     @cached_property
     def stateful(self) -> bool:
         """Whether a method keeps state of each client. ``init_client`` of a method with ``weights`` may serve its message alone."""
-        if residual_stages(self.methods):
+        if residual_stages(self.methods) or self.executor.name == TRAINING:
             return True
         first = int(self.federation.partition.sizes.argmax())  # a client that this runtime hosts
         initial = (self.model.params, {name: self.model.buffers[name] for name in self.model.shared_buffers}, self.view(first, 0))
@@ -136,12 +139,22 @@ class ClientRuntime:
         methods = assignment.program.methods
         names = [method.name for method in methods]
         sealer, private = sealed_sum_of(methods), private_sum_of(methods)
-        with closing(self.executor.run(assignment)) as results:
+        with self._rates_kept(), closing(self.executor.run(assignment)) as results:
             for result in results:
                 reply = self._reply(result, names)
                 if sealer is not None:
                     reply = sealed(reply, sealer, received, [work.weight for work in result.works], private)
                 yield reply
+
+    @contextmanager
+    def _rates_kept(self) -> Iterator[None]:
+        """Restore the learning rates of the optimiser's groups, which its schedulers go on from, after clients have had their own."""
+        rates = [group.get("lr") for group in self.optimizer.param_groups]
+        try:
+            yield
+        finally:
+            for group, rate in zip(self.optimizer.param_groups, rates, strict=True):
+                group["lr"] = rate
 
     def commit(self, clients: Sequence[int]) -> None:
         for client in clients:
@@ -171,7 +184,8 @@ class ClientRuntime:
         models = PersonalModels(self.model, self.federation, self.batching, self.reader, self.evaluator, self.loop)
         work = models.work(received, client)
         self.prepare([work], [chosen], first, received.buffers, received.round)
-        return models.make(received, chosen, work)
+        with self._rates_kept():
+            return models.make(received, chosen, work)
 
     def ask(self, questions: Sequence[Question]) -> Generator[Any, None, None]:
         return (getattr(self, name)(*arguments) for name, arguments in questions)
@@ -222,9 +236,12 @@ class ClientRuntime:
         """Combine the tasks with the clients' data, states and random numbers, for an executor."""
         methods = [method for method in self.methods if method.name in received.server]
         works = make_work(self.federation, self.batching, tasks, received.seed, received.round)
-        unsent = unsent_by(tasks)
+        unsent, trains_apart = unsent_by(tasks), self.executor.name == TRAINING
+        if trains_apart:
+            self.store.fetch([work.client for work in works])
         for work, task in zip(works, tasks, strict=True):
             work.masks = {name: mask for name, mask in task.masks.items() if name not in unsent}
+            work.training = self.store.get(work.client).get(TRAINING, {}) if trains_apart else {}
         self.prepare(works, methods, received.params, received.buffers, received.round)
         self._initial = {}
         program = Program(
@@ -286,6 +303,8 @@ class ClientRuntime:
         for k, client in enumerate(clients if kept else ()):
             self._provisional[client] = new = of_client(kept, k)
             self._first.check(client, new)
+        if result.training and self.executor.name == TRAINING:
+            self._provisional.setdefault(clients[0], {})[TRAINING] = result.training
         masked, masked_plain = (
             [masked_bytes(work.masks, sizes) if work.masks else 0 for work in result.works]
             for sizes in (result.manifest.params, result.manifest.plain_params)

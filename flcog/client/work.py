@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
@@ -11,6 +12,7 @@ from flcog.core.trees import rows
 from flcog.core.types import Batch, Params, Slot
 from flcog.data import Federation
 from flcog.data.batching import Batching
+from flcog.data.order import Order
 from flcog.reading import Reader, Request
 
 
@@ -22,7 +24,7 @@ class ClientWork:
     ``order[starts[t] : starts[t] + sizes[t]]``. ``ends`` says after which batches the optimiser steps; None stands for each of them.
     ``states()`` and ``draws()`` are the client's state and random numbers for each method. ``residuals()``, which are needed after
     training, are its residuals by the position of their stage among the methods. All three are on the device, to which they may be
-    copied in the meantime.
+    copied in the meantime. ``training`` is what the client's last round has left to its training in Lightning's loops.
     """
 
     client: int
@@ -39,6 +41,7 @@ class ClientWork:
     states: Callable[[], list[Slot]] = list
     draws: Callable[[], list[Slot]] = list
     residuals: Callable[[], dict[int, Slot]] = dict
+    training: Slot = field(default_factory=dict)
 
     @property
     def num_batches(self) -> int:
@@ -54,9 +57,13 @@ def make_work(federation: Federation, batching: Batching, tasks: Sequence[Client
     pairs = [(size, task.num_steps) for size, task in zip(num_samples.tolist(), tasks, strict=True)]
     layouts = {pair: batching.layout(*pair) for pair in dict.fromkeys(pairs)}
     chosen = [layouts[pair] for pair in pairs]
-    passes = np.array([layout[2] for layout in chosen], dtype=np.int64)
-    order, offsets = epoch_orders(fold_each(fold(seed, round, "order"), ids), num_samples, passes, batching.shuffle)
-    order = partition.indices[order + np.repeat(starts_in_partition, np.diff(offsets))]
+    if batching.order is not None:
+        owned = [partition.client(int(k)) for k in ids]
+        order, offsets, chosen = _in_order(batching, batching.order, owned, [len(layout[0]) for layout in chosen], seed, round)
+    else:
+        passes = np.array([layout[2] for layout in chosen], dtype=np.int64)
+        order, offsets = epoch_orders(fold_each(fold(seed, round, "order"), ids), num_samples, passes, batching.shuffle)
+        order = partition.indices[order + np.repeat(starts_in_partition, np.diff(offsets))]
     keys = None
     if federation.needs_keys:
         counter = np.arange(len(order)) - np.repeat(offsets[:-1], np.diff(offsets))
@@ -79,6 +86,32 @@ def make_work(federation: Federation, batching: Batching, tasks: Sequence[Client
         for task, samples, layout, begin, end in zip(tasks, num_samples.tolist(), chosen, bounds, bounds[1:], strict=False)
     ]
 
+
+def _in_order(
+    batching: Batching, order: Order, owned: Sequence[np.ndarray], counts: Sequence[int], seed: int, round: int
+) -> tuple[np.ndarray, np.ndarray, list[Any]]:
+    """The samples of all clients as a user's sampler reads them, their bounds, and each client's starts and sizes of batches."""
+    passes = list[Any]()
+    taken = list[list[np.ndarray]]()
+    for own, count in zip(owned, counts, strict=True):
+        found, number = list[np.ndarray](), 0
+        most = count if batching.local_steps is not None else batching.batches_per_epoch(len(own))
+        while len(found) < count:
+            if number == len(passes):
+                passes.append(order.draw(fold(seed, round, "pass", number) >> 1, round))
+            found += order.of_client(passes[number], own)[: min(most, count - len(found))]
+            number += 1
+            if not found and number > MOST_EMPTY_PASSES:
+                raise ValueError(f"the loader's sampler drew none of a client's {len(own)} samples in {number} passes")
+        taken.append(found)
+    sizes = [np.array([len(batch) for batch in found]) for found in taken]
+    offsets = np.concatenate([[0], np.cumsum([size.sum() for size in sizes])])
+    starts = [np.cumsum(size) - size for size in sizes]
+    return np.concatenate([batch for found in taken for batch in found]), offsets, list(zip(starts, sizes, strict=True))
+
+
+MOST_EMPTY_PASSES = 100
+"""Passes of a user's sampler without a sample of some client before an error says so."""
 
 BLOCK_BYTES = 8 * 2**20
 """The bytes of a block of samples that are read at once: one gather serves several steps, and the block fits a CPU's cache."""

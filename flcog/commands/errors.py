@@ -19,7 +19,6 @@ from flcog.commands import import_from, input_place, shipped_configs
 from flcog.commands.broken_import import broken_import
 from flcog.commands.complaint import guess
 from flcog.commands.type_words import classes_in, takes_words, wanted
-from flcog.core.lightning_options import refusal_of
 from flcog.data import FederatedDataModule
 from flcog.method import (
     Aggregator,
@@ -160,12 +159,7 @@ def _no_option(parser: Any, text: str, name: str) -> str:
 
 def _no_key(parser: Any, text: str, command: str, name: str) -> str:
     """Explain an unknown option in a config file."""
-    return _of_lightning(name) or _elsewhere(name) or f"there is no option {name!r}.{_near(_command(parser, command), name)}"
-
-
-def _of_lightning(name: str) -> str | None:
-    """Explain an option that only Lightning's trainer has."""
-    return refusal_of(name.removeprefix("trainer.")) if name.startswith("trainer.") else None
+    return _elsewhere(name) or f"there is no option {name!r}.{_near(_command(parser, command), name)}"
 
 
 def _elsewhere(name: str) -> str:
@@ -178,8 +172,6 @@ def _elsewhere(name: str) -> str:
 def _unrecognized(parser: Any, text: str, words: str) -> str:
     word = words.split()[0]
     name = word.lstrip("-").split("=")[0]
-    if refusal := _of_lightning(name):
-        return refusal
     if word.startswith("--"):
         return f"there is no option --{name}." + (
             _near(parser, name, "--") or f" {parser.prog.replace(' [options]', '')} --help lists all"

@@ -5,18 +5,14 @@ from typing import Any
 
 import yaml
 
-from flcog.core.lightning_options import given_options
-
 NO_OPTIONS = ("optimizer", "lr_scheduler", "weights_only")
 """Options of LightningCLI's ``fit`` that the ``flcog`` command does not have."""
 
 
 def without_lightning_defaults(text: str) -> str:
-    """Remove from a config the options that only Lightning has and that have Lightning's default.
+    """Remove from a config the options that are null, which get the default of the federated trainer.
 
-    An option that both have, and that is null, gets the default of the federated trainer.
-
-    >>> print(without_lightning_defaults("{trainer: {rounds: 3, max_steps: -1, precision: null}, optimizer: null}").strip())
+    >>> print(without_lightning_defaults("{trainer: {rounds: 3, precision: null}, optimizer: null}").strip())
     trainer:
       rounds: 3
     """
@@ -25,7 +21,7 @@ def without_lightning_defaults(text: str) -> str:
         return text
     found: dict[Any, Any] = {name: value for name, value in config.items() if value is not None or name not in NO_OPTIONS}
     if isinstance(trainer := config.get("trainer"), dict):
-        found["trainer"] = given_options(trainer)
+        found["trainer"] = {name: value for name, value in trainer.items() if value is not None}
     return text if found == config else yaml.safe_dump(found, sort_keys=False)
 
 

@@ -46,7 +46,7 @@ def _devices_here(run: Path) -> list[str]:
         return []
     accelerator, devices = asked["accelerator"], asked["devices"]
     try:
-        make_fabric(accelerator, "auto", devices, 1, "32-true", [])
+        make_fabric(accelerator, "auto", devices, 1)
     except ValueError:
         print(f"this machine lacks the run's accelerator={accelerator}, devices={devices}: using a device of its own instead")
         return ["--trainer.accelerator", "auto", "--trainer.strategy", "auto", "--trainer.devices", "1"]

@@ -3,7 +3,6 @@
 import logging
 import os
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from lightning.fabric import Fabric
@@ -60,8 +59,6 @@ def make_fabric(
     strategy: str,
     devices: int | str,
     num_nodes: int,
-    precision: Any,
-    callbacks: list[Any],
     processes_per_device: int = 1,
 ) -> Fabric:
     """Make a Fabric of independent processes: no model is wrapped in DDP, and only sums and the server's step are communicated."""
@@ -77,8 +74,6 @@ def make_fabric(
             strategy=strategy if processes_per_device == 1 else SharedDevices(processes_per_device),
             devices=devices,
             num_nodes=num_nodes,
-            precision=precision,
-            callbacks=callbacks,
         )
     # TypeError: devices of the wrong type; ModuleNotFoundError: the accelerator's package is missing.
     except (MisconfigurationException, ValueError, RuntimeError, TypeError, ModuleNotFoundError) as error:

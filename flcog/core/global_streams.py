@@ -79,7 +79,7 @@ def kept_streams(device: torch.device = _CPU) -> Iterator[Streams]:
 
 
 @contextmanager
-def seeded(key: int, device: torch.device) -> Iterator[None]:
+def seeded(key: int, device: torch.device = _CPU) -> Iterator[None]:
     """Seed the global streams from ``key``, and restore their states on exit."""
     with kept_streams(device):
         seed_streams(key, device)

@@ -3,9 +3,10 @@
 import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import lru_cache
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import torch
+from lightning_utilities.core.apply_func import apply_to_collection
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
@@ -120,45 +121,6 @@ def unlike_keys(one: Tree, other: Tree) -> bool:
     return type(one) is not type(other) or (isinstance(one, dict) and one.keys() != other.keys())
 
 
-def change_of_structure(one: Tree, other: Tree, counts: tuple[int, int]) -> str:
-    """Describe how two batches of the same data set differ in structure. Empty if they agree.
-
-    A list or tuple with one entry for each sample may differ in length, and so may texts and other lists without tensors.
-
-    Args:
-        one: a batch.
-        other: another batch.
-        counts: the number of samples of each.
-
-    >>> change_of_structure({"x": 1}, {"x": 1, "mask": 2}, (4, 4))
-    'a dict of x and a dict of x, mask'
-    >>> change_of_structure({"names": ("a", "b")}, {"names": ("c",)}, (4, 1))
-    ''
-    >>> x = torch.ones(3)
-    >>> change_of_structure({"images": (x, x)}, {"images": (x,)}, (2, 1))
-    ''
-    >>> change_of_structure((x, x), (x, x, x), (4, 4))
-    'a tuple of 2 parts and a tuple of 3 parts'
-    """
-    if not isinstance(one, dict | list | tuple) and not isinstance(other, dict | list | tuple):
-        return ""
-    if type(one) is not type(other) or (isinstance(one, dict) and one.keys() != other.keys()):
-        return f"{form(one)} and {form(other)}"
-    if isinstance(one, dict):
-        pairs = [(one[key], other[key]) for key in one]
-    elif not (_has_tensors(one) or _has_tensors(other)):
-        return ""
-    elif len(one) != len(other) and (len(one), len(other)) != counts:
-        return f"{form(one)} and {form(other)}"
-    else:
-        pairs = list(zip(one, other, strict=False))
-    return next((odd for pair in pairs if (odd := change_of_structure(*pair, counts))), "")
-
-
-def _has_tensors(tree: Tree) -> bool:
-    return any(isinstance(leaf, Tensor) for leaf in leaves(tree))
-
-
 def not_rows(tree: Tree, count: int) -> str:
     """Describe a part of a batch that has not one row for each of ``count`` samples. Empty if all parts have.
 
@@ -186,13 +148,16 @@ def form(value: Any) -> str:
     return f"a {type(value).__name__}" + (f" of {len(value)} parts" if isinstance(value, tuple | list) else "")
 
 
+@runtime_checkable
+class Movable(Protocol):
+    """A tensor, or an object with a method ``to``, such as a graph of PyTorch Geometric."""
+
+    def to(self, *args: Any) -> Any: ...
+
+
 def moved(tree: Tree, move: Callable[[Any], Any]) -> Tree:
-    """Apply ``move`` to the tensors of a batch, and to its objects with a method ``to``, such as graphs of PyTorch Geometric."""
-
-    def is_leaf(value: Any) -> bool:
-        return hasattr(value, "to") or not isinstance(value, dict | list | tuple)
-
-    return pytree.tree_map(lambda leaf: move(leaf) if hasattr(leaf, "to") else leaf, tree, is_leaf=is_leaf)
+    """Apply ``move`` to all that can be moved in a batch, which may contain dataclasses, too."""
+    return apply_to_collection(tree, Movable, move)
 
 
 def call(network: Callable[..., Any], inputs: Tree, remedy: str = "leave out {unknown}") -> Any:

@@ -4,6 +4,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from flcog.data.order import Order
+
 
 @dataclass(frozen=True)
 class Batching:
@@ -20,6 +22,8 @@ class Batching:
         drop_last: whether a pass leaves out its smaller batch.
         accumulate: the number of batches whose gradients make one step. A pass ends a step.
         shuffle: whether each pass has an order of its own.
+        limit: the number of batches of a pass (int), or their share (float), if ``local_steps`` is None.
+        order: of the clients' samples, if they do not simply shuffle them.
     """
 
     batch_size: int
@@ -28,11 +32,15 @@ class Batching:
     drop_last: bool = False
     accumulate: int = 1
     shuffle: bool = True
+    limit: int | float = 1.0
+    order: Order | None = None
 
     def batches_per_epoch(self, num_samples: int) -> int:
-        if self.drop_last:
-            return max(1, num_samples // self.batch_size)
-        return -(-num_samples // self.batch_size)
+        if self.order is not None:
+            whole = self.order.num_batches(num_samples)
+        else:
+            whole = max(1, num_samples // self.batch_size) if self.drop_last else -(-num_samples // self.batch_size)
+        return min(whole, self.limit) if isinstance(self.limit, int) else max(1, int(whole * self.limit))
 
     def num_steps(self, num_samples: int) -> int:
         """A client's local steps in a round."""

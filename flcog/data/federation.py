@@ -14,6 +14,7 @@ from flcog.core.copies import sent
 from flcog.core.source import Source
 from flcog.core.topic_list import TopicList
 from flcog.core.trees import Tree, map_leaves
+from flcog.data.order import Order
 from flcog.data.partition import Partition
 from flcog.data.samples import Augment, Samples, Task
 
@@ -38,6 +39,8 @@ class Federation(TopicList):
     reweighted_test: bool = False
     """Whether a client is tested on ``test``, every class weighted by its share of the client's samples."""
     augment: Augment | None = None
+    order: Order | None = None
+    """The order in which the clients read the training set; None if they shuffle it."""
     class_names: tuple[str, ...] | None = None
     whole: Partition | None = None
     """The split as the partitioner made it, before parts were held out; None if it is ``partition``."""
@@ -93,16 +96,17 @@ class Federation(TopicList):
         Clients keep their numbers. Inputs that are read while the model trains stay where they are.
         """
         parts = [part and _restricted(part, set(clients)) for part in (self.partition, self.client_val, self.client_test)]
-        train = self.train
+        train, order = self.train, self.order
         if not isinstance(train.inputs, Source):
             rows = np.unique(np.concatenate([part.indices for part in parts if part is not None]))
-            train = train.subset(rows)
+            train, order = train.subset(rows), order and order.only(rows)
             parts = [part and Partition(np.searchsorted(rows, part.indices), part.offsets) for part in parts]
         partition, client_val, client_test = parts
         assert partition is not None
         return replace(
             self,
             train=train,
+            order=order,
             partition=partition,
             client_val=client_val,
             client_test=client_test,

@@ -2,7 +2,7 @@
 
 import copy
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Literal
+from typing import Literal
 
 import lightning as L
 import numpy as np
@@ -14,6 +14,7 @@ from flcog.core.labels import require_targets
 from flcog.core.topic_list import TopicList
 from flcog.core.trees import Tree
 from flcog.data.federation import Federation
+from flcog.data.order import Order
 from flcog.data.partition import IID, Partition, Partitioner, partition_by
 from flcog.data.preprocess import Preprocess
 from flcog.data.samples import Augment, Samples, Splits, Task, require_finite_inputs
@@ -51,8 +52,8 @@ class FederatedDataModule(TopicList, L.LightningDataModule):
     class_names: tuple[str, ...] | None = None
     notes: tuple[str, ...] = ()
     """Choices made on the user's behalf, for the run's summary."""
-    seen_in_setup: Any = None
-    """The trainer that a wrapped data module, or a module with its own loaders, finds as ``self.trainer`` while a run opens."""
+    order: Order | None = None
+    """The order in which clients read the training set; None if they shuffle it. It is known when the data is loaded."""
 
     def __init__(
         self,
@@ -137,6 +138,7 @@ class FederatedDataModule(TopicList, L.LightningDataModule):
             client_test=client_test if self.client_test else None,
             reweighted_test=self.reweighted_test,
             augment=self.augment(),
+            order=self.order,
             class_names=self.class_names,
             whole=whole if self.client_test or self.client_val else None,
         )

@@ -49,6 +49,7 @@ class Samples:
         whole: whether the inputs are whole batches of the data set, which the steps of a LightningModule receive alone. Targets
             then serve splits and statistics.
         returned: the pairs that the steps of a LightningModule receive instead; None if they are the same.
+        for_steps: the whole batches that they receive instead, if a ``collate_fn`` makes them.
         loaders: the number of samples of each loader, in their order, if several provide the set; else empty.
     """
 
@@ -57,6 +58,7 @@ class Samples:
     users: np.ndarray | None = None
     whole: bool = False
     returned: Returned | None = None
+    for_steps: Source | None = None
     loaders: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
@@ -119,6 +121,10 @@ class Samples:
         return replace(
             self, inputs=self.gather(index), users=users, loaders=(), **self._targets_by(lambda leaf: leaf[index.to(leaf.device)])
         )
+
+    def as_steps_receive_it(self) -> "Samples":
+        """The set as the steps of a LightningModule receive it."""
+        return self if self.for_steps is None else replace(self, inputs=self.for_steps, whole=True, returned=None)
 
     def to(self, device: torch.device) -> "Samples":
         def moved(leaf: Any) -> Any:

@@ -18,7 +18,6 @@ from flcog.deploy.objects import make_objects
 from flcog.deploy.states import NodeStates
 from flcog.deploy.supervision import Worker
 from flcog.hosting import HostedClients, host_clients
-from flcog.run.lightning_callbacks import LightningCallbacks
 from flcog.settings import Settings
 from flcog.wire.packing import PackingError, pack, unpack
 
@@ -98,9 +97,9 @@ class Node:
             self._settings = settings = trainer.settings
             with settings.in_force():
                 self._datamodule = data = hosted(objects.datamodule, worker.clients, worker.of)
-                lightning = next(observer for observer in trainer.observers if isinstance(observer, LightningCallbacks))
-                processes, callbacks = processes_of(trainer.fabric), lightning.gather(model)
-                self._clients = host_clients(settings, trainer.methods, model, data, processes, callbacks)
+                self._clients = host_clients(
+                    settings, trainer.methods, model, data, processes_of(trainer.fabric), trainer.lightning
+                )
             self._clients.states = self._states
         return self._datamodule
 

@@ -5,13 +5,16 @@ from collections.abc import Callable
 from contextlib import nullcontext
 from typing import Any, TypeVar
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 
 from flcog.apply import apply_of
+from flcog.core.global_streams import kept_streams
 from flcog.core.processes import Processes
 from flcog.core.text import human
+from flcog.core.types import Batch
 from flcog.execute.job import Job
 from flcog.execute.patches import ConvolutionsAsPatches
 from flcog.method import MemoryNote, Notes
@@ -107,11 +110,14 @@ def activation_bytes(job: Job, patches: bool = False) -> int:
         kept[_place(tensor)] = tensor.untyped_storage()  # kept, because another tensor might reuse its address
         return tensor
 
-    buffers = {name: buffer.clone() for name, buffer in model.buffers.items()}
     try:
+        model = model.on_copy(model.copy_of(model.module))
+        buffers = {name: buffer.clone() for name, buffer in model.buffers.items()}
+        own |= {_place(value) for value in model.params.values()}
         hooks = saved_tensors_hooks(keep, lambda tensor: tensor)
-        with model.on_trial(), torch.enable_grad(), hooks, ConvolutionsAsPatches() if patches else nullcontext():
-            apply_of(model, buffers).loss(model.params, job.two_copies)
+        batch = Batch(*job.reader(job.reader.federation.train, np.repeat(job.reader.federation.partition.indices[:1], 2)))
+        with kept_streams(job.device), torch.enable_grad(), hooks, ConvolutionsAsPatches() if patches else nullcontext():
+            apply_of(model, buffers).loss(model.params, batch)
     except Exception:
         return 0
     return sum(storage.nbytes() for place, storage in kept.items() if place not in own) * job.rows // 2

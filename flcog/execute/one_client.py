@@ -1,6 +1,7 @@
 """Trains one client on the module's own parameters and optimiser: the oracle for all other trainers."""
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -54,7 +55,7 @@ class OneClient:
         (work,) = works
         keys, self._step = assignment.dropout_keys(self.model.dropout_keys, [work.client]), 0
         try:
-            with own_steps(self.model, assignment.round):
+            with self._surroundings(assignment):
                 return self._client(assignment, work, {name: int(values[0]) for name, values in keys.items()})
         except Exception as error:
             step = min(self._step + 1, work.num_steps)
@@ -62,18 +63,22 @@ class OneClient:
             error.add_note(f"in client {work.client}, round {assignment.round + 1}, local step {step} of {work.num_steps}")
             raise
 
+    def _surroundings(self, assignment: Assignment) -> AbstractContextManager[None]:
+        """The context in which a client trains."""
+        return own_steps(self.model, assignment.round)
+
     @torch.no_grad()
     def _client(self, assignment: Assignment, work: ClientWork, scratch: dict[str, int]) -> Result:
         program, params, buffers = assignment.program, self.model.params, self.model.buffers
-        live, anchor = list(params.values()), [assignment.program.received.params[name] for name in params]
+        anchor = [assignment.program.received.params[name] for name in params]
         tensors = self._begin(assignment, work, scratch)
         own, tensors = self._train(assignment, work, tensors)
         now = {name: parameter.detach() for name, parameter in params.items()}
         measured = self._measure(assignment, work, now) if program.measurers else None
-        change = dict(zip(params, torch._foreach_sub(live, anchor), strict=True))
+        change = dict(zip(params, torch._foreach_sub(list(params.values()), anchor), strict=True))
         tensors = with_states(tensors, work.residuals())
         envelope, states, manifest = program.finish(change, now, buffers, tensors, measured)
-        envelope = envelope._replace(measured=own | self.model.log.measured())
+        envelope = envelope._replace(measured=own)
         envelope, states = self._owned(_with_axis((envelope, states)))
         return Result([work], envelope, states, manifest)
 
@@ -87,7 +92,7 @@ class OneClient:
             buffers[name].copy_(buffer)
         for name, key in scratch.items():
             buffers[name].fill_(key)
-        self._renew_optimizer(assignment)
+        self._renew_optimizer(assignment, work)
         if self.learner.seeds_streams:
             # Users' modules may draw from the global streams (nn.Dropout), and their draws should be repeatable too.
             seed_streams(assignment.stream_seed(work.client), live[0].device)
@@ -101,7 +106,7 @@ class OneClient:
                 params[name].copy_(value)
         return tensors
 
-    def _renew_optimizer(self, assignment: Assignment) -> None:
+    def _renew_optimizer(self, assignment: Assignment, work: ClientWork) -> None:
         assignment.set_rates(self.optimizer)
         self.optimizer.state.clear()
 
@@ -117,7 +122,6 @@ class OneClient:
                 program.local_step = step
             before = {name: value.clone() for name, value in params.items()} if program.followers else params
             gradient = self._gradient(program, batch, tensors, step)
-            self.model.log.compare(gradient.loss, gradient.logged)
             add_step(totals, gradient.loss, gradient.logged)
             if gradient.state:
                 tensors = with_states(tensors, self._owned(gradient.state))

@@ -1,21 +1,11 @@
 """Runs a module's own ``training_step`` for many clients."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, nullcontext
 
 from flcog.model_function import ModelFunction
-from flcog.own_steps import among_rounds, logging_to
+from flcog.own_steps import among_rounds
 
 
-@contextmanager
-def own_steps(model: ModelFunction, round: int) -> Iterator[None]:
-    """Give a module's ``training_step`` the round number and a logger, for the training of one client or of a chunk.
-
-    It does nothing for modules without such a step.
-    """
-    if not model.trains_itself:
-        yield
-        return
-    model.log.begin_client()
-    with among_rounds(model.module, round), logging_to(model.module, model.log.take):
-        yield
+def own_steps(model: ModelFunction, round: int) -> AbstractContextManager[None]:
+    """Let a module with a ``training_step`` of its own find the round's number while a client or a chunk trains."""
+    return among_rounds(model.module, round) if model.trains_itself else nullcontext()

@@ -14,7 +14,6 @@ from flcog.execute.compiler import compiled
 from flcog.execute.lane import Lane, NewStructure, StepArguments, StepProgram
 from flcog.execute.local_step import LocalStep
 from flcog.method import ExecutorNote, Notes
-from flcog.module_copies import ModuleCopies
 from flcog.settings import Compile
 
 
@@ -29,7 +28,7 @@ class Programs:
     kind: Compile = True
 
     def __init__(self, notes: Notes) -> None:
-        self._notes, self._lock, self._explained = notes, threading.Lock(), False
+        self._notes, self._lock = notes, threading.Lock()
         self._made: dict[Any, StepProgram] = {}
         self._failed, self._growing = set[tuple[int, ...]](), set[tuple[int, ...]]()
 
@@ -57,7 +56,6 @@ class Programs:
                 return None
             try:
                 if key not in self._made:
-                    self._drop_older(assignment.program.model.copies)
                     self._made[key] = self._make(local_step, arguments)
                 return self._lane(self._made[key], arguments)
             except torch.OutOfMemoryError:
@@ -74,18 +72,6 @@ class Programs:
                     f"trainer.compile: local steps run uncompiled, as they cannot be {self.verb} ({reason})", stacklevel=2
                 )
                 return None
-
-    def _drop_older(self, copies: ModuleCopies) -> None:
-        """Drop the programs that contain values of attributes that a hook has changed since, and say once that this takes time."""
-        kept = {key: made for key, made in self._made.items() if key[1] == copies.version}
-        if len(kept) < len(self._made) and not self._explained:
-            self._explained = True
-            warnings.warn(
-                f"trainer.compile: a hook changed self.{copies.changed}, so local steps are {self.verb} again after each such change; "
-                "trainer.compile=false may be faster",
-                stacklevel=2,
-            )
-        self._made = kept
 
     def _make(self, local_step: LocalStep, arguments: StepArguments) -> StepProgram:
         """Compile the program, which torch does when it first runs."""
@@ -112,7 +98,6 @@ def _methods_of(assignment: Assignment) -> tuple[int, ...]:
 
 
 def key_of(assignment: Assignment, arguments: StepArguments) -> Any:
-    """The key of a program: the methods, the state of the module's attributes, and the structure and shapes of the arguments."""
+    """The key of a program: the methods, and the structure and shapes of the arguments."""
     leaves, tree = pytree.tree_flatten(arguments)
-    attributes = assignment.program.model.copies.version
-    return _methods_of(assignment), attributes, tree, tuple((leaf.shape, leaf.dtype) for leaf in leaves)
+    return _methods_of(assignment), tree, tuple((leaf.shape, leaf.dtype) for leaf in leaves)

@@ -11,13 +11,13 @@ class Sequential:
 
     Args:
         trainer: trains a client.
+        name: ``loop``, or ``lightning`` for Lightning's loops.
     """
 
-    name = "loop"
     clients_at_once = 1
 
-    def __init__(self, trainer: ClientTrainer) -> None:
-        self.trainer = trainer
+    def __init__(self, trainer: ClientTrainer, name: str = "loop") -> None:
+        self.trainer, self.name = trainer, name
 
     def run(self, assignment: Assignment) -> Generator[Result, None, None]:
         works = [work for group in self.trainer.groups(assignment.works) for work in group]

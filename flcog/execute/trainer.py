@@ -11,7 +11,6 @@ from flcog.client.executor import Assignment, Result
 from flcog.client.work import ClientWork
 from flcog.model_function import ModelFunction
 from flcog.settings import Compile
-from flcog.step_log import StepLog
 
 
 @dataclass(frozen=True)
@@ -36,11 +35,7 @@ class Learner:
         """A copy for a thread."""
         # Copied together, so that the copied optimiser holds the copied module's parameters.
         module, optimizer = self.model.copy_of((self.model.module, self.optimizer))
-        model = ModelFunction(module, self.model.autocast)
-        model.initial, model.copies = self.model.initial, self.model.copies
-        model.copies.add(model.module, model.eval_module)
-        model.log = StepLog(module, self.model.log)
-        return Learner(model, optimizer, self.layers, False, self.logs)
+        return Learner(self.model.on_copy(module), optimizer, self.layers, False, self.logs)
 
 
 class ClientTrainer(Protocol):

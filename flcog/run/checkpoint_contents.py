@@ -175,6 +175,8 @@ Entries = dict[str, tuple[str, Fits]]
 RUN: Entries = {
     "round": ("a number of rounds done", _is_count),
     "seconds": ("simulated seconds, at least 0", _is_time),
+    "steps": ("a number of optimiser steps", _is_count),
+    "rates": ("learning rates", NUMBERS),
     "traffic": ("the clients in flight", _is_traffic),
     "seed": ("a whole number", _is_whole),
     "params": ("tensors by name", TENSORS),
@@ -194,7 +196,7 @@ RUN: Entries = {
     "run_id": ("the run's name", _is_text),
     "resumable": ("True or False", lambda value: isinstance(value, bool)),
 }
-LATER = {"loaded", "traffic", "seconds", "messages", "run_id"}
+LATER = {"steps", "rates", "loaded", "traffic", "seconds", "messages", "run_id"}
 """Entries that older checkpoints lack."""
 CLIENTS: Entries = {"clients": ("names of files in the folder clients, by client", _by(_is_count, _is_file_name))}
 STATES: Entries = {"clients": ("clients' states by method", _by(_is_count, STATE))}

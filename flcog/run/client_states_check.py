@@ -6,6 +6,7 @@ from typing import Any
 from torch import Tensor
 
 from flcog.client.residuals import residual_stages
+from flcog.client.runtime import TRAINING
 from flcog.run.checkpoint_contents import check_alike
 from flcog.server.engine import Engine
 from flcog.server.state import ServerState
@@ -23,6 +24,8 @@ def check_client_states(file: Path, client: int, states: dict[str, Any], engine:
     residuals = {engine.methods[i].name for i in residual_stages(engine.methods)}
     methods = {method.name: method for method in engine.methods if method.overrides("init_client") or method.name in residuals}
     for name, state in states.items():
+        if name == TRAINING:
+            continue  # its entries depend on the module's optimisers and schedulers
         if name not in methods:
             raise ValueError(
                 f"{file} holds a state of {name}, which is no method of this run: use the list of the run that wrote it"

@@ -26,8 +26,8 @@ HASHED_BYTES = 32 * 2**20
 
 HOW_IT_RUNS = (
     *("rounds", "callbacks", "seed", "executor", "chunk_size", "compile", "accelerator", "strategy", "devices", "num_nodes"),
-    *("processes_per_device", "logger", "default_root_dir", "resume_changed", "fast_dev_run", "num_sanity_val_steps", "max_time"),
-    *("gradient_clip_val", "gradient_clip_algorithm", "deterministic", "detect_anomaly", "profiler"),
+    *("processes_per_device", "logger", "default_root_dir", "resume_changed", "fast_dev_run", "num_sanity_val_steps"),
+    *("gradient_clip_val", "gradient_clip_algorithm"),
     *("enable_progress_bar", "enable_checkpointing", "enable_model_summary", "inference_mode", "limit_predict_batches"),
 )
 """Arguments of the trainer that a resumed run may change. Methods, clipping among them, and the seed are compared separately."""

@@ -41,7 +41,7 @@ def export(run: Session, path: Path, format: Format | None = None) -> None:
 
 def trained_network(run: Session) -> nn.Module:
     """A copy on the CPU of the user's network (the whole module where it is no ClientModule), in evaluation mode."""
-    module = copy.deepcopy(run.model.eval_module)
+    module = copy.deepcopy(run.model.module).eval()
     state = module.state_dict()
     with torch.no_grad():
         for name, value in (run.evaluated_params() | {name: run.buffers[name] for name in run.buffers if name in state}).items():

@@ -7,7 +7,7 @@ from lightning.pytorch.trainer.states import TrainerFn
 
 from flcog.client.messages import Split
 from flcog.core.monitor import OF_A_LOADER
-from flcog.run.lightning_callbacks import LightningCallbacks
+from flcog.lightning.observer import LightningHooks
 from flcog.run.session import Session
 from flcog.server.evaluate import evaluate
 
@@ -40,16 +40,18 @@ class Figures(dict[str, float]):
         raise KeyError(f"the figures are {', '.join(self) or 'none'}; got {key!r}")
 
 
-def measure(run: Session, callbacks: LightningCallbacks, split: Split) -> Figures:
+def measure(run: Session, hooks: LightningHooks, split: Split) -> Figures:
     """Evaluate a run's model as it is on its validation or test sets, with the hooks around such an evaluation."""
-    with callbacks.measuring(run, split) as metrics:
-        figures = evaluate(run.engine, run.server, [split])
-        metrics |= {name: value for name, value in figures.items() if name.startswith(f"{split}/")}
+    figures = evaluate(run.engine, run.server, [split])
+    metrics = {name: value for name, value in figures.items() if name.startswith(f"{split}/")}
+    if split == "val" and not run.evaluator.own.step_for("validation"):
+        hooks.evaluated(run, metrics)
+    hooks.trainer.publish(metrics)
     if run.engine.central[split] is None and getattr(run.engine.roll_call, split) is None:
         raise ValueError(f"{run.engine.data_name} has no {split} set: set data.client_{split}, or use the other verb")
     if not metrics:
         step = f"{type(run.model.module).__name__}.{'validation' if split == 'val' else 'test'}_step"
-        warnings.warn(f"the evaluation has no figures: {step} can log them by self.log, or return its loss", stacklevel=6)
+        warnings.warn(f"the evaluation has no figures: {step} can log them by self.log", stacklevel=6)
     return Figures(metrics)
 
 

@@ -6,16 +6,15 @@ from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Any, Self
 
+import torch
 from lightning.fabric import Fabric
-from lightning.pytorch.profilers import Profiler
 
 from flcog.core import lost_processes, signals
 from flcog.core.signals import RoundDropped, StopSignals
 from flcog.core.speed import Calibration
-from flcog.core.users_hooks import call_hook
 from flcog.core.waiting import CoreWaiting
 from flcog.core.writer_lock import WriterLock
-from flcog.run.debugging import report
+from flcog.lightning.observer import LightningHooks
 from flcog.run.session import Session
 from flcog.server import privacy
 from flcog.server import round as rounds
@@ -31,12 +30,13 @@ class Lifecycle:
     released.
 
     Args:
-        fabric: calls the hooks of observers, on every process.
-        profiler: measures rounds and evaluations.
+        fabric: whose first process prints.
+        observers: whose hooks are called, on every process.
+        hooks: the one among them that calls the hooks of Lightning's trainer.
     """
 
-    def __init__(self, fabric: Fabric, profiler: Profiler) -> None:
-        self.fabric, self.profiler, self.lock = fabric, profiler, WriterLock()
+    def __init__(self, fabric: Fabric, observers: Sequence[Any], hooks: LightningHooks) -> None:
+        self._observers, self._hooks, self.lock = observers, hooks, WriterLock()
         self._run: Session | None = None
         self._stop = StopSignals(lambda text: signals.say(text) if fabric.is_global_zero else None)
         self._calibration = Calibration()
@@ -57,7 +57,7 @@ class Lifecycle:
             try:
                 if self._run is not None:
                     self._run.trackers.close("success" if error is None else "failed")
-                    report(self.profiler, self._run.directory)
+                    self._hooks.trainer.end_profile()
             finally:
                 self.lock.release()
                 self._stop.leave()
@@ -70,24 +70,23 @@ class Lifecycle:
             evaluate: returns the metrics of an evaluation.
             num_sanity_val_steps: the number of batches to evaluate before round 1, for a test. The metrics are discarded.
         """
-        self._run = run
+        self._run, trainer = run, self._hooks.trainer
         privacy.begin(run.engine, run.server, run.spending.paid)
         self._deliver_notes(run)
         self._observe("on_fit_start")
-        if num_sanity_val_steps and run.round == 0:
-            self._observe("on_sanity_check_start")
-            with run.evaluator.limited_to(num_sanity_val_steps):
-                self._observe("on_sanity_check_end", evaluate())
-        _warn_of_eval_mode(run)
-        self._observe("on_train_start")
-        run.frozen.look(training=True)
-        first = run.round + 1
-        self._stop.rounds_begin(shared=run.processes.count > 1 or not run.has_all_data)
-        while run.round < run.settings.rounds and not run.should_stop and privacy.affordable(run.engine, run.server):
-            self._run_round(run, evaluate)
-            if run.round == first:
-                run.frozen.look()
-            self._stop_if_signalled(run)
+        with torch.autograd.set_detect_anomaly(trainer._detect_anomaly):
+            if num_sanity_val_steps and run.round == 0:
+                with self._hooks.sanity_check(run), run.evaluator.limited_to(num_sanity_val_steps):
+                    evaluate()
+            self._hooks.on_train_start(run)
+            run.frozen.look(training=True)
+            first = run.round + 1
+            self._stop.rounds_begin(shared=run.processes.count > 1 or not run.has_all_data)
+            while run.round < run.settings.rounds and not run.should_stop and privacy.affordable(run.engine, run.server):
+                self._run_round(run, evaluate)
+                if run.round == first:
+                    run.frozen.look()
+                self._stop_if_signalled(run)
         self._stop.rounds_end()
         if run.round < run.settings.rounds and not privacy.affordable(run.engine, run.server):
             warnings.warn(f"stopped after round {run.round}: another round would exceed the privacy budget", stacklevel=2)
@@ -96,6 +95,7 @@ class Lifecycle:
 
     def _run_round(self, run: Session, evaluate: Callable[[], dict[str, float]]) -> None:
         began, evaluated, waiting = time.perf_counter(), run.settings.evaluates(run.round + 1), CoreWaiting()
+        profile = self._hooks.trainer.profiler.profile
         try:
             with run.server.undone_at(RoundDropped), run.clients.noting_changes(), self._stop.round_in_hand() as begin:
 
@@ -104,16 +104,16 @@ class Lifecycle:
                     self._observe("on_round_start", run.round + 1, selection)
                     begin()
 
-                with self.profiler.profile("round"):
+                with profile("round"):
                     metrics = rounds.advance(run.engine, run.server, evaluated, on_selected)
+                self._hooks.trainer.end_clients(run.server.steps)
                 # The price of the clients that have arrived is known now, before anything is released.
                 run.spending.record(run.engine, run.server)
                 metrics["time/round"] = time.perf_counter() - began
                 metrics |= waiting.column() | self._calibration.column()
                 if evaluated:
                     began = time.perf_counter()
-                    self._observe("on_evaluation_start", run.round)
-                    with self.profiler.profile("evaluation"):
+                    with profile("evaluation"):
                         metrics |= evaluate()
                     metrics["time/evaluation"] = time.perf_counter() - began
         except RoundDropped:
@@ -144,21 +144,8 @@ class Lifecycle:
 
     def _observe(self, hook: str, *args: Any) -> None:
         if self._run is not None:
-            where = f", round {args[0]}" if args and isinstance(args[0], int) else ""
-            for observer in self.fabric._callbacks:
+            for observer in self._observers:
                 if hasattr(observer, hook):
-                    call_hook(observer, hook, self._run, *args, where=where)
+                    getattr(observer, hook)(self._run, *args)
                     if hook in ADDS_COLUMNS:  # at once, so that no later observer decides by a column that is withheld
                         privacy.withhold(self._run.engine, args[1])
-
-
-def _warn_of_eval_mode(run: Session) -> None:
-    """Warn about layers that train in evaluation mode, as Lightning does: a call of ``model.eval()`` may be a mistake."""
-    model = run.model
-    if run.processes.is_first and model.takes_whole_batches and (names := model.in_eval_mode):
-        name = " of ".join(filter(None, (names[0], type(model.module).__name__)))
-        warnings.warn(
-            f"{name} is in evaluation mode, and trains in it, as in Lightning: its Dropout is off and its BatchNorm's statistics stay. If "
-            "this is not wanted, call model.train() before fit",
-            stacklevel=2,
-        )

@@ -1,47 +1,41 @@
 """Opens a run in five steps: read, describe, check, make the session, restore."""
 
-import functools
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
+
+import lightning as L
 
 from flcog.assembly import Assembly, data_modules
-from flcog.client.kept_weights import keeping_weights
 from flcog.client.model import ClientModel, make_client_model
-from flcog.client.setup_trainer import SetupTrainer
 from flcog.core.fabric import processes_of
-from flcog.core.lightning_packages import lightning_base
+from flcog.hosting import largest_client
+from flcog.lightning.checkpoint import logged_hyperparameters
 from flcog.run import checkpoint, experiment
-from flcog.run.lightning_callbacks import LightningCallbacks
-from flcog.run.lightning_checkpoint import logged_hyperparameters
 from flcog.run.plans import CheckpointFile, Plan, Request
 from flcog.run.session import Session
 from flcog.run.trackers import Trackers
 
 
 def open_run(request: Request, plan: Plan) -> Session:
-    """The session of a verb. A checkpoint is compared before methods exchange any data and before anything is written,
-    unless a module asks for its trainer's ``log_dir`` in ``setup`` or ``configure_optimizers``.
+    """The session of a verb. A checkpoint is compared before methods exchange any data and before anything is written.
 
     Args:
         request: the user's arguments of the trainer and its verb.
         plan: how the verb opens a run.
     """
-    settings, processes = request.settings, processes_of(request.fabric)
+    settings, processes, trainer = request.settings, processes_of(request.fabric), request.lightning
     found = plan.find(request, processes)
     saved = None if found is None else CheckpointFile(found, checkpoint.read(found))
 
-    lightning = next(observer for observer in request.observers if isinstance(observer, LightningCallbacks))
-    find_directory = functools.cache(lambda: plan.directory(request, saved, processes))
-    trainer = SetupTrainer(settings, request.datamodule, processes, lightning.callbacks, request.root, find_directory)
-    trainer.enter(plan.stage)
-    _read_data(request, trainer)
-    trainer.callbacks = list(lightning.gather(request.model))
+    trainer.enter(plan.stage, processes)
+    _read_data(request, plan)
+    trainer.plan(*largest_client(settings, request.datamodule))
     client = make_client_model(settings, request.methods, request.model, request.datamodule, processes, trainer)
     described = _describe(request, plan, saved, client)
     notes = [] if saved is None else plan.check(request, saved, client, described)
     if saved is None and plan.trains:
         client.check_values()
-    directory = find_directory()
+    directory = plan.directory(request, saved, processes)
     trackers = plan.trackers(saved, directory) if processes.is_first else Trackers()
     trackers.log_setting(logged_hyperparameters(request.model, request.datamodule.hooked))  # flcog's own settings follow
     assembly = Assembly(settings, request.methods, client, request.datamodule, processes)
@@ -60,9 +54,11 @@ def open_run(request: Request, plan: Plan) -> Session:
         directory=directory,
         clients=None if checkpoints is None else checkpoints / "clients",
         trackers=trackers,
+        lightning=trainer,
+        datamodule=request.datamodule,
     )
     plan.restore(request, run, saved)
-    lightning.attach(run, client.hooks, request.root)
+    trainer.finish_opening(run)
     return run
 
 
@@ -76,17 +72,13 @@ def _describe(request: Request, plan: Plan, saved: CheckpointFile | None, client
     return described
 
 
-def _read_data(request: Request, trainer: SetupTrainer) -> None:
+def _read_data(request: Request, plan: Plan) -> None:
     """Prepare and set up the data. The user's own hooks of this time see their trainer."""
-    request.datamodule.seen_in_setup = trainer
-    try:
-        with request.fabric.rank_zero_first(local=True):
-            for module in (request.datamodule, *data_modules(request.methods)):
-                module.prepare_data()
-            if lightning_base(request.model, "LightningModule"):
-                with trainer.visible_to(request.model):
-                    cast(Any, request.model).prepare_data()
-        with keeping_weights(request.model, trainer.stage):  # a module with its own loaders is set up here
-            request.datamodule.setup(trainer.stage)
-    finally:
-        request.datamodule.seen_in_setup = None
+    request.lightning.show_data(request.datamodule.hooked)
+    with request.fabric.rank_zero_first(local=True):
+        for module in (request.datamodule, *data_modules(request.methods)):
+            module.prepare_data()
+        if isinstance(request.model, L.LightningModule):
+            request.model.trainer = request.lightning
+            request.model.prepare_data()
+    request.datamodule.setup(plan.stage.value)

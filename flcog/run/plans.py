@@ -21,6 +21,7 @@ from flcog.core.files import RUN_REMEDY, clear_errors, make_folder
 from flcog.core.processes import Processes
 from flcog.core.writer_lock import WriterLock
 from flcog.data import FederatedDataModule
+from flcog.lightning.trainer import RoundsTrainer
 from flcog.method import Callback, ChangedCode, ChangedSetting, Method, Note
 from flcog.run import checkpoint
 from flcog.run.directory import (
@@ -54,6 +55,7 @@ class Request:
         config: the full configuration, if the command line knows it.
         model: the user's module.
         datamodule: the user's data.
+        lightning: the run's ``lightning.Trainer``.
         clients: the clients, if they run in other processes.
     """
 
@@ -65,6 +67,7 @@ class Request:
     config: dict[str, Any] | None
     model: nn.Module
     datamodule: FederatedDataModule
+    lightning: RoundsTrainer
     clients: ClientsElsewhere | None = None
 
 

@@ -13,12 +13,11 @@ from torch.utils import _pytree as pytree
 from flcog.client.token_ids import ids_checked
 from flcog.client_module import ClientModule
 from flcog.core.files import replacing
-from flcog.core.lightning_packages import lightning_base, overrides
 from flcog.core.source import Source
 from flcog.core.trees import Tree
-from flcog.core.types import given
 from flcog.data import Federation, Samples
 from flcog.data.samples import require_finite_inputs
+from flcog.lightning.contract import is_users
 from flcog.run.session import Session
 from flcog.server.personal import only_personal
 
@@ -43,40 +42,17 @@ def predict(run: Session, inputs: Tree | None = None) -> Predictions | list[Any]
     samples = federation.test or federation.val if inputs is None else _samples(federation, inputs)
     if samples is None:
         raise ValueError(f"{run.engine.data_name} has no test set to predict: give inputs")
-    if overrides(module, "LightningModule", "predict_step"):
-        with run.model.copies.hand_back(run.model.eval_module, fitting=False, own=True):
-            return _by_own_step(run, samples)
-    if getattr(module.forward, "__func__", None) is getattr(lightning_base(module, "LightningModule"), "forward", None):
+    evaluator = run.evaluator
+    if is_users(module, "predict_step"):
+        return evaluator.own.predictions(
+            run.evaluated_params(), run.buffers, samples, np.arange(evaluator.number_predicted(samples))
+        )
+    if not is_users(module, "forward") and not isinstance(module, ClientModule):
         raise ValueError(f"{type(module).__name__} has neither predict_step nor forward, and predictions need one: write it")
-    with nullcontext() if inputs is None else ids_checked(run.model.eval_module, "the array to predict"):
-        outputs = run.evaluator.outputs(run.evaluated_params(), run.buffers, samples)
+    with nullcontext() if inputs is None else ids_checked(module, "the array to predict"):
+        outputs = evaluator.outputs(run.evaluated_params(), run.buffers, samples)
     found = module.predictions(outputs) if isinstance(module, ClientModule) else {"output": outputs}
     return found | ({"target": samples.labels[: len(outputs)].cpu()} if inputs is None and samples.labelled else {})
-
-
-@torch.no_grad()
-def _by_own_step(run: Session, samples: Samples) -> list[Any]:
-    """The results of the module's ``predict_step`` on each batch, with its hooks, on the CPU. Every process predicts all samples."""
-    evaluator, params, module = run.evaluator, run.evaluated_params(), run.model.eval_module
-
-    def call(hook: str, *arguments: Any) -> None:
-        for owners in (evaluator.hooks.of_callbacks, evaluator.hooks.of_module):
-            owners(run.model, params, run.buffers, hook, *arguments)
-
-    found = []
-    with evaluator.in_stage("predicting"):
-        for when in ("model_eval", "start", "epoch_start"):
-            call(f"on_predict_{when}")
-        rows = np.arange(evaluator.number_predicted(samples))
-        for index, batch in enumerate(given(*read) for read in evaluator.batches(samples, rows)):
-            call("on_predict_batch_start", batch, index)
-            result = evaluator.hooks.step(run.model, params, run.buffers, "predict_step", batch, index)
-            call("on_predict_batch_end", result, batch, index)
-            found.append(pytree.tree_map_only(Tensor, Tensor.cpu, result))
-        for when in ("epoch_end", "end"):
-            call(f"on_predict_{when}")
-    module.eval()
-    return found
 
 
 def by_name(predictions: Predictions | list[Any]) -> Predictions:

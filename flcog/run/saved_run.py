@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from lightning.pytorch.callbacks import Timer
+
 from flcog.run import checkpoint
 from flcog.run.directory import LAST
 from flcog.run.metrics_rows import Row, read_rows
@@ -70,9 +72,10 @@ class SavedRun:
         stops = [part["init_args"]["round"] for part in parts if part["class_path"].endswith(".StopAfter")]
         if stops and done >= min(stops):
             return "StopAfter"
-        observers = checkpoint.peek(self.directory / LAST).get("observers", {})
-        is_up = observers.get("LightningCallbacks", {}).get("time_is_up")
-        return "max_time" if is_up and trainer.get("max_time") is not None else ""
+        if (limit := trainer.get("max_time")) is None:
+            return ""
+        timer = checkpoint.peek(self.directory / LAST).get("callbacks", {}).get("Timer", {"time_elapsed": {}})
+        return "max_time" if timer["time_elapsed"].get("train", 0.0) >= Timer(limit)._duration else ""
 
     def _parsed(self, name: str, read: Callable[[Path], Mapping[str, Any]]) -> Mapping[str, Any]:
         path = self.directory / name

@@ -8,11 +8,14 @@ from typing import Any
 import torch
 
 from flcog.client.executor import Choice
-from flcog.client.lightning_hooks import written_hooks
 from flcog.core.files import OWNER_ONLY, write_yaml
 from flcog.core.masking import masked
 from flcog.core.types import Params, Slot
-from flcog.data import Federation
+from flcog.data import FederatedDataModule, Federation
+from flcog.lightning.checkpoint import entries as lightning_entries
+from flcog.lightning.checkpoint import warn_of_lost_hyperparameters
+from flcog.lightning.contract import is_users
+from flcog.lightning.trainer import RoundsTrainer
 from flcog.method import Callback, MethodRecord, TrackerNote, Uploads
 from flcog.run import checkpoint
 from flcog.run.checkpoint_contents import check_alike
@@ -21,7 +24,6 @@ from flcog.run.client_states_check import check_client_states
 from flcog.run.description import describe, entries
 from flcog.run.directory import MetricsTable, environment, next_command, update_yaml
 from flcog.run.frozen_weights import FrozenWeights
-from flcog.run.lightning_checkpoint import entries_of_hook, lightning_entries, warn_of_lost_hyperparameters
 from flcog.run.partition_report import partition_report, without_clients
 from flcog.run.remote_states import fetch_states, send_states
 from flcog.run.spending import Spending
@@ -46,6 +48,8 @@ class Session:
         directory: the run's directory, or None if nothing is written.
         clients: the folder of clients' states, or None if they stay in memory.
         trackers: the run's trackers.
+        lightning: the run's ``lightning.Trainer``.
+        datamodule: the user's data.
     """
 
     def __init__(
@@ -58,11 +62,13 @@ class Session:
         directory: Path | None,
         clients: Path | None,
         trackers: Trackers,
+        lightning: RoundsTrainer,
+        datamodule: FederatedDataModule,
     ) -> None:
         self.engine, self.server, self.observers, self.config = engine, server, observers, config
         self.settings, self.methods, self.processes = engine.settings, engine.methods, engine.processes
         self.model, self.evaluator = engine.model, engine.evaluator
-        self.experiment, self.trackers = experiment, trackers
+        self.experiment, self.trackers, self.lightning, self.datamodule = experiment, trackers, lightning, datamodule
         self._should_stop = False
         self.clients = engine.clients.store = SavedClientStates(clients, engine.processes.rank, self._check_states)
         self.clients.run_id = engine.processes.agree(secrets.token_hex(8))
@@ -80,7 +86,7 @@ class Session:
     @property
     def should_stop(self) -> bool:
         """Whether the run ends after the round in hand. It stays true, so that no observer undoes the decision of another."""
-        return self._should_stop
+        return self._should_stop or self.lightning.stops
 
     @should_stop.setter
     def should_stop(self, value: bool) -> None:
@@ -130,6 +136,25 @@ class Session:
 
     def evaluated_params(self) -> Params:
         return evaluated_params(self.engine, self.server)
+
+    def load_global_model(self) -> None:
+        """Load the global model into the module, which otherwise contains a client's."""
+        self.engine.hand_over(self.server)
+
+    def take_over_module(self) -> None:
+        """Go on with the parameters and buffers of the module, if a hook has changed them."""
+        if freed := next((name for name, value in self.model.constants.items() if value.requires_grad), None):
+            raise ValueError(
+                f"a hook sets requires_grad of {freed}, which was frozen when the run began, so that clients do not send it: freeze it in "
+                "on_fit_start, and not in the module's constructor, setup or configure_model"
+            )
+        self.model.keep_buffers()
+        self.model.find_tensors()
+        server, now = self.server, self.model.params | self.model.buffers
+        before = server.params | server.buffers
+        if self.processes.largest(int(any(not torch.equal(now[name], value) for name, value in before.items()))):
+            parts = [{name: now[name].detach().clone() for name in part} for part in (server.params, server.buffers)]
+            server.params, server.buffers = self.processes.share_first(parts)
 
     def method_record(self, method: str) -> MethodRecord:
         uploads = self.server.uploads.get(method, Uploads({}, {}, []))
@@ -197,11 +222,9 @@ class Session:
                 for part in self.processes.gather(written):
                     self.clients.files |= part
             payload["clients"] = self.clients.files
-        if "on_save_checkpoint" in written_hooks(self.model.module):
-            self.engine.hand_over(server, self.evaluated_params())
-            payload |= entries_of_hook(self.model.module, payload)
-        for observer in self.observers:
-            payload |= observer.checkpoint_entries(payload)
+        weights = self.evaluated_params() | {name: self.buffers[name] for name in self.model.shared_buffers}
+        self.engine.hand_over(server, self.evaluated_params())
+        payload = lightning_entries(self.lightning, weights, self.config) | payload
         if self.processes.is_first:
             self.frozen.write(path, payload)
             if pinned is not None:
@@ -210,7 +233,6 @@ class Session:
     def _payload(self, resumable: bool) -> dict[str, Any]:
         """The contents of a checkpoint without the clients' states."""
         choice = self.engine.clients.executor.choice
-        weights = self.evaluated_params() | {name: self.buffers[name] for name in self.model.shared_buffers}
         return {
             "format": checkpoint.FORMAT,
             **self.server.state_dict(),
@@ -225,7 +247,6 @@ class Session:
             "tracker_run": self.trackers.run_id,
             "run_id": self.clients.run_id,
             "resumable": resumable,
-            **lightning_entries(self.model.module, weights, self.config, self.round),
         }
 
     def restore(self, path: Path, saved: dict[str, Any], resume: bool) -> None:
@@ -248,11 +269,10 @@ class Session:
             check_alike(path, "the server's state", saved["servers"], server.servers)
             server.servers = self.engine.to_device(saved["servers"])
         server.round, server.seconds = saved["round"], saved.get("seconds", 0.0)
-        if "on_load_checkpoint" in written_hooks(self.model.module):
-            self.engine.hand_over(server)
-            with self.model.copies.follow():
-                self.model.module.on_load_checkpoint(dict(saved))
-            self.model.keep_buffers()
+        server.steps, server.rates = saved.get("steps", 0), saved.get("rates", ())  # older checkpoints have none
+        if is_users(self.model.module, "on_load_checkpoint"):
+            self.load_global_model()
+            self.model.module.on_load_checkpoint(dict(saved))
         if resume:
             self._resume(path, saved)
         elif (method := only_personal(self.engine, server)) is not None and not saved["resumable"]:

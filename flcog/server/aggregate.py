@@ -74,7 +74,8 @@ class Aggregate:
         """Add some clients, whose envelopes are decoded, if their envelopes and states are finite."""
         envelope, loss = reply.envelope, reply.envelope.measured["loss"]
         norms = norms_of(envelope.delta, len(reply.clients)) if envelope.delta else torch.zeros_like(loss)
-        bad = bad_clients(reply, norms)
+        changes = changes_of(envelope.buffers, received_buffers)
+        bad = bad_clients(reply, changes, norms)
         if bad and self._on_bad_update == "raise":
             raise refusal(bad, round)
         self.dropped += bad
@@ -89,7 +90,6 @@ class Aggregate:
         weights = torch.tensor(
             [self._weights[client] for client in reply.clients], dtype=torch.float64, device=float64_device(self._device)
         )
-        changes = changes_of(envelope.buffers, received_buffers)
         self._add_sums(envelope, changes, weights, norms)
         values = {"delta": envelope.delta, "buffers": changes}
         if self._kept is not None:

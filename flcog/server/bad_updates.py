@@ -18,13 +18,13 @@ class BadUpdate(ValueError):
     """A NaN or an infinity in a client's envelope or state, or in the new model."""
 
 
-def bad_clients(reply: ClientReply, norms: Tensor) -> dict[int, str]:
-    """The clients with a NaN or infinite value, each with the place of the value."""
+def bad_clients(reply: ClientReply, changes: Params, norms: Tensor) -> dict[int, str]:
+    """The clients with a NaN or infinite value, each with the place of the value. ``changes`` are those of their buffers."""
     envelope, count = reply.envelope, len(reply.clients)
     measured = {name: value for name, value in envelope.measured.items() if not name.startswith(LOGGED)}
-    rest = [measured, envelope.buffers, envelope.mean, envelope.sum]
+    rest = [measured, changes, envelope.mean, envelope.sum]
     suspected = (~torch.isfinite(norms) | suspects(rest, count).to(norms.device)).nonzero().flatten().tolist()
-    return {reply.clients[k]: where for k in suspected if (where := _where(envelope, k)) is not None}
+    return {reply.clients[k]: where for k in suspected if (where := _where(envelope._replace(buffers=changes), k)) is not None}
 
 
 def refusal(bad: Mapping[int, str], round: int) -> BadUpdate:

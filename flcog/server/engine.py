@@ -20,7 +20,6 @@ from flcog.evaluation import Evaluator
 from flcog.method import ClientView, Method, Notes, Optimisation
 from flcog.model_function import ModelFunction
 from flcog.reading import Reader
-from flcog.server.round_schedules import RoundSchedules
 from flcog.server.state import ServerState
 from flcog.settings import Settings
 from flcog.wire.population import Population
@@ -35,7 +34,6 @@ class Engine:
         methods: the run's methods in their order.
         model: the client's model, on its device.
         optimizer: the module's optimiser.
-        schedules: the learning rates of the optimiser's groups by round.
         roll_call: the clients, and the sizes of their data.
         central: the server's own data sets, by name: ``val`` and ``test``.
         reweighted_test: whether clients are tested on the test set, every class weighted by its share of the client's samples.
@@ -53,7 +51,6 @@ class Engine:
     methods: Sequence[Method]
     model: ModelFunction
     optimizer: torch.optim.Optimizer
-    schedules: RoundSchedules
     roll_call: RollCall
     central: Mapping[Split, Samples | None]
     reweighted_test: bool
@@ -114,18 +111,24 @@ class Engine:
         """The size of a client's training set."""
         return int(self._sizes[client])
 
-    def rates(self, round: int) -> list[float]:
-        """The learning rates of the optimiser's groups in a round."""
+    @property
+    def group_rates(self) -> list[float]:
+        """The learning rates of the optimiser's groups, which schedulers change between rounds."""
+        return [group.get("lr", 0.0) for group in self.optimizer.param_groups]
+
+    def rates(self, round: int, of_groups: Sequence[float] | None = None) -> list[float]:
+        """The clients' learning rates in a round: those of the groups, by default their present ones, times the module's schedule."""
         module = self.model.module
         schedule = module.lr_schedule if isinstance(module, ClientModule) else None
         factor = 1.0 if schedule is None else schedule(round)
-        return [rate * factor for rate in self.schedules.rates(round)]
+        return [rate * factor for rate in of_groups or self.group_rates]
 
-    def optimisation(self, round: int) -> Optimisation:
+    def optimisation(self, round: int, of_groups: Sequence[float] | None = None) -> Optimisation:
         """The settings of the local optimiser in a round, for methods."""
         group = self.optimizer.param_groups[0]
+        rate = self.rates(round, of_groups)[0] or group.get("initial_lr", 0.0)  # a scheduler of steps may begin at 0
         own = {name: group[name] for name in ("dampening", "nesterov") if name in group}
-        return Optimisation(self.rates(round)[0], group.get("momentum", 0.0), group.get("weight_decay", 0.0), **own)
+        return Optimisation(rate, group.get("momentum", 0.0), group.get("weight_decay", 0.0), **own)
 
     @torch.no_grad()
     def hand_over(self, server: ServerState, params: Params | None = None) -> None:

@@ -49,17 +49,17 @@ def evaluate(engine: Engine, server: ServerState, splits: Sequence[Split] = SPLI
     the figures on the central sets are means over these models.
     """
     params, central = evaluated_params(engine, server), engine.central
-    metrics: dict[str, float] = {}
+    found: dict[Split, dict[str, float]] = {}
     alone = only_personal(engine, server)
-    for split in splits:
+    for split in reversed(splits):  # callbacks of Lightning's follow the validation, and may follow a figure of the test set
         samples = central[split]
         if samples is not None:
             with _naming_unlike_inputs(engine, split, samples):
                 if alone is None:
-                    figures = engine.evaluator.on_set(params, server.buffers, samples, split=split, lasting=True)
+                    found[split] = engine.evaluator.on_set(params, server.buffers, samples, split=split, lasting=True)
                 else:
-                    figures = mean_over_clients(engine, server, alone, params, samples)
-            metrics |= {f"{split}/{name}": value for name, value in figures.items()}
+                    found[split] = mean_over_clients(engine, server, alone, params, samples)
+    metrics = {f"{split}/{name}": value for split in splits for name, value in found.get(split, {}).items()}
     asked = _questions(engine, server, params, splits)
     for (_, figures_of), answer in zip(asked, engine.clients.ask([question for question, _ in asked]), strict=True):
         metrics |= figures_of(answer)

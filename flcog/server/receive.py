@@ -79,8 +79,7 @@ def receive(engine: Engine, server: ServerState, round: Round, asked: Asked, dir
         round = replace(round, timing=timing(engine, server, round, tasks, _gathered(engine, sizes)))
     if isinstance(aggregate, SealedAggregate) and not pay_for_arrived(engine, server, len(round.plans)):
         aggregate.discard()
-    aggregate.reduce(processes, somebody_idle, logs=engine.model.trains_itself)
-    engine.model.log.names.share(processes)
+    aggregate.reduce(processes, somebody_idle, logs=engine.evaluator.own.logs)
     return round, aggregate
 
 

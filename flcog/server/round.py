@@ -67,6 +67,7 @@ def advance(
     # The row of the first round includes the bytes of the exchange before it, so that the rows add up to the total.
     before = server.ledger.copy() if server.round else Ledger()
     pay(engine, server)
+    server.rates = engine.group_rates
     selection = select(engine, server)
     on_selected(selection.clients)
     round = or_stand_in(engine, server, plan(engine, server, selection))
@@ -85,7 +86,7 @@ def advance(
     selected = selection if round.flights is None else round.flights.selected
     remember(engine, server, selected, round.trained, losses, round.timing)
     times = pass_time(server, round.methods, round.asking, round.timing)
-    server.round += 1
+    server.round, server.steps = server.round + 1, server.steps + sum(round.plans.values())
     return released(engine, server, round.cohort.metrics | times | server.ledger.figures(before))
 
 

@@ -24,6 +24,8 @@ class ServerState:
         servers: the state of each method, by the method's name.
         round: the number of finished rounds.
         seconds: the simulated time of these rounds, if the run has a clock.
+        steps: the optimiser steps of all clients in these rounds.
+        rates: the learning rates of the optimiser's groups in the last round.
         ledger: the bytes sent so far.
         traffic: the clients in flight, in asynchronous rounds.
         reported: for each method, the clients whose first-contact messages were counted. Under ``model``, the clients that
@@ -35,6 +37,8 @@ class ServerState:
     servers: dict[str, Slot]
     round: int = 0
     seconds: float = 0.0
+    steps: int = 0
+    rates: Sequence[float] = ()
     ledger: Ledger = field(default_factory=Ledger)
     traffic: Traffic = field(default_factory=Traffic)
     reported: dict[str, set[int]] = field(default_factory=dict)
@@ -68,6 +72,8 @@ class ServerState:
         return {
             "round": self.round,
             "seconds": self.seconds,
+            "steps": self.steps,
+            "rates": list(self.rates),
             "traffic": self.traffic.state_dict(),
             "params": self.params,
             "buffers": self.buffers,
@@ -89,7 +95,7 @@ class ServerState:
         try:
             yield
         except error:
-            for name in ("round", "seconds", "params", "buffers", "servers", "ledger", "traffic"):
+            for name in ("round", "seconds", "steps", "rates", "params", "buffers", "servers", "ledger", "traffic"):
                 setattr(self, name, getattr(before, name))
             for name, client in self._newcomers:
                 self.reported[name].discard(client)

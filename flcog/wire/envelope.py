@@ -89,11 +89,17 @@ def changes_of(buffers: Params, received: Params) -> Params:
     """The changes of buffers from the received ones, for one client or with a leading client axis.
 
     Whole numbers and booleans change by an int64, because short and unsigned integers would wrap around, and torch subtracts no booleans.
+    Numbers that the server has as NaN or infinite, such as those of a mask, stay so.
 
     >>> changes_of({"count": torch.tensor(2, dtype=torch.uint8)}, {"count": torch.tensor(5, dtype=torch.uint8)})
     {'count': tensor(-3)}
     """
-    return {name: addable(value) - addable(received[name]) for name, value in buffers.items()}
+    return {name: _change(addable(value), addable(received[name])) for name, value in buffers.items()}
+
+
+def _change(value: Tensor, received: Tensor) -> Tensor:
+    change = value - received
+    return torch.where(received.isfinite(), change, 0.0) if change.is_floating_point() else change
 
 
 def addable(value: Tensor) -> Tensor:

@@ -13,9 +13,8 @@ from flcog.callbacks import FedProx
 from flcog.commands.bench import variations
 from flcog.commands.bench.command import bench
 from flcog.commands.bench.results import print_table, settled
-from flcog.commands.bench.variations import Contestant, warmed_up
+from flcog.commands.bench.variations import Contestant
 from flcog.commands.cli import main
-from flcog.execute.batched import Batched
 
 ROOT = Path(__file__).parents[2]
 
@@ -39,37 +38,6 @@ def test_every_combination_is_timed_in_turn(capsys: pytest.CaptureFixture[str]) 
                 assert [executor, chunk_size, tf32, f"{executor}, {clients[chunk_size]}"] in [row[:4] for row in rows]
     assert len(rows) == 8 and bare[0] == "bare" and "2 rounds in turn" in printed
     assert "FedProx: in flcog's rounds alone" in printed
-
-
-def test_rounds_are_those_of_the_configuration() -> None:
-    """Each variation trains the same model on the same samples, independent of the variations before it."""
-    trainer = make_trainer(None, FedProx(mu=0.1))
-    contestants = variations.variations(trainer, {"executor": ["loop", "vmap"], "precision": ["64-true", "bf16-mixed"]})
-    ready = warmed_up(contestants, classifier(), TinyData())
-    alone = make_trainer(None, FedProx(mu=0.1), executor="loop", precision="64-true")
-    alone.prepare(classifier(), TinyData())
-    alone.train_round()
-    distances = [
-        max(float((contestant.trainer.run.params[name].double() - value).abs().max()) for name, value in alone.run.params.items())
-        for contestant in ready
-    ]
-    assert distances[0] == 0 and distances[2] < 1e-12, "loop and vmap"
-    assert 1e-5 < distances[1] < 0.1 and 1e-5 < distances[3] < 0.1, "forward passes of 8 binary digits"
-
-
-def test_what_fails_is_left_out_and_told(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    def fails(self: Any, assignment: Any) -> Any:
-        raise MemoryError("none is left\nby far")
-        yield
-
-    monkeypatch.setattr(Batched, "run", fails)
-    bench(make_trainer(None), classifier(), TinyData(), repeats=1, seconds=0, vary={"executor": ["vmap", "loop"]})
-    printed = capsys.readouterr().out
-    assert "executor vmap is left out: none is left\n" in printed
-    assert [row[0] for row in table(printed)[2:]] == ["loop", "bare"]
-    assert "+-" not in printed, "one round has no uncertainty"
-    with pytest.raises(MemoryError):
-        bench(make_trainer(None), classifier(), TinyData(), repeats=1, seconds=0, vary={"executor": ["vmap"]})
 
 
 def test_all_ratios_are_to_be_known() -> None:

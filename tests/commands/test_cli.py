@@ -217,7 +217,7 @@ def test_null_on_a_command_line_is_none(capsys: pytest.CaptureFixture[str]) -> N
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--trainer.local_epochs", "1"], "exactly one of trainer.local_steps and trainer.local_epochs; got both"),
+        (["--trainer.local_epochs", "1"], "set one of trainer.local_steps and trainer.local_epochs, not both"),
         (["--trainer.clients_per_round", "40"], "clients_per_round=40 but the federation has 10 clients"),
         (["--trainer.roundz", "3"], "Did you mean '--trainer.rounds'?"),
         (["--trainer.callbacks+=flcog.callbacks.FedProxx"], "flcog.callbacks has no 'FedProxx'. Did you mean 'FedProx'?"),

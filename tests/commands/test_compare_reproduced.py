@@ -15,7 +15,7 @@ from commands.test_compare import fake_run
 from flcog.commands import shipped_configs
 from flcog.commands.cli import main
 from flcog.commands.compare.plan import apart, cells
-from flcog.commands.compare.reproduced import read_papers, write_page
+from flcog.commands.compare.reproduced import read_papers
 from flcog.commands.compare.table_file import read_table
 
 PAPERS: dict[str, Any] = {
@@ -109,12 +109,6 @@ def test_saved_results_count_and_give_the_same_page(clone: Path) -> None:
     shutil.rmtree(clone / "runs")
     page()
     assert Path("REPRODUCED.md").read_bytes() == before and b"2 / 4" in before
-
-
-def test_the_page_in_the_repository_is_made_from_the_saved_results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    write_page([], [tmp_path / "runs"], ROOT / "results", tmp_path / "page.md")
-    assert (tmp_path / "page.md").read_bytes() == (ROOT / "REPRODUCED.md").read_bytes()
 
 
 def test_what_cannot_be_asked(clone: Path, capsys: pytest.CaptureFixture[str]) -> None:

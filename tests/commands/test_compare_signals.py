@@ -8,7 +8,6 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from datetime import timedelta
 from io import BytesIO
 from pathlib import Path
 from typing import Any
@@ -194,9 +193,9 @@ def test_a_killed_comparison_goes_on_and_leaves_no_orphan(name: str, devices: in
 @pytest.mark.parametrize(
     ("stops", "rounds", "finishes"),
     [
-        ({"max_time": timedelta(seconds=0.05)}, 10**4, False),
-        ({"max_time": timedelta(microseconds=1)}, 1, True),  # its only round is its last one
-        ({"max_time": timedelta(hours=1), "early": EarlyStopping(stopping_threshold=0.0)}, 10**4, True),
+        ({"max_time": "00:00:00:01"}, 10**4, False),
+        ({"max_time": "00:00:00:01"}, 1, True),  # its only round is its last one
+        ({"max_time": "00:01:00:00", "early": EarlyStopping(stopping_threshold=0.0)}, 10**4, True),
     ],
 )
 def test_a_run_that_max_time_ended_is_not_finished(stops: dict[str, Any], rounds: int, finishes: bool, tmp_path: Path) -> None:
@@ -204,7 +203,7 @@ def test_a_run_that_max_time_ended_is_not_finished(stops: dict[str, Any], rounds
     cell = Cell("A", "", 0, tmp_path / "cell", [])
     run = fit(cell.folder, *filter(None, [stops.pop("early", None)]), **stops, rounds=rounds, eval_every=1).run_dir
     assert run is not None
-    (run / "config.yaml").write_text(f"trainer: {{rounds: {rounds}, max_time: given}}")
+    (run / "config.yaml").write_text(f"trainer: {{rounds: {rounds}, max_time: '{stops['max_time']}'}}")
     conclude(cell, 0)
     done = len(cell.history())
     assert cell.finished is finishes and (done < rounds or rounds == 1)

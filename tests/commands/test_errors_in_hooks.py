@@ -68,7 +68,7 @@ HOOKS: dict[tuple[type, str], str] = {
     **dict.fromkeys(((Model, "training_step"), (Model, "backward"), (Model, "optimizer_step")), IN_A_CLIENT),
     **dict.fromkeys(((Model, "forward"), (Data, "on_after_batch_transfer")), IN_A_CLIENT),
     **dict.fromkeys(((Model, "configure_optimizers"), (Model, "setup"), (Data, "setup"), (Data, "train_dataloader")), ""),
-    **dict.fromkeys(((Model, "on_train_epoch_end"), (Model, "validation_step"), (Watcher, "on_train_epoch_end")), ", round 1"),
+    **dict.fromkeys(((Model, "on_train_epoch_end"), (Model, "validation_step"), (Watcher, "on_train_epoch_end")), ""),
     (Watcher, "on_train_batch_end"): IN_A_CLIENT,
 }
 
@@ -86,7 +86,7 @@ def test_the_hook_its_line_the_client_and_the_round_are_named(tmp_path: Path, ba
     [
         (Model, "training_step", IN_A_CLIENT),
         (Model, "configure_optimizers", ""),
-        (Model, "validation_step", ", round 1"),
+        (Model, "validation_step", ""),
         (Watcher, "on_train_batch_end", IN_A_CLIENT),
         (Data, "setup", ""),
     ],
@@ -98,23 +98,6 @@ def test_a_hook_with_other_parameters(tmp_path: Path, base: type, hook: str, whe
     assert line and re.fullmatch(
         rf"TypeError: {base.__name__}\.{hook}\(\) missing .*, in {base.__name__}.{hook}{where} \(FLCOG_TRACEBACK=1 .*", line
     ), line
-
-
-def test_a_validation_step_that_cannot_take_the_test_set(tmp_path: Path) -> None:
-    class WithoutLabels(Model):
-        test_step = L.LightningModule.test_step  # type: ignore[assignment]
-
-        def validation_step(self, batch: Any, batch_idx: int) -> Any:
-            if self.trainer.testing:
-                raise ValueError("not enough values to unpack (expected 2, got 1)")
-
-    line = refusal(fails(tmp_path, WithoutLabels()))
-    assert line and (
-        "in WithoutLabels.validation_step, round 1, on the test set, because there is no test_step: write one, or leave the test set "
-        "out of fit by limit_test_batches=0" in line
-    )
-    with pytest.raises(pytest.fail.Exception):
-        fails(tmp_path, WithoutLabels(), limit_test_batches=0)
 
 
 def test_an_item_that_cannot_be_read(tmp_path: Path) -> None:

@@ -4,7 +4,6 @@ import argparse
 import dataclasses
 import os
 import pickle
-import re
 import subprocess
 import sys
 from pathlib import Path
@@ -17,7 +16,7 @@ import flcog
 import flcog.callbacks
 import flcog.datamodules
 from flcog.commands import completion
-from flcog.commands.cli import COMMANDS, main
+from flcog.commands.cli import COMMANDS
 from flcog.datamodules import Partitioner
 from flcog.run.export import Format
 
@@ -136,21 +135,6 @@ def offered(name: str) -> set[str]:
 
 OTHERWISE = {"feddisco-bound": {"--eta", "--sigma", "--tau", "--gap"}}
 """Options that are declared in a loop, which cannot be read off."""
-
-
-@pytest.mark.filterwarnings("ignore:LightningCLI's args parameter")
-@pytest.mark.parametrize("name", COMMANDS)
-def test_the_options_that_are_completed_are_those_that_there_are(name: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """The completed options are read from the source files, the existing ones from the command's help."""
-    with pytest.raises(SystemExit):
-        main([name, "--help"])
-    lines = re.findall(r"^ +(-.*?)(?:  |$)", capsys.readouterr().out, re.MULTILINE)
-    there = {
-        option for line in lines for option in re.findall(r"(?<!\S)-(?:-[a-z_][\w.-]*|\w\b)\+?", line) if ".help" not in option
-    }
-    of_classes = {f"--{group}.{option}" for group, base in completion.GROUPS.items() for option in completion._arguments(base)}
-    assert there - offered(name) == OTHERWISE.get(name, {"--trainer", "--trainer.logger+"} & there)
-    assert name == "leash" or offered(name) <= there | of_classes, "whose own subcommands have them"
 
 
 @pytest.mark.slow

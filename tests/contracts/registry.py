@@ -16,6 +16,7 @@ from harness import TESTS, RecordingTrainer, train
 
 import flcog
 from contracts.case import Case, Refusals
+from flcog.client.runtime import TRAINING
 from flcog.method import Params
 
 
@@ -55,5 +56,8 @@ def run(case: Case, *callbacks: flcog.Callback, **options: Any) -> RecordingTrai
 
 
 def client_states(trainer: RecordingTrainer) -> Params:
-    leaves, _ = torch.utils._pytree.tree_flatten_with_path(trainer.run.clients.by_client)
+    states = {
+        k: {name: slot for name, slot in own.items() if name != TRAINING} for k, own in trainer.run.clients.by_client.items()
+    }
+    leaves, _ = torch.utils._pytree.tree_flatten_with_path(states)
     return {torch.utils._pytree.keystr(path): leaf for path, leaf in leaves}

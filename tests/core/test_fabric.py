@@ -19,7 +19,7 @@ from flcog.core.processes import Processes
 
 
 def fabric(devices: int, per_device: int, accelerator: str = "cpu", strategy: str = "auto") -> Any:
-    return make_fabric(accelerator, strategy, devices, 1, "32-true", [], per_device)
+    return make_fabric(accelerator, strategy, devices, 1, per_device)
 
 
 @pytest.fixture

@@ -7,11 +7,12 @@ import pytest
 import torch
 from contracts.registry import client_states
 from datamodules.common import one_line
+from faithful.modules import Gan, Lit, Notes, recording
+from faithful.side_by_side import ONE_CLIENT, on_its_batches
 from harness import TinyData, assert_close, classifier, train
 from torch.utils.data import DataLoader, TensorDataset
 
 import flcog
-from engine.test_faithful_step import ONE_CLIENT, Gan, Lit, Notes, by_lightning, recording
 from flcog.callbacks import SCAFFOLD, Ditto, FedProx
 
 
@@ -27,7 +28,7 @@ def test_hooks_and_numbers_are_lightnings(data: TinyData, options: dict[str, Any
     calls: list[str] = []
     ours = train(Notes(calls), module=recording(Lit, calls), data=data, accumulate_grad_batches=2, **options)
     theirs: list[str] = []
-    module = by_lightning(recording(Lit, theirs), ours, Notes(theirs), accumulate_grad_batches=2)
+    module = on_its_batches(recording(Lit, theirs), ours, Notes(theirs), accumulate_grad_batches=2)
     assert calls == theirs and calls.count("optimizer_step") * 2 >= calls.count("callback on_train_batch_end") > 2
     assert_close(ours.params, {name: p.detach() for name, p in module.named_parameters()}, 1e-12)
 
@@ -95,7 +96,7 @@ def test_a_step_goes_on_without_a_skipped_batch_as_in_lightning(skipped: int) ->
     """The gradients of its other batches are clipped, by the trainer or by the module."""
     options: dict[str, Any] = {"accumulate_grad_batches": 2, "gradient_clip_val": 0.01}
     ours = train(module=Skips(skipped), **ONE_CLIENT | HALVES | options)  # type: ignore[arg-type]
-    theirs = by_lightning(Skips(skipped), ours, **options)
+    theirs = on_its_batches(Skips(skipped), ours, **options)
     assert_close(ours.params, {name: p.detach() for name, p in theirs.named_parameters()}, 1e-12)
 
 
@@ -164,5 +165,8 @@ class Lbfgs(Lit):
 
 
 def test_lbfgs_is_refused() -> None:
-    with one_line(ValueError, "accumulate_grad_batches=2: LBFGS computes the loss of a batch several times in a step"):
+    with one_line(
+        ValueError,
+        "accumulate_grad_batches=2: Lbfgs takes its steps itself, or its optimiser computes the loss several",
+    ):
         train(module=Lbfgs(), rounds=1, accumulate_grad_batches=2)

@@ -8,7 +8,7 @@ import pytest
 import torch
 from contracts.case import Case
 from contracts.registry import CASES, first_quickly, run
-from harness import NUM_CLASSES, BatchNormMLP, RecordingTrainer, classifier, distance, fit, train
+from harness import NUM_CLASSES, BatchNormMLP, RecordingTrainer, assert_close, classifier, distance, fit, train
 from torch import Tensor
 
 from flcog.callbacks import SCAFFOLD, CoordinateMedian, Ditto, EqualWeights, FedDisco, FedExP
@@ -223,12 +223,23 @@ def test_a_large_model_is_no_bad_one() -> None:
 
 @pytest.mark.parametrize("value", [torch.nan, -torch.inf])
 def test_a_model_that_starts_with_nan_is_named(value: float, tmp_path: Path) -> None:
-    for network, name in ((None, "model.head.bias"), (BatchNormMLP, "model.1.running_var")):
-        module = classifier(network=network)
-        module.state_dict()[name][1] = value
-        with pytest.raises(ValueError) as caught:
-            fit(tmp_path, module=module, on_bad_update="drop")
-        assert str(caught.value) == (
-            f"Classifier: {name} has NaN or infinite values before round 1: load other weights, or correct the model's initialisation"
-        )
+    module = classifier()
+    module.state_dict()["model.head.bias"][1] = value
+    with pytest.raises(ValueError) as caught:
+        fit(tmp_path, module=module, on_bad_update="drop")
+    assert str(caught.value) == (
+        "Classifier: model.head.bias has NaN or infinite values before round 1: load other weights, or correct the model's initialisation"
+    )
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("executor", ["loop", "vmap", "lightning"])
+def test_buffers_may_be_infinite(executor: str) -> None:
+    class Masked(BatchNormMLP):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("mask", torch.tensor([-torch.inf, torch.nan, 1.0]))
+
+    masked = train(module=classifier(network=Masked), executor=executor)
+    assert_close(masked.params, train(module=classifier(network=BatchNormMLP), executor=executor).params, 0)
+    assert str(masked.buffers["model.mask"].tolist()) == "[-inf, nan, 1.0]"

@@ -288,7 +288,7 @@ def test_buffers_assigned_anew_are_those_changed_in_place(
         train(*copy.deepcopy(methods), module=module(Centred(assigns, persistent), optimizer=SGD), rounds=2, **options)
         for assigns in (False, True)
     )
-    assert placed.executor.name == options.get("executor", "loop")
+    assert placed.executor.name == options.get("executor", "lightning")
     assert_close(assigned.state, placed.state, 1e-12)
     assert not persistent or (placed.buffers["model.mean"].any() and placed.buffers["model.passes"] > 4)
 

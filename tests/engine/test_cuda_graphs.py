@@ -24,7 +24,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from engine.test_compile import as_recorded
 from engine.test_selection import Listed
 from flcog.callbacks import SCAFFOLD
-from flcog.execute import compiled_steps, plan
+from flcog.execute import choice, compiled_steps
 from flcog.execute import graphs as cuda_graphs
 from flcog.execute.graphs import Cuda
 
@@ -131,7 +131,7 @@ class StandIn:
 @pytest.fixture
 def device(monkeypatch: pytest.MonkeyPatch) -> StandIn:
     device = StandIn()
-    monkeypatch.setattr(plan, "_captures", lambda device: True)
+    monkeypatch.setattr(choice, "_captures", lambda device: True)
     monkeypatch.setattr(cuda_graphs, "Cuda", lambda: device)
     monkeypatch.setattr(torch, "compile", as_recorded)
     return device

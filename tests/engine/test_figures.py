@@ -34,7 +34,7 @@ def test_clients_scores_are_those_of_their_own_parts(tmp_path: Path) -> None:
     scores = []
     for k in range(parts.num_clients):
         inputs, targets = federation.load(federation.train, torch.from_numpy(parts.client(k)), torch.device("cpu"))
-        outputs = torch.func.functional_call(trainer.run.model.eval_module, trainer.run.params, (inputs.double(),))
+        outputs = torch.func.functional_call(trainer.run.model.module, trainer.run.params, (inputs.double(),))
         scores.append(float((outputs.argmax(1) == targets).double().mean()))
     assert len(set(scores)) > 2
     assert trainer.history[0]["test/client_accuracy_mean"] == pytest.approx(np.mean(scores))

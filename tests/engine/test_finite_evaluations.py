@@ -56,7 +56,7 @@ def test_a_model_that_was_nan_before_is_no_fault_of_the_method() -> None:
 
 def test_tuning_that_diverges_warns() -> None:
     trainer = train(FineTune(steps=30), rounds=1, local_steps=1, data=TinyData(client_test=0.25))
-    trainer.run.engine.schedules._rates = [[1e200]]
+    trainer.run.server.rates = [1e200]
     with pytest.warns(
         UserWarning, match=r"FineTune: the personal model of client \d is NaN or infinite after 30 steps of tuning"
     ):

@@ -7,6 +7,7 @@ import lightning as L
 import pytest
 import torch
 from datamodules.common import one_line
+from faithful.modules import Plain
 from harness import (
     NUM_CLASSES,
     NUM_FEATURES,
@@ -22,7 +23,6 @@ from harness import (
 from torch import Tensor, nn
 
 import flcog
-from engine.test_lightning_hooks import Plain
 from flcog.callbacks import SCAFFOLD
 from flcog.execute.threads import Threads
 from flcog.models import MLP, LoRA
@@ -44,8 +44,7 @@ def test_they_are_held_once_and_left_as_they_were() -> None:
     model, executor = trainer.run.model, trainer.executor.placement
     assert list(model.constants) == list(frozen) == ["model.hidden.0.layer.weight", "model.hidden.0.layer.bias"]
     assert isinstance(executor, Threads)
-    functions = [model, *(each.model for each in executor._trainers)]
-    for copied in [module for function in functions for module in (function.module, function.eval_module)]:
+    for copied in [model.module, *(executor._free.get().learner.model.module for _ in range(2))]:
         assert all(value is dict(copied.named_parameters())[name] for name, value in frozen.items())
     assert all(torch.equal(value, before[name]) for name, value in frozen.items())
 
@@ -115,7 +114,6 @@ def test_layers_train_in_the_mode_that_the_module_gave_them(kind: type[Resting],
     )
 
 
-@pytest.mark.filterwarnings("ignore:first of Resting is in evaluation mode")
 def test_evaluations_and_fits_leave_modes_as_they_were(tmp_path: Path) -> None:
     module = Resting("constructor")
     before = [layer.training for layer in module.modules()]
@@ -128,7 +126,7 @@ def test_evaluations_and_fits_leave_modes_as_they_were(tmp_path: Path) -> None:
 
 
 def test_a_module_in_evaluation_mode_trains_in_it_with_a_warning(tmp_path: Path) -> None:
-    with pytest.warns(UserWarning, match="^Resting is in evaluation mode, and trains in it, as in Lightning"):
+    with pytest.warns(UserWarning, match=r"Found \d module\(s\) in eval mode at the start of training"):
         trainer = fit(tmp_path, module=Resting("nowhere").eval(), rounds=1)
     assert float(trainer.buffers["first.0.num_batches_tracked"]) == 0
 
@@ -244,44 +242,29 @@ class InASecondRound(Plain):
             _freeze(self)
 
 
-class InAStep(Plain):
-    def training_step(self, batch: Any, batch_idx: int) -> Any:
-        _freeze(self)
-        return super().training_step(batch, batch_idx)
-
-
-class InABatch(Plain):
-    def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
-        _freeze(self)
-
-
-class Frees(InSetup):
-    def on_train_start(self) -> None:
-        self.net.hidden[0].requires_grad_(True)
-
-
-@pytest.mark.parametrize(
-    ("kind", "place"),
-    [
-        (OnFitStart, "OnFitStart.on_fit_start"),
-        (InASecondRound, "InASecondRound.on_train_epoch_start"),
-        (InAStep, "a client's step"),
-        (InABatch, "a client's step"),
-        (Frees, "Frees.on_train_start"),
-    ],
-)
-def test_hooks_of_the_run_cannot(kind: type[Plain], place: str, tmp_path: Path) -> None:
-    with one_line(
-        ValueError, rf"{place} changes requires_grad of net.hidden.0.weight, .*: change it in the module's constructor, setup"
-    ):
-        fit(tmp_path, module=kind())
-
-
-class FreezesAsACallback(L.Callback):
+class AsACallback(L.Callback):
     def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
         _freeze(pl_module)
 
 
-def test_nor_can_callbacks(tmp_path: Path) -> None:
-    with one_line(ValueError, "FreezesAsACallback.on_fit_start changes requires_grad of net.hidden.0.weight, "):
-        fit(tmp_path, FreezesAsACallback(), module=Plain())  # type: ignore[arg-type]
+@pytest.mark.parametrize("executor", ["auto", "vmap", "loop"])
+@pytest.mark.parametrize(("kind", "callbacks"), [(OnFitStart, []), (InASecondRound, []), (Plain, [AsACallback()])])
+def test_hooks_of_the_run_freeze(kind: type[Plain], callbacks: list[Any], executor: str, tmp_path: Path) -> None:
+    """A frozen layer stays where it is when it is frozen, and the others train on."""
+    runs = [fit(tmp_path, *callbacks, module=kind(), rounds=rounds, executor=executor) for rounds in (1, 3)]
+    frozen = {name: value for name, value in runs[0].params.items() if name.startswith("net.hidden.0.")}
+    assert len(frozen) == 2 and all(torch.equal(runs[1].params[name], value) for name, value in frozen.items())
+    assert not torch.equal(runs[1].params["net.head.weight"], runs[0].params["net.head.weight"])
+    began = dict(Plain().double().named_parameters())
+    assert all(torch.equal(value, began[name]) for name, value in frozen.items()) == (kind is not InASecondRound)
+    loop = fit(tmp_path, *callbacks, module=kind(), rounds=3, executor="lightning")
+    assert_close(runs[1].params, loop.params, 1e-12)
+
+
+def test_what_was_frozen_before_the_run_stays_frozen(tmp_path: Path) -> None:
+    class Frees(InSetup):
+        def on_train_epoch_start(self) -> None:
+            self.net.hidden[0].requires_grad_(True)
+
+    with one_line(ValueError, "a hook sets requires_grad of net.hidden.0.weight, .*: freeze it in on_fit_start, and not in"):
+        fit(tmp_path, module=Frees())

@@ -2,7 +2,6 @@
 
 import random
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -15,7 +14,6 @@ from torch import Tensor, nn
 import flcog
 from engine.test_executor_choice import Plain
 from flcog.core.global_streams import kept_streams, moved, seed_streams, streams
-from flcog.method import Batch, Context, Method, Params
 from flcog.settings import can_compile
 
 pytestmark = pytest.mark.filterwarnings("error")
@@ -96,7 +94,7 @@ def test_threads_would_share_the_stream(library: str) -> None:
     trainer, module = make_trainer(None, chunk_size=2), noisy(library)
     before = streams()
     trainer.prepare(module, TinyData())
-    assert f"one client at a time: the model draws from {library}'s global stream" in trainer.notes[0]
+    assert f"1 client at a time (the model draws from {library}'s global stream" in trainer.notes[0]
     assert moved(before) == [], "finding out moves nothing"
 
 
@@ -107,25 +105,6 @@ def test_a_training_step_that_draws_from_numpy() -> None:
 
     with pytest.warns(UserWarning, match="falls back to loop: Scales.training_step draws from NumPy's global stream$"):
         train(module=Scales(), executor="vmap", rounds=1)
-
-
-@dataclass(frozen=True)
-class GlobalNoise(Method):
-    """Draws outside the hook ``draw``, against the rule."""
-
-    library: str = "torch"
-
-    def loss(self, apply: Any, params: Params, batch: Batch, task: Tensor, ctx: Context) -> Tensor:
-        return task * DRAWS[self.library]()
-
-
-@each_library
-def test_a_hook_that_draws_is_noticed_on_threads_and_repeatable(library: str) -> None:
-    alone = train(GlobalNoise(start_round=1, library=library), chunk_size=1)
-    with pytest.warns(UserWarning, match=rf"client \d of round 2 or one beside it draws from {library}'s global stream"):
-        together = train(GlobalNoise(start_round=1, library=library), chunk_size=2)
-    assert_close(together.state, alone.state, 0)
-    assert together.rows == alone.rows
 
 
 def test_kept_streams_continue_as_if_nothing_had_been_drawn() -> None:

@@ -16,10 +16,9 @@ from engine.test_compile import as_recorded
 from engine.test_patches import Pictures
 from flcog import hosting
 from flcog.callbacks import SCAFFOLD
-from flcog.client.executor import Choice
 from flcog.core.allocations import peak_memory
 from flcog.core.processes import Processes
-from flcog.execute import chooser, memory
+from flcog.execute import choice, memory
 from flcog.execute.job import Job
 from flcog.execute.memory import activation_bytes
 from flcog.execute.one_client import OneClient
@@ -49,9 +48,11 @@ def test_where_memory_runs_out_half_as_many_clients_go_on(monkeypatch: pytest.Mo
 
 
 def test_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    trainer = make_trainer(None, executor="vmap", chunk_size=5)
+    trainer.prepare(classifier(), TinyData())
     let_memory_run_out(monkeypatch, 1)
     with pytest.warns(UserWarning) as caught:
-        trainer = train(executor="vmap", chunk_size=5)
+        trainer.train_round()
     told = [str(warning.message) for warning in caught]
     assert len(told) == 2 and "2 are tried" in told[0] and "falls back to loop" in told[1] and "out of memory" in told[1]
     assert trainer.executor.name == "loop"
@@ -79,16 +80,6 @@ def test_compiled_steps_have_no_room_for_more_either(monkeypatch: pytest.MonkeyP
     assert_close(halved.params, small.params, 0)
 
 
-def test_the_fastest_is_chosen_with_as_many_clients_as_fit(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("flcog.execute.plan._choices", lambda job: [Choice("vmap", 5), Choice("vmap", 2)])
-    let_memory_run_out(monkeypatch, 3)
-    with pytest.warns(UserWarning, match="5 clients at a time do not fit") as caught:
-        trainer = train(executor="fastest")
-    assert sum("do not fit" in str(warning.message) for warning in caught) == 1
-    assert trainer.executor.choice == Choice("vmap", 2)  # type: ignore[attr-defined]
-    assert "vmap, 2 clients at a time: " in trainer.notes[-1] and "5 clients" not in trainer.notes[-1]
-
-
 def test_the_loop_that_takes_over_has_the_memory_of_what_failed(monkeypatch: pytest.MonkeyPatch) -> None:
     held: list[weakref.ref[Tensor]] = []
     client = OneClient._client
@@ -102,10 +93,12 @@ def test_the_loop_that_takes_over_has_the_memory_of_what_failed(monkeypatch: pyt
         assert held[0]() is None
         return client(*arguments)
 
+    trainer = make_trainer(None, executor="vmap")
+    trainer.prepare(classifier(), TinyData())
     monkeypatch.setattr(StackedClients, "train_chunk", fails)
     monkeypatch.setattr(OneClient, "_client", looked)
     with pytest.warns(UserWarning, match="falls back to loop: .*no batching rule"):
-        train(executor="vmap", rounds=1)
+        trainer.train_round()
 
 
 def test_the_summary_says_what_memory_it_took(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -141,7 +134,7 @@ def test_activations_count_on_an_accelerator(monkeypatch: pytest.MonkeyPatch) ->
 def test_what_autograd_keeps_is_counted(patches: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Autograd keeps the input of a convolution, or its patches of nine pixels, and the output of a ReLU."""
     jobs: list[Job] = []
-    monkeypatch.setattr(hosting, "choose_executor", lambda job, *rest: jobs.append(job) or chooser.choose_executor(job, *rest))
+    monkeypatch.setattr(hosting, "ChosenExecutor", lambda job, *rest: jobs.append(job) or choice.ChosenExecutor(job, *rest))
     network = nn.Sequential(nn.Conv2d(1, 2, 3, padding=1), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(2, 3))
     make_trainer(None, precision="32-true", clients_per_round=1.0).prepare(flcog.Classifier(network), Pictures(4, batch_size=5))
     pixels, filters, rows = 28 * 28, 2, 5

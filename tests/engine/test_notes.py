@@ -96,4 +96,4 @@ def test_observers_receive_each_note_once(tmp_path: Path) -> None:
             seen.append(round)
 
     fit(tmp_path, Listening(), rounds=2)
-    assert seen == [ExecutorNote("loop"), "start", WarningNote("in round 1"), 1, WarningNote("in round 2"), 2]
+    assert seen == [ExecutorNote("loop, 1 client at a time"), "start", WarningNote("in round 1"), 1, WarningNote("in round 2"), 2]

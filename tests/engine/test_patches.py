@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 import torch
-from harness import assert_close, train
+from harness import assert_close, make_trainer, train
 from torch import Tensor
 from torch.nn import functional
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -121,17 +121,18 @@ class Pictures(flcog.FederatedDataModule):
 
 
 def test_a_run_is_that_of_the_loop(monkeypatch: pytest.MonkeyPatch) -> None:
-    options: dict[str, Any] = {"data": Pictures(4, batch_size=5), "clients_per_round": 1.0, "rounds": 1, "local_steps": 2}
+    data = Pictures(4, batch_size=5)
+    options: dict[str, Any] = {"clients_per_round": 1.0, "rounds": 1, "local_steps": 2}
 
     def module() -> flcog.Classifier:
         torch.manual_seed(0)
         return flcog.Classifier(flcog.models.SimpleCNN(1, 3))
 
-    loop = train(module=module(), **options)
+    loop = train(module=module(), data=data, **options)
     products: list[int] = []
+    trainer = make_trainer(None, executor="vmap-patches", **options)
+    trainer.prepare(module(), data)
     monkeypatch.setattr(patches, "_conv2d", lambda given, convolve=patches._conv2d: products.append(1) or convolve(given))
-    trainer = train(module=module(), executor="vmap-patches", **options)
+    trainer.train_round()
     assert trainer.executor.name == "vmap-patches" and len(products) == 2 * 2  # two steps with two convolutions each
     assert_close(trainer.params, loop.params, 1e-9)
-    timed = train(module=module(), executor="fastest", **options)
-    assert "vmap-patches, 4 clients at a time" in timed.notes[-1]

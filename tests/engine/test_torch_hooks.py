@@ -4,10 +4,10 @@ from typing import Any
 
 import pytest
 import torch
+from faithful.modules import Plain
+from faithful.side_by_side import ONE_CLIENT, on_its_batches
 from harness import assert_close, train
 
-from engine.test_faithful_features import Plain
-from engine.test_faithful_step import ONE_CLIENT, by_lightning
 from flcog.callbacks import FedSAM
 
 
@@ -59,19 +59,16 @@ KINDS = pytest.mark.parametrize(
 @pytest.mark.parametrize("accumulate", [1, 2])
 def test_numbers_are_lightnings(kind: Any, reason: str, accumulate: int) -> None:
     ours = train(module=kind(), accumulate_grad_batches=accumulate, **ONE_CLIENT)
-    theirs = by_lightning(kind(), ours, accumulate_grad_batches=accumulate)
+    theirs = on_its_batches(kind(), ours, accumulate_grad_batches=accumulate)
     assert_close(ours.params, {name: p.detach() for name, p in theirs.named_parameters()}, 1e-12)
     assert not all(torch.equal(value, train(module=Plain(), **ONE_CLIENT).params[name]) for name, value in ours.params.items())  # type: ignore[arg-type]
 
 
 @KINDS
 def test_clients_train_one_at_a_time(kind: Any, reason: str) -> None:
-    with pytest.warns(UserWarning, match=f"executor=vmap falls back to loop: one client at a time: {reason}"):
-        batched = train(module=kind(), executor="vmap", rounds=2)
-    loop = train(module=kind(), rounds=2)
-    assert f"one client at a time: {reason}" in loop.notes[0]
-    for other in (batched, train(module=kind(), chunk_size=2, rounds=2)):
-        assert_close(other.params, loop.params, 0)
+    batched, loop = (train(module=kind(), executor=executor, rounds=2) for executor in ("vmap", "loop"))
+    assert loop.notes[0] == batched.notes[0] == f"executor: lightning, 1 client at a time ({reason})"
+    assert_close(batched.params, loop.params, 0)
 
 
 def test_a_gradient_that_a_method_takes_elsewhere_has_the_hooks_too() -> None:

@@ -9,7 +9,7 @@ import lightning as L
 import pytest
 import torch
 from datamodules.common import one_line
-from engine.test_lightning_hooks import Plain
+from faithful.modules import Plain
 from harness import NUM_CLASSES, NUM_FEATURES, ROOT, TinyData, assert_close, fit, make_trainer, without_times
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset

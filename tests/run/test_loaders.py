@@ -57,7 +57,7 @@ def test_evaluations_take_a_data_module_in_the_place_of_loaders() -> None:
 
 
 @pytest.mark.parametrize(
-    ("loaders", "message"), [([], r"test got no loader in \[\]: give one"), (5, "test got a int, and an evaluation")]
+    ("loaders", "message"), [([], r"test got no loader in \[\]: give one"), (5, "test got a int, and a loader yields batches")]
 )
 def test_what_is_no_loader_is_refused(loaders: Any, message: str) -> None:
     with one_line(ValueError, message):
@@ -170,8 +170,9 @@ class SetsUpItself(OfItself):
 
 def test_setup_finds_its_trainer(tmp_path: Path) -> None:
     data = SetsUp("max_epochs")
-    make_trainer(None, **OPTIONS | {"rounds": 7}).prepare(module(), data)
-    assert data.found == [7, ("fit", 7), 7, ("test", 7)] and data.trainer is None
+    trainer = make_trainer(None, **OPTIONS | {"rounds": 7})
+    trainer.prepare(module(), data)
+    assert data.found == [7, ("fit", 7), 7, ("test", 7)] and data.trainer is trainer.lightning
     trainer = make_trainer(tmp_path, **OPTIONS | {"rounds": 7})
     trainer.fit(model := SetsUpItself())
     assert model.found == ("test", 7, 1)
@@ -376,7 +377,7 @@ def test_the_ends_and_the_state_of_a_data_module(tmp_path: Path) -> None:
         fit(tmp_path, Fails(), data=(last := Kept()), module=module(), **OPTIONS)  # type: ignore[arg-type]
     assert last.called[-1] == "exception of the user's"
     last.state = {"set": TensorDataset(torch.ones(1))}
-    with one_line(ValueError, "Kept.state_dict returns 'set', a TensorDataset: return tensors, numbers and text alone"):
+    with pytest.warns(UserWarning, match="checkpoints do not store Kept.set, which are no tensors, numbers or text"):
         fit(tmp_path, data=last, module=module(), **OPTIONS)  # type: ignore[arg-type]
 
 

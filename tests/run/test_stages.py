@@ -75,14 +75,14 @@ def around(stage: str) -> list[str]:
 
 @pytest.mark.parametrize("again", [False, True], ids=["a run of its own", "the run as it is"])
 def test_each_verb_sets_up_and_tears_down_its_own_stage(again: bool, tmp_path: Path) -> None:
-    """The trained weights stay, although ``setup`` builds the layer anew in every stage."""
+    """The run, and its checkpoint, have the trained weights, although ``setup`` builds the layer anew in every stage."""
     calls, data, trainer = list[str](), Data(), make_trainer(tmp_path, Watches(), **OPTIONS)
     trainer.fit(model := Stages(calls), data)
     assert calls == around("fit") and data.stages == ["setup fit", "setup test", "teardown fit"]
     weights = {name: value.clone() for name, value in trainer.model.state_dict().items()}
     outputs = 2 * model.layer(TESTS.tensors[0]).detach()
     loss = float(cross_entropy(outputs / 2, TESTS.tensors[1]))
-    arguments = () if again else (model, data)
+    arguments = () if again else (model, data, str(trainer.run_dir))
     for stage in VERBS:
         calls.clear()
         data.stages.clear()

@@ -60,7 +60,7 @@ def test_the_summary_says_what_the_run_is_and_what_came_out(tmp_path: Path, caps
     assert setting["clients"] == f"8 (partition {trainer.run.federation.partition.hash}), 5 a round"
     assert setting["local work"] == "4 local steps, batches of 4"
     assert setting["methods"] == f"{describe(SCAFFOLD())} FedProx(start_round=1, mu=0.25)"
-    assert setting["executor"] == "loop"
+    assert setting["executor"] == "loop, 1 client at a time"
     assert setting["run"] == results["run"] == str(trainer.run_dir)
 
     accuracies = [row["test/accuracy"] for row in trainer.history]

@@ -113,7 +113,7 @@ def test_processes_share_the_set_out(tmp_path: Path) -> None:
     for count in (2, 30):
         parts = [whole[rank:count:3] if rank < count else None for rank in range(3)]
         processes: Any = SimpleNamespace(rank=0, count=3, device=torch.device("cpu"), gather=lambda value, parts=parts: parts)
-        evaluator = Evaluator(run.model, run.engine.reader, 4, processes)
+        evaluator = Evaluator(run.model, run.engine.reader, 4, processes, {}, run.evaluator.own)
         some = Samples(samples.inputs[:count], samples.targets[:count])
         assert torch.equal(evaluator.outputs(run.params, run.buffers, some), whole[:count])
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 import wandb
 import yaml
-from engine.test_lightning_hooks import Plain
+from faithful.modules import Plain
 from harness import TinyData, classifier
 from lightning.pytorch.loggers import CSVLogger, Logger, WandbLogger
 from torch.utils.data import DataLoader, TensorDataset

@@ -68,7 +68,7 @@ def test_a_data_set(tmp_path: Path) -> None:
 
 
 def test_a_loader(tmp_path: Path) -> None:
-    trainer = fitted(tmp_path, DataLoader(TENSORS, batch_size=7, drop_last=True))
+    trainer = fitted(tmp_path, DataLoader(TENSORS, batch_size=7, drop_last=True, shuffle=True))
     assert distance(trainer.state, fitted(tmp_path, arrays(batch_size=7, drop_last=True)).state) == 0
     assert any(
         "a DataLoader is divided over 10 clients at random, in batches of 7; no test set" in note for note in trainer.notes
@@ -87,11 +87,11 @@ def test_a_lightning_data_module(tmp_path: Path) -> None:
     assert "a Plain is divided over 10 clients at random, in batches of 16: " in note
 
 
-def test_a_collate_fn_and_a_sampler_are_seen() -> None:
+def test_a_collate_fn_and_a_sampler_are_used() -> None:
     options = {"shuffle": False, "sampler": WeightedRandomSampler([1.0] * 60, 60), "collate_fn": pad}
     wrapped = federated(Plain(**options))
     assert wrapped.federation.num_clients == 10 and wrapped.collate_fn is pad  # type: ignore[attr-defined]
-    assert "; its WeightedRandomSampler is not used: flcog.datamodules.LightningData takes" in wrapped.notes[0]
+    assert wrapped.federation.order is not None and "not used" not in wrapped.notes[0]
 
 
 def at(batch: Any) -> Any:
@@ -165,15 +165,12 @@ def test_owners_and_targets_of_a_subset() -> None:
     assert by_name.train.labels.tolist() == [item % 3 for item in range(20, 60)]
 
 
-def test_batch_samplers_are_seen() -> None:
+def test_batch_samplers_are_used() -> None:
     weights = WeightedRandomSampler([1.0] * 60, 60)
     wrapped = federated(DataLoader(TENSORS, batch_sampler=BatchSampler(weights, 16, drop_last=True)))
-    wrapped.setup("fit")
-    assert wrapped.batch_size == 16 and wrapped.drop_last and "; its WeightedRandomSampler is not used: " in wrapped.notes[0]
-    assert wrapped.eval_batch_size == 16
-    again = federated(DataLoader(TENSORS, sampler=RandomSampler(TENSORS, num_samples=9)))
-    again.setup("fit")
-    assert "; its RandomSampler is not used: " in again.notes[0]
+    assert wrapped.federation.order is not None and wrapped.batch_size == wrapped.eval_batch_size == 16 and wrapped.drop_last
+    assert federated(DataLoader(TENSORS, sampler=RandomSampler(TENSORS, num_samples=9))).federation.order is not None
+    assert federated(DataLoader(TENSORS, shuffle=True)).federation.order is None
 
 
 class Fives(Sampler):
@@ -190,7 +187,6 @@ def test_a_batch_sampler_without_batch_size_shows_it_in_its_first_batch() -> Non
     wrapped = federated(DataLoader(TENSORS, batch_sampler=Fives([list(range(5)), [9, 8]])))
     wrapped.setup("fit")
     assert wrapped.batch_size == wrapped.eval_batch_size == 5 and "in batches of 5" in wrapped.notes[0]
-    assert "; its Fives is not used: " in wrapped.notes[0]
     for batches, fault in ((None, r"\(TypeError\(.*not iterable"), ([], "StopIteration"), ([[]], "it is empty")):
         unknown = federated(DataLoader(TENSORS, batch_sampler=Fives(batches)))
         with one_line(
@@ -231,13 +227,10 @@ Frame.__module__, Frame.__name__ = "pandas.core.frame", "DataFrame"
     ("data", "what"),
     [
         (Stream(), "train is a Stream, a stream, whose samples cannot be given to clients"),
-        (DataLoader(Stream()), "train is a Stream, a stream"),
-        (
-            DataLoader(TENSORS, batch_size=None),
-            "the train loader has batch_size=None, so that its items are batches, and clients need",
-        ),
+        (DataLoader(Stream()), "the train set is empty"),
+        (DataLoader(TENSORS, batch_size=None), "Classifier learns from pairs .*, or give a LightningModule whose training_step"),
         (NoTraining(), "NoTraining has no train_dataloader: write one"),
-        (TwoLoaders(), "TwoLoaders.train_dataloader returns a dict, and clients share the data set of one"),
+        (TwoLoaders(), "10 clients cannot share 4 samples: each needs one; set num_clients"),
         ((FEATURES, LABELS), r"data is a tuple: give flcog.datamodules.ArrayData\(train_inputs="),
         (FEATURES, "data is a ndarray: give flcog.datamodules.ArrayData"),
         (Frame(), r'data is a DataFrame: give flcog.datamodules.Table\(data, target="label"\)'),
@@ -252,19 +245,17 @@ def test_what_cannot_be_wrapped(data: Any, what: str) -> None:
         make_trainer(None).prepare(module(), data)
 
 
-def test_training_and_predictions_read_one_loader() -> None:
+def test_predictions_read_one_loader() -> None:
     class Lists(L.LightningDataModule):
         def predict_dataloader(self) -> Any:
             return [DataLoader(TESTS)] * 2
 
     trainer, loader = make_trainer(None), DataLoader(TENSORS)
-    with one_line(ValueError, "prepare got a list, and clients share the data set of one torch DataLoader"):
-        trainer.prepare(module(), [loader, loader], loader)
     remedy = "predictions read one torch DataLoader: take one, and call trainer.predict\\(model, loader\\) for each of the others"
     with one_line(ValueError, f"Lists.predict_dataloader returns a list, and {remedy}"):
         trainer.predict(module(), Lists())
-    with one_line(ValueError, "validate got a str, and an evaluation reads torch DataLoaders: return one, or a list of them"):
-        trainer.validate(module(), [loader, "loader"])
+    with one_line(ValueError, "validate got a list, and a loader yields batches: return a torch DataLoader"):
+        trainer.validate(module(), [loader, 5])
 
 
 def test_sets_to_validate_on_are_no_checkpoint() -> None:

@@ -1,7 +1,7 @@
 """The observers that every run has: progress, checkpoints, a chart of the partition and a summary."""
 
+from flcog.lightning.observer import LightningHooks
 from flcog.method import Callback
-from flcog.run.lightning_callbacks import LightningCallbacks
 from flcog.run.observers.checkpoint import Checkpoint
 from flcog.run.observers.partition_chart import PartitionChart
 from flcog.run.observers.progress import ProgressBar
@@ -10,7 +10,7 @@ from flcog.run.observers.summary import Summary
 
 def default_observers(
     observers: list[Callback],
-    lightning: LightningCallbacks,
+    lightning: LightningHooks,
     progress_bar: bool = True,
     checkpointing: bool = True,
     summary: bool = True,

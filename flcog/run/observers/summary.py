@@ -111,7 +111,7 @@ def suggestions(run: Run) -> Rows:
     rows: list[tuple[str, str]] = []
     federation = run.federation
     verb = "test" if federation.test is not None else "validate" if federation.val is not None else None
-    if verb and written and run.evaluator.hooks.have_figures:
+    if verb and written and run.evaluator.have_figures:
         rows.append(
             (f"{verb.capitalize()} its {written[0].stem} model{_chosen_by(run, written[0])}", run.next_command(verb, written[0]))
         )

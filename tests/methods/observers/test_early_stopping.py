@@ -12,9 +12,10 @@ from run.killed_runs import killed
 
 from flcog.callbacks import EarlyStopping
 from flcog.core.processes import Processes
+from flcog.lightning.observer import LightningHooks
+from flcog.lightning.trainer import RoundsTrainer
 from flcog.method import Callback
 from flcog.run import checkpoint
-from flcog.run.lightning_callbacks import LightningCallbacks
 from flcog.run.observers.checkpoint import Checkpoint
 from flcog.run.observers.defaults import default_observers
 from flcog.run.observers.progress import ProgressBar
@@ -123,4 +124,4 @@ def test_bad_arguments_are_refused() -> None:
     with pytest.raises(ValueError, match="num_lines must be at least 1"):
         ProgressBar(num_lines=0)
     with pytest.raises(ValueError, match="Checkpoint is listed 2 times"):
-        default_observers([Checkpoint(), Checkpoint()], LightningCallbacks())
+        default_observers([Checkpoint(), Checkpoint()], LightningHooks(RoundsTrainer()))

@@ -1,0 +1,162 @@
+"""The part of a checkpoint that Lightning writes and reads: weights, hyper-parameters, optimisers, schedulers, callbacks and loops."""
+
+import warnings
+from collections.abc import Mapping
+from typing import Any
+
+import lightning as L
+from torch import Tensor
+
+from flcog.core.masking import masked
+from flcog.core.types import Params
+from flcog.models.lora import adapters
+
+PRIMITIVES = (type(None), bool, int, float, complex, str, bytes)
+
+
+def entries(trainer: L.Trainer, weights: Params, config: Mapping[str, Any] | None) -> dict[str, Any]:
+    """What ``lightning.Trainer`` saves, so that ``load_from_checkpoint`` and its ``fit`` can read the file.
+
+    Only tensors, numbers and texts are stored. A warning names the others.
+
+    Args:
+        trainer: of the run, whose module has the global model.
+        weights: the global model's parameters and shared buffers.
+        config: the full configuration, if the command line knows it. It has the arguments of a module without ``save_hyperparameters()``.
+    """
+    module = trainer.lightning_module
+    live = {name: value.data_ptr() for name, value in module.state_dict().items()}
+    saved, lost = trainer._checkpoint_connector.dump_checkpoint(weights_only=False), list[str]()
+    # load_from_checkpoint needs frozen weights, too, except for modules that say otherwise and for networks around which adapters train.
+    partial = not module.strict_loading or next(adapters(module), None) is not None
+    state = {
+        name: weights[name] if name in weights and value.data_ptr() == live.get(name) else value  # the file has each tensor once
+        for name, value in saved.pop("state_dict").items()
+        if name in weights or not partial
+    }
+    if not module.hparams and (model := (config or {}).get("model")):
+        saved["hyper_parameters"] = _from_config(module, model)
+    elif "hyper_parameters" in saved:
+        saved["hyper_parameters"] = masked(split_hyperparameters(module)[0])
+    kept = _storable(saved, "", lost)
+    if lost and not getattr(trainer, "told_of_lost_entries", False):
+        trainer.told_of_lost_entries = True  # type: ignore[attr-defined]
+        warnings.warn(f"checkpoints do not store {', '.join(lost)}, which are no tensors, numbers or text", stacklevel=2)
+    return {**kept, "state_dict": state}
+
+
+def restore(trainer: L.Trainer, saved: Mapping[str, Any]) -> None:
+    """Restore callbacks, the data module, optimisers, schedulers and the scaler of gradients. Older files have none.
+
+    Args:
+        trainer: of the run.
+        saved: the contents of its checkpoint.
+    """
+    connector = trainer._checkpoint_connector
+    connector._loaded_checkpoint = dict(saved)
+    try:
+        connector.restore_callbacks()
+        connector.restore_datamodule()
+        if "optimizer_states" in saved:
+            connector.restore_precision_plugin_state()
+            connector.restore_optimizers()
+            connector.restore_lr_schedulers()
+    finally:
+        connector._loaded_checkpoint = {}
+
+
+def _storable(value: Any, name: str, lost: list[str]) -> Any:
+    """The value without the entries of dicts that a checkpoint cannot hold, whose names are added to ``lost``."""
+    if isinstance(value, list | tuple):
+        return [_storable(inner, name, lost) for inner in value]
+    if not isinstance(value, Mapping):
+        return value
+    kept = {}
+    for key, inner in value.items():
+        place = f"{name}.{key}".removeprefix(".")
+        nested = isinstance(inner, Mapping) or (
+            isinstance(inner, list | tuple) and any(isinstance(part, Mapping) for part in inner)
+        )
+        if isinstance(key, str | int) and (nested or _is_plain(inner, Tensor)):
+            kept[key] = _storable(inner, place, lost) if nested else _plain(inner)
+        else:
+            lost.append(place)
+    return kept
+
+
+def split_hyperparameters(module: L.LightningModule) -> tuple[dict[str, Any], list[str]]:
+    """The hyper-parameters that a checkpoint can hold, and the names of the others, such as networks.
+
+    >>> class Lit(L.LightningModule):
+    ...     def __init__(self, width, network):
+    ...         super().__init__()
+    ...         self.save_hyperparameters(logger=False)
+    >>> with warnings.catch_warnings(action="ignore"):
+    ...     split_hyperparameters(Lit(3, L.LightningModule()))
+    ({'width': 3}, ['network'])
+    """
+    stored = dict(module.hparams)
+    lost = [name for name, value in stored.items() if not _is_plain(value)]
+    return {name: _plain(value) for name, value in stored.items() if name not in lost}, lost
+
+
+def logged_hyperparameters(*owners: Any) -> dict[str, Any]:
+    """The numbers and texts that modules and data modules have stored with ``save_hyperparameters()``, for trackers, as in Lightning.
+
+    Args:
+        owners: the module and the data module, any of which may have stored none.
+    """
+    found: dict[str, Any] = {}
+    for owner in owners:
+        own = owner.hparams_initial if getattr(owner, "_log_hyperparams", False) else {}
+        for name, value in own.items():
+            if name.startswith("_") or not _is_plain(value):  # entries of Lightning's own command line, and networks
+                continue
+            if name in found and found[name] != _plain(value):
+                warnings.warn(
+                    f"the module and {type(owner).__name__} store different values of the hyper-parameter {name}: trackers get "
+                    "the latter's; rename one of them",
+                    stacklevel=2,
+                )
+            found[name] = _plain(value)
+    return found
+
+
+def _is_plain(value: Any, *further: type) -> bool:
+    if isinstance(value, Mapping):
+        return all(_is_plain(inner, *further) for inner in value.values()) and all(isinstance(key, str | int) for key in value)
+    if isinstance(value, list | tuple):
+        return all(_is_plain(inner, *further) for inner in value)
+    return type(value) in (*PRIMITIVES, *further)
+
+
+def _plain(value: Any) -> Any:
+    """The value without subclasses of dict, such as jsonargparse's Namespace, which ``weights_only=True`` refuses to load."""
+    if isinstance(value, Mapping):
+        return {key: _plain(inner) for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(inner) for inner in value]
+    return value
+
+
+def _from_config(module: L.LightningModule, model: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments of the configuration, as Lightning's own command line stores them."""
+    own = f"{type(module).__module__}.{type(module).__qualname__}"
+    if "class_path" not in model:  # a script's FederatedCLI has a fixed class
+        return dict(masked(dict(model)))
+    path, arguments = model["class_path"], model.get("init_args") or {}
+    if path.rpartition(".")[2] != type(module).__name__:  # the configuration names a network, and flcog put this module around it
+        path, arguments = own, {"model": model}
+    return masked(arguments) | {"_class_path": path, "_instantiator": "lightning.pytorch.cli.instantiate_module"}
+
+
+def warn_of_lost_hyperparameters(module: L.LightningModule) -> None:
+    """Say once which hyper-parameters no checkpoint can hold, as it contains only tensors and primitives."""
+    _, lost = split_hyperparameters(module) if module.hparams else ({}, [])
+    if lost:
+        name = type(module).__name__
+        warnings.warn(
+            f"checkpoints do not store the hyper-parameter{'s' * (len(lost) > 1)} {', '.join(lost)} of {name}, which are no numbers or "
+            f"text: give them to {name}.load_from_checkpoint(PATH, {lost[0]}=...), or leave them out with save_hyperparameters(ignore=...)",
+            stacklevel=2,
+        )

@@ -1,0 +1,114 @@
+"""Trains one client in Lightning's own loops, on the module itself."""
+
+import copy
+import statistics
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from flcog.client.executor import Assignment, Result
+from flcog.client.program import ClientTensors
+from flcog.client.work import ClientWork, batches
+from flcog.core.precision import number_dtype
+from flcog.core.types import Batch, Params, Slot
+from flcog.execute.one_client import OneClient
+from flcog.execute.trainer import Learner
+from flcog.lightning.optimizers import RoundOptimizers
+from flcog.lightning.places import MethodPlaces
+from flcog.lightning.trainer import RoundsTrainer
+from flcog.method.gradient_clip import GradientClip
+from flcog.own_steps import columns_of
+from flcog.reading import Reader
+from flcog.step_log import LOGGED
+
+
+class LightningClient(OneClient):
+    """Trains one client after another in the epoch loop of the run's ``lightning.Trainer``.
+
+    Only parameters and buffers are replaced between clients: what a hook or a step sets on the module stays, as in Lightning.
+
+    Args:
+        learner: the model and its optimisers.
+        trainer: of the run.
+        keep_optimizers: whether the state of a client's optimisers is kept from round to round.
+    """
+
+    def __init__(self, learner: Learner, trainer: RoundsTrainer, keep_optimizers: bool = False) -> None:
+        super().__init__(learner)
+        self._trainer, self._optimizers = trainer, RoundOptimizers(trainer, keep_optimizers)
+        self._round: tuple[int, int] | None = None
+        self._training: Slot = {}
+
+    def train(self, assignment: Assignment, works: Sequence[ClientWork]) -> Result:
+        program = copy.copy(assignment.program)
+        program.corrections = [pair for pair in program.corrections if not isinstance(pair[1], GradientClip)]  # Lightning clips
+        if self._round != (now := (assignment.seed, assignment.round)):
+            self._round = now
+            self._optimizers.begin_round()
+        return super().train(assignment._replace(program=program), works)
+
+    def _surroundings(self, assignment: Assignment) -> AbstractContextManager[Any]:
+        return nullcontext()
+
+    def _client(self, assignment: Assignment, work: ClientWork, scratch: dict[str, int]) -> Result:
+        self.model.find_tensors()
+        try:
+            result = super()._client(assignment, work, scratch)
+        finally:
+            self._optimizers.end_client()
+        return result._replace(training=self._training)
+
+    def _renew_optimizer(self, assignment: Assignment, work: ClientWork) -> None:
+        self._steps = self._optimizers.begin_client(assignment.rates, work.training)
+
+    def _train(self, assignment: Assignment, work: ClientWork, tensors: ClientTensors) -> tuple[Params, ClientTensors]:
+        program, trainer, loader = assignment.program, self._trainer, _Loader(work, assignment.reader)
+        places = MethodPlaces(program, self.model, trainer, tensors, loader.last)
+        with torch.enable_grad(), trainer.client(assignment.round, self._steps, work, places) as logged:
+            trainer.fit_loop.epoch_loop.train(loader, work.num_batches)
+            self._training = self._optimizers.state(trainer.global_step)
+        self.model.find_tensors()
+        for parameter in self.model.module.parameters():
+            parameter.grad = None
+        if not places.rates:
+            raise ValueError(
+                f"{type(self.model.module).__name__}.on_train_batch_start returned -1 before the end of the client's first step: return "
+                "it after a step at the earliest, or leave the client out of the round, by a method whose plan returns None"
+            )
+        # The exact mean, which equals the rates if they are equal.
+        program.optimisation = program.optimisation._replace(lr=statistics.mean(places.rates))
+        own = {"loss": places.total / max(places.losses, 1)} | _measured(logged)
+        return own, places.tensors._replace(num_steps=len(places.rates))
+
+
+class _Loader:
+    """The batches of a client, for Lightning's loop."""
+
+    def __init__(self, work: ClientWork, reader: Reader) -> None:
+        self._work, self._reader = work, reader
+        self._last: Batch | None = None
+
+    def last(self) -> Batch:
+        """The batch in hand, with its targets and its mask."""
+        assert self._last is not None
+        return self._last
+
+    def __len__(self) -> int:
+        return self._work.num_batches
+
+    def __iter__(self) -> Iterator[Any]:
+        for batch in batches(self._work, self._reader):
+            self._last = batch
+            yield batch.given
+
+
+def _measured(logged: Mapping[str, Tensor]) -> Params:
+    """The logged values by column. The loss that ``training_step`` returns has the column of its own name."""
+    return {
+        LOGGED + column: logged[name].detach().to(number_dtype())
+        for name, column in columns_of(logged).items()
+        if column != "loss"
+    }

@@ -1,0 +1,83 @@
+"""The optimisers and schedulers of a run, as each client of a round begins with them."""
+
+import copy
+from collections.abc import Sequence
+from typing import Any
+
+import lightning as L
+
+from flcog.core.types import Slot
+
+
+class RoundOptimizers:
+    """Gives each client of a round the run's optimisers as the round began with them, and the client's own schedulers of steps.
+
+    Changes of groups that a hook of an epoch makes, such as those of ``BackboneFinetuning``, are part of the round. A scheduler that a
+    client's steps have advanced goes on at the same place in the client's next round, with the learning rate that it had.
+
+    Args:
+        trainer: of the run.
+        keeps: whether the state of the optimisers stays with the client, too.
+    """
+
+    def __init__(self, trainer: L.Trainer, keeps: bool) -> None:
+        self._trainer, self._keeps = trainer, keeps
+        self._states, self._schedules = list[Any](), list[Any]()
+        self._rates: Sequence[float] = ()
+
+    @property
+    def _groups(self) -> list[dict[str, Any]]:
+        return [group for optimizer in self._trainer.optimizers for group in optimizer.param_groups]
+
+    def begin_round(self) -> None:
+        """Remember the optimisers and schedulers."""
+        self._states = [copy.deepcopy(optimizer.state_dict()) for optimizer in self._trainer.optimizers]
+        self._schedules = self._of_schedulers()
+
+    def _of_schedulers(self) -> list[Any]:
+        return [copy.deepcopy(config.scheduler.state_dict()) for config in self._trainer.lr_scheduler_configs]
+
+    def begin_client(self, rates: Sequence[float], saved: Slot) -> int:
+        """Prepare for a client. Returns the number of steps that it has taken in earlier rounds.
+
+        Args:
+            rates: the learning rates of the round.
+            saved: the result of :meth:`state` after the client's last round; empty if there is none.
+        """
+        optimizers, configs = self._trainer.optimizers, self._trainer.lr_scheduler_configs
+        for optimizer, state in zip(optimizers, saved.get("optimizers", ()), strict=False):
+            optimizer.load_state_dict({**optimizer.state_dict(), "state": state})
+        for config, schedule in zip(configs, saved.get("schedulers", ()), strict=False):
+            if schedule:
+                config.scheduler.load_state_dict(copy.deepcopy(schedule))
+        self._rates = list(rates)
+        groups, own = self._groups, saved.get("rates", ())
+        for number, (group, rate) in enumerate(zip(groups, rates, strict=False)):
+            then, last = own[number] if number < len(own) else (rate, rate)
+            group["lr"] = last if rate == then or not then else last * rate / then
+        return int(saved.get("steps", 0))
+
+    def state(self, steps: int) -> Slot:
+        """What the client needs in its next round.
+
+        Args:
+            steps: that it has taken in all of its rounds.
+        """
+        schedules = [
+            now if now.get("last_epoch") != before.get("last_epoch") else {}
+            for now, before in zip(self._of_schedulers(), self._schedules, strict=True)
+        ]
+        saved: dict[str, Any] = {"steps": steps}
+        if any(schedules):
+            rates = zip(self._rates, [group["lr"] for group in self._groups], strict=False)
+            saved |= {"schedulers": schedules, "rates": [[float(then), float(last)] for then, last in rates]}
+        if self._keeps:
+            saved["optimizers"] = [copy.deepcopy(optimizer.state_dict()["state"]) for optimizer in self._trainer.optimizers]
+        return saved
+
+    def end_client(self) -> None:
+        """Restore the optimisers and schedulers of the round."""
+        for optimizer, state in zip(self._trainer.optimizers, self._states, strict=True):
+            optimizer.load_state_dict(state)
+        for config, schedule in zip(self._trainer.lr_scheduler_configs, self._schedules, strict=True):
+            config.scheduler.load_state_dict(copy.deepcopy(schedule))

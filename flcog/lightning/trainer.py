@@ -1,0 +1,374 @@
+"""The lightning.Trainer of a federated run: its epoch is a round, and modules and callbacks see it as their trainer."""
+
+import logging
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Literal, cast
+from weakref import proxy
+
+import lightning as L
+import torch
+from lightning.fabric.plugins.environments import ClusterEnvironment, LightningEnvironment
+from lightning.fabric.utilities.device_dtype_mixin import _DeviceDtypeModuleMixin
+from lightning.pytorch.callbacks import Checkpoint, ModelCheckpoint, ProgressBar
+from lightning.pytorch.profilers import PassThroughProfiler
+from lightning.pytorch.trainer import call
+from lightning.pytorch.trainer.states import RunningStage, TrainerFn, TrainerStatus
+from lightning.pytorch.utilities.exceptions import MisconfigurationException
+from torchmetrics import Metric
+
+from flcog.client.work import ClientWork
+from flcog.core.processes import Processes
+from flcog.lightning.contract import has_users_hooks, reason_for_lightning
+from flcog.lightning.loops import ClientEpoch, RoundLogs, RoundLoop, SetLoop
+from flcog.lightning.strategy import ClientsAlone
+
+RUNNING = {
+    TrainerFn.FITTING: RunningStage.TRAINING,
+    TrainerFn.VALIDATING: RunningStage.VALIDATING,
+    TrainerFn.TESTING: RunningStage.TESTING,
+    TrainerFn.PREDICTING: RunningStage.PREDICTING,
+}
+"""The stage of a running trainer, by its verb."""
+
+
+class RoundsTrainer(L.Trainer):
+    """``lightning.Trainer`` without a loop of its own: flcog's rounds call the parts of its loops.
+
+    Args:
+        callbacks: Lightning's callbacks.
+        enable_checkpointing, enable_progress_bar: whether the user allows such callbacks. flcog has its own, so that none is added.
+        plugins: the user's.
+        options: of ``lightning.Trainer``.
+    """
+
+    fit_loop: RoundLoop
+    callbacks: list[L.Callback]
+    profiler: Any
+    _logger_connector: RoundLogs
+    run: Any = None
+    """The run, once it is open: its directory, its checkpoints, and its request to stop."""
+
+    def __init__(
+        self,
+        callbacks: Sequence[L.Callback] = (),
+        enable_checkpointing: bool = True,
+        enable_progress_bar: bool = True,
+        plugins: Any = None,
+        **options: Any,
+    ) -> None:
+        allowed = {"enable_checkpointing": enable_checkpointing, "enable_progress_bar": enable_progress_bar}
+        self._given = {"callbacks": callbacks, "plugins": plugins} | allowed | options
+        listed = plugins if isinstance(plugins, list) else [plugins] if plugins is not None else []
+        if not any(isinstance(plugin, ClusterEnvironment) for plugin in listed):
+            listed = [*listed, LightningEnvironment()]  # Fabric starts the processes
+        with _quiet():
+            super().__init__(
+                callbacks=list(callbacks),
+                enable_checkpointing=enable_checkpointing and any(isinstance(each, Checkpoint) for each in callbacks),
+                enable_progress_bar=enable_progress_bar and any(isinstance(each, ProgressBar) for each in callbacks),
+                enable_model_summary=False,
+                strategy=ClientsAlone(),
+                devices=1,
+                logger=False,
+                plugins=listed,
+                **options,
+            )
+        theirs = self.fit_loop
+        self.fit_loop = RoundLoop(self, theirs.min_epochs, theirs.max_epochs)
+        self.fit_loop.epoch_loop = ClientEpoch(self, min_steps=theirs.min_steps, max_steps=theirs.max_steps)
+        self.fit_loop.epoch_loop.val_loop = self._set_loop(theirs.epoch_loop.val_loop)
+        self.validate_loop, self.test_loop = self._set_loop(self.validate_loop), self._set_loop(self.test_loop)
+        self._logger_connector = RoundLogs(self)
+        self._steps = 0
+        """The steps of a client in all rounds."""
+        self.forked: set[str] = set()
+        """The names of values that clients have logged for steps and for epochs."""
+
+    @property
+    def strategy(self) -> ClientsAlone:
+        return cast(ClientsAlone, super().strategy)
+
+    def again(self) -> "RoundsTrainer":
+        """A trainer with the same arguments for another run."""
+        return RoundsTrainer(**self._given)
+
+    def _set_loop(self, theirs: Any) -> SetLoop:
+        return SetLoop(self, theirs._trainer_fn, theirs._stage, verbose=False, inference_mode=theirs.inference_mode)
+
+    # Opening ----------------------------------------------------------------------------------------------------------------------
+
+    def enter(self, verb: TrainerFn, processes: Processes) -> None:
+        """Begin one of the trainer's verbs, in this process."""
+        self.strategy.join(processes)
+        self.state.fn, self.state.status, self.state.stage = verb, TrainerStatus.RUNNING, RUNNING[verb]
+
+    def show_data(self, datamodule: L.LightningDataModule) -> None:
+        """Let the user's data module see this trainer."""
+        self.datamodule, datamodule.trainer = datamodule, self
+
+    def plan(self, batches: int, steps: int) -> None:
+        """Tell the trainer the batches of the largest client in a round, and its steps."""
+        self.fit_loop.max_batches, self._steps = batches, steps * max(1, self.max_epochs or 1)
+
+    def attach(self, module: L.LightningModule) -> None:
+        """Let the module see this trainer, and gather its callbacks."""
+        self._data_connector.attach_data(module, datamodule=self.datamodule)
+        self.strategy.connect(module)
+        with _quiet():
+            self._callback_connector._attach_model_callbacks()
+        for layer in module.modules():
+            if isinstance(layer, _DeviceDtypeModuleMixin):
+                layer._device = self.strategy.root_device  # which setup may ask for, before the module is there
+
+    def set_up(self, again: bool) -> None:
+        """Call ``setup``, unless it was called ``again``, by the module's own loaders, and ``configure_model`` of the module."""
+        if not again:
+            call._call_lightning_module_hook(self, "setup", stage=cast(TrainerFn, self.state.fn).value)
+        call._call_configure_model(self)
+
+    def make_optimizers(self, module: L.LightningModule) -> list[Any]:
+        """Take over the module after the changes of methods: its device, its precision, and its optimisers.
+
+        An evaluation takes no step, so that a plain optimiser does if ``configure_optimizers`` needs ``setup("fit")``.
+        """
+        self.show(module)
+        with one_line(type(module).__name__):
+            self.strategy.setup(self)
+        if self.state.fn != TrainerFn.FITTING:
+            try:
+                self.strategy.setup_optimizers(self)
+            except Exception:
+                self.optimizers = [torch.optim.SGD([value for value in module.parameters() if value.requires_grad], lr=0.01)]
+        for layer in module.modules():
+            if isinstance(layer, Metric):
+                layer.distributed_available_fn = _never  # clients of other processes have other values
+        return self.optimizers
+
+    def show(self, module: L.LightningModule) -> None:
+        """Work with this module from here on."""
+        self._data_connector.attach_data(module, datamodule=self.datamodule)
+        self.strategy.connect(module)
+        self._callback_connector._attach_model_logging_functions()
+        self._logger_connector.reset_results()
+        self._logger_connector.reset_metrics()
+
+    def reason_for_its_loops(self, keeps_optimizers: bool) -> str:
+        """Why clients train in Lightning's loops; empty if the module may be pure."""
+        return reason_for_lightning(self, self.lightning_module, keeps_optimizers)
+
+    def has_users_hooks(self) -> bool:
+        """Whether a user's hook may change the module between rounds."""
+        return has_users_hooks(self, self.lightning_module)
+
+    def finish_opening(self, run: Any) -> None:
+        """Take over the run, once it is open, and give it to the callbacks."""
+        self.run, self.loggers = run, run.trackers.loggers
+        self._logger_connector.row.clear()
+        for callback in self.callbacks:
+            if isinstance(callback, ModelCheckpoint) and callback.dirpath is None and run.has_directory:
+                callback.dirpath = str(run.directory / "checkpoints")
+        self.profiler._lightning_module = proxy(self.lightning_module)
+        rank = self.local_rank if self.world_size > 1 else None
+        self.profiler.setup(stage=self.state.fn, local_rank=rank, log_dir=self.log_dir)
+
+    def tear_down(self, stage: str) -> None:
+        """Call the hooks at the end of a verb."""
+        if self.datamodule is not None:
+            self.datamodule.teardown(stage)
+        self.call("teardown", stage=stage)
+
+    def end_profile(self) -> None:
+        """Print the profiler's measurements, or write them into the directory of the run."""
+        if isinstance(self.profiler, PassThroughProfiler):
+            return
+        self.profiler.describe()
+        self.profiler.teardown(stage="fit")
+
+    # A run ------------------------------------------------------------------------------------------------------------------------
+
+    def call(self, hook: str, *arguments: Any, of_module: bool = True, **options: Any) -> None:
+        """Call a hook of the callbacks and of the module."""
+        call._call_callback_hooks(self, hook, *arguments, **options)
+        if of_module:
+            call._call_lightning_module_hook(self, hook, *arguments, **options)
+
+    def start_round(self, round: int, steps: int) -> None:
+        """Begin a round, counted from 0, after ``steps`` optimiser steps in all rounds before it."""
+        self.resume_at(round, steps)
+        self.fit_loop.on_advance_start()
+
+    def resume_at(self, round: int, steps: int) -> None:
+        """Let the loops stand before a round."""
+        for counts in (self.fit_loop.epoch_progress.total, self.fit_loop.epoch_progress.current):
+            for name in vars(counts):
+                setattr(counts, name, round)
+        self.count_from(steps)
+
+    def count_from(self, steps: int) -> None:
+        """Let ``global_step`` be the optimiser steps of all clients in all rounds."""
+        self.fit_loop.epoch_loop.count_from(steps)
+        self.fit_loop.epoch_loop._batches_that_stepped = steps
+
+    def show_batch(self, hook: str, *arguments: Any) -> None:
+        """Show the callbacks one batch of a round whose clients train without Lightning's loops."""
+        self._logger_connector.on_batch_start(None)
+        call._call_callback_hooks(self, hook, *arguments, None, 0)
+        self._logger_connector.on_batch_end()
+        self._logger_connector.epoch_end_reached()
+
+    @contextmanager
+    def client(self, round: int, steps: int, work: ClientWork, places: Any) -> Iterator[dict[str, Any]]:
+        """Surround the training of a client.
+
+        Args:
+            round: counted from 0. An asynchronous client may have begun in an earlier one.
+            steps: the optimiser steps that the client has taken until now.
+            work: of the client.
+            places: of methods in its steps.
+
+        Yields:
+            The means of the values that its steps log, by name, which are known at the end.
+        """
+        loop, logged = self.fit_loop.epoch_loop, dict[str, Any]()
+        epoch, batches, total, largest = (
+            self.fit_loop.epoch_progress.current,
+            self.fit_loop.max_batches,
+            self.global_step,
+            self._steps,
+        )
+        before, epoch.completed, self._steps = epoch.completed, round, work.num_steps * max(1, self.max_epochs or 1)
+        stage, self.state.stage = self.state.stage, RunningStage.TRAINING
+        loop.automatic_optimization.contributions, loop.ends = places, work.ends
+        self.callbacks.insert(0, places)
+        loop.count_from(steps)
+        loop._results.begin_client()
+        try:
+            with self.strategy.alone():
+                yield logged
+        finally:
+            means, forked = loop._results.end_client()
+            logged.update(means)
+            self.forked |= forked
+            self.callbacks = [each for each in self.callbacks if each is not places]
+            loop.automatic_optimization.contributions = loop.ends = None
+            loop.count_from(total)
+            epoch.completed, self.fit_loop.max_batches, self._steps, self.state.stage = before, batches, largest, stage
+
+    @contextmanager
+    def in_stage(self, step: Literal["validation", "test"], apart: bool, of_tests: bool) -> Iterator[SetLoop]:
+        """Surround an evaluation, for the loop that takes it.
+
+        Args:
+            step: the kind of the step that evaluates.
+            apart: whether callbacks, and the values that they follow, are left out.
+            of_tests: whether the set is a test set.
+        """
+        state, logs, callbacks = self.state, self._logger_connector, self.callbacks
+        before, fitting = (state.fn, state.stage, self.limit_val_batches, self.limit_test_batches), state.fn == TrainerFn.FITTING
+        kept = logs.row, logs._callback_metrics, logs._logged_metrics, logs._progress_bar_metrics
+        if apart:
+            logs.row, logs._callback_metrics, logs._logged_metrics, logs._progress_bar_metrics = (dict(values) for values in kept)
+            self.callbacks = []
+        if step == "test":
+            loop, state.fn = cast(SetLoop, self.test_loop), TrainerFn.TESTING
+        else:
+            loop = self.fit_loop.epoch_loop.val_loop if fitting else cast(SetLoop, self.validate_loop)
+            state.fn = state.fn if fitting else TrainerFn.VALIDATING
+        if self.sanity_checking:
+            self.limit_test_batches = int(self.num_sanity_val_steps)
+        if not (self.sanity_checking and step == "validation"):
+            state.stage = RUNNING[TrainerFn.TESTING if step == "test" else TrainerFn.VALIDATING]
+        inference, loop.inference_mode = loop.inference_mode, loop.inference_mode and not fitting
+        self.limit_val_batches = self.limit_test_batches if of_tests else self.limit_val_batches
+        try:
+            yield loop
+        finally:
+            loop.inference_mode, self.callbacks = inference, callbacks if apart else self.callbacks
+            state.fn, state.stage, self.limit_val_batches, self.limit_test_batches = before
+            if apart:
+                logs.row, logs._callback_metrics, logs._logged_metrics, logs._progress_bar_metrics = kept
+
+    def end_clients(self, steps: int) -> None:
+        """End the clients' part of a round, after ``steps`` optimiser steps in all rounds: the epoch of schedulers ends here."""
+        self.count_from(steps)
+        self.fit_loop.epoch_loop.batch_progress.is_last_batch = True
+        self.fit_loop.epoch_loop.update_lr_schedulers("epoch", update_plateau_schedulers=False)
+
+    def end_round(self) -> dict[str, float]:
+        """Call the hooks at the end of a round. Returns the values of its row that were logged."""
+        with one_line(""):
+            self.fit_loop.on_advance_end()
+        return self._logger_connector.take_row()
+
+    def publish(self, row: Mapping[str, float]) -> None:
+        """Let callbacks and modules find the columns of a row in ``callback_metrics``: as they are, and with an underscore."""
+        found = {name: torch.tensor(float(value)) for name, value in row.items()}
+        named = {name.replace("/", "_"): value for name, value in found.items()}
+        epochs = {f"{name}_epoch": value for name, value in named.items() if name.removeprefix("train_") in self.forked}
+        alone = {
+            name.partition("/")[2]: value
+            for split in ("train/", "val/")
+            for name, value in found.items()
+            if name.startswith(split)
+        }
+        self._logger_connector._callback_metrics.update(alone | named | epochs | found)
+
+    @property
+    def stops(self) -> bool:
+        """Whether a callback or a module has ended the run, or its steps are done."""
+        done = self.max_steps != -1 and self.global_step >= self.max_steps
+        return done or (self.should_stop and self.fit_loop._can_stop_early)
+
+    # What modules and callbacks ask for -------------------------------------------------------------------------------------------
+
+    @property
+    def estimated_stepping_batches(self) -> int | float:
+        """The steps of the client in hand in all rounds; outside clients those of the largest."""
+        if self._steps == 0:
+            raise ValueError(
+                "a data module asked its trainer for numbers of batches or steps in setup, and no client has data yet: read "
+                "estimated_stepping_batches and num_training_batches in configure_optimizers"
+            )
+        return min(self._steps, self.max_steps) if self.max_steps != -1 else self._steps
+
+    @property
+    def log_dir(self) -> str:
+        """The directory of the run."""
+        return str(self.run.directory) if self.run is not None and self.run.has_directory else self.default_root_dir
+
+    def save_checkpoint(self, filepath: Any, weights_only: bool | None = None, storage_options: Any = None) -> None:
+        """Write the global model, with the state of callbacks and loops. A run resumes from its own ``last.ckpt``."""
+        path = Path(filepath)
+        if self.is_global_zero:
+            path.parent.mkdir(parents=True, exist_ok=True)
+        self.run.save(path, resumable=False)
+
+
+@contextmanager
+def one_line(name: str) -> Iterator[None]:
+    """Turn Lightning's errors about a configuration into a ValueError of one line."""
+    try:
+        yield
+    except MisconfigurationException as error:
+        raise ValueError(": ".join(filter(None, [name, " ".join(str(error).split())]))) from error
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Without Lightning's advice about devices and products."""
+    log = logging.getLogger("lightning.pytorch")
+    before = log.level
+    log.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", ".*available but not used.*")
+            yield
+    finally:
+        log.setLevel(before)
+
+
+def _never() -> bool:
+    return False
