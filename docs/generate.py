@@ -23,11 +23,11 @@ import flcog.datamodules
 import flcog.schedules
 from flcog.commands.cite import citations
 from flcog.commands.cli import COMMANDS
-from flcog.commands.compare.plan import cells
 from flcog.commands.compare.result_table import ResultTable
+from flcog.commands.compare.runs import runs_of
 from flcog.commands.compare.saved_results import results_of
-from flcog.commands.compare.table_file import read_table
-from flcog.commands.compare.tuning import with_choice
+from flcog.commands.compare.table import read_table
+from flcog.commands.compare.tuning import with_choices
 from flcog.commands.methods import all_methods
 from flcog.core.commands import TrainerCommand
 from flcog.core.text import first_paragraph
@@ -208,8 +208,8 @@ def _uses(rows: Any, path: Path, name: str) -> bool:
 @cache
 def _saved(path: Path) -> ResultTable:
     """The saved results of a table, with the values that --tune chose."""
-    table = with_choice(read_table(ROOT / "configs/tables" / f"{path.stem}.yaml"), path.with_suffix(".tuned.yaml"))
-    return ResultTable(table, results_of(table, cells(table, path.with_suffix(""), []), path))
+    table = with_choices(read_table(ROOT / "configs/tables" / f"{path.stem}.yaml"), path.with_suffix(".tuned.yaml"))
+    return ResultTable(table, results_of(table, runs_of(table, path.with_suffix("")), path))
 
 
 def _measured(name: str) -> str:
@@ -218,11 +218,11 @@ def _measured(name: str) -> str:
     for path in sorted((ROOT / "results").glob("*.csv")):
         filled = _saved(path)
         table = filled.table
-        for row, column in product(table.rows, table.columns):
-            scores = list(filled.scores(row, column, "best").values())
+        for row, column in product(table.rows, table.views):
+            scores = filled.scores(row, column, "best").tolist()
             if scores and any(_adds(config, name) for config in table.rows[row].configs):
                 spread = f" ± {statistics.stdev(scores):.2f}" if len(scores) > 1 else ""
-                figure = table.published.get(row, {}).get(column, {}).get("score")
+                figure = table.figures(row, column).get("score")
                 score = "" if figure is None else f"{figure.value:g}"
                 lines.append(
                     f"| `{path.stem}` | {row} | {column} | {len(scores)} | {statistics.mean(scores):.2f}{spread} | {score} |"

@@ -1,7 +1,6 @@
 """A run's directory for other programs to read: its rounds, its description and its checkpoints. No model and no data are loaded."""
 
 import functools
-import hashlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -41,11 +40,6 @@ class SavedRun:
         """The first fault of ``metrics.csv``: a damaged line, or a round that is missing or there twice."""
         rows, damage = self._read()
         return damage or fault_in([row["round"] for row in rows], 1)
-
-    @property
-    def digest(self) -> str:
-        """Sixteen hex digits that change with any byte of ``metrics.csv``; empty without this file."""
-        return hashlib.sha256(self.table.read_bytes()).hexdigest()[:16] if self.table.is_file() else ""
 
     @property
     def description(self) -> Mapping[str, Any]:

@@ -10,8 +10,8 @@ from harness import ROOT
 import flcog
 from flcog.commands.callback_options import find, take_changes
 from flcog.commands.cli import main
-from flcog.commands.compare.plan import cells
-from flcog.commands.compare.table_file import read_table
+from flcog.commands.compare.runs import runs_of
+from flcog.commands.compare.table import read_table
 
 QUICKSTART = str(ROOT / "configs" / "quickstart.yaml")
 THREE = ["--trainer.callbacks+=FedProx", "--trainer.callbacks+=LocalModels", "--trainer.callbacks+=MOON"]
@@ -94,8 +94,8 @@ def test_a_tables_arguments_name_callbacks(tmp_path: Path, capsys: pytest.Captur
     (tmp_path / "arms.yaml").write_text("trainer: {callbacks: [FedProx, MOON]}")
     table = {"rows": {"A": {"configs": ["arms.yaml"], "arguments": {"trainer.callbacks.FedProx.start_round": 2}}}}
     (tmp_path / "table.yaml").write_text(yaml.safe_dump(table))
-    (cell,) = cells(read_table(tmp_path / "table.yaml"), tmp_path, [])
-    found = listed(capsys, *cell.arguments[1:])
+    (run,) = runs_of(read_table(tmp_path / "table.yaml"), tmp_path)
+    found = listed(capsys, *run.command[1:])
     assert (found["FedProx"]["start_round"], found["MOON"]["start_round"]) == (2, 0)
 
 

@@ -33,7 +33,6 @@ REFUSED = {
     "compare": "flcog compare takes one table and one --out, or several with --reproduced; flcog compare --help",
     "compare t.yaml --jobs 0": "flcog compare: argument --jobs: must be a whole number of at least 1; got 0; flcog compare --help",
     "compare t.yaml --seeds x": "flcog compare: argument --seeds: must be a whole number of at least 0; got x; flcog compare --help",
-    "compare t.yaml --confidence high": "flcog compare: argument --confidence: must lie between 0 and 1, such as 0.95; got high; ",
     "methods --html": "flcog methods: unrecognized arguments: --html; flcog methods --help lists its options",
     "leash rank": "flcog leash rank: the following arguments are required: --classes; flcog leash rank --help",
 }

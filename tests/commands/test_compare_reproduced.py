@@ -11,12 +11,12 @@ import yaml
 from harness import ROOT
 
 import flcog.callbacks
-from commands.test_compare import fake_run
+from commands.comparisons import fake_run
 from flcog.commands import shipped_configs
 from flcog.commands.cli import main
-from flcog.commands.compare.plan import apart, cells
-from flcog.commands.compare.reproduced import read_papers
-from flcog.commands.compare.table_file import read_table
+from flcog.commands.compare.reproduced import read_papers, write_page
+from flcog.commands.compare.runs import runs_of
+from flcog.commands.compare.table import read_table
 
 PAPERS: dict[str, Any] = {
     "Paper": {
@@ -55,11 +55,10 @@ def clone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def run(clone: Path, table: str, scores: dict[tuple[str, int], float], extra: list[str], root: str = "runs") -> None:
-    for cell in apart(cells(read_table(clone / f"configs/tables/{table}.yaml"), clone / root / table, extra)):
-        if (cell.row, cell.seed) in scores:
-            score = scores[cell.row, cell.seed]
-            fake_run(cell, [score], finished=True)
+def train(clone: Path, table: str, scores: dict[tuple[str, int], float]) -> None:
+    for run in runs_of(read_table(clone / f"configs/tables/{table}.yaml"), clone / "runs" / table):
+        if (run.row, run.seed) in scores:
+            fake_run(run, [scores[run.row, run.seed]], finished=True)
 
 
 def page(*arguments: str) -> dict[str, list[str]]:
@@ -87,8 +86,8 @@ def test_nothing_has_been_run(clone: Path) -> None:
 
 
 def test_what_has_been_run_is_judged(clone: Path) -> None:
-    run(clone, "one", {("A", 0): 0.5, ("A", 1): 0.5, ("B", 0): 0.5, ("B", 1): 0.5}, [])
-    run(clone, "other", {("A", 0): 0.5}, [])
+    train(clone, "one", {("A", 0): 0.5, ("A", 1): 0.5, ("B", 0): 0.5, ("B", 1): 0.5})
+    train(clone, "other", {("A", 0): 0.5})
     found = page()
     # A reproduces its published score of 50. B contradicts its score of 90 and its gain of 40.
     assert found["one"][3:7] == ["1 reproduced, 2 contradicted", "4 / 4", "0, 1", "2026-01-01"]
@@ -96,19 +95,25 @@ def test_what_has_been_run_is_judged(clone: Path) -> None:
 
 
 def test_one_seed_and_unfinished_runs(clone: Path) -> None:
-    run(clone, "one", {("A", 0): 0.49, ("B", 0): 0.5}, [])
+    train(clone, "one", {("A", 0): 0.49, ("B", 0): 0.5})
     (clone / "runs/one/B/seed0/finished").unlink()
     assert page()["one"][3:5] == ["1 1 of 2 seeds, 2 not run", "1 / 4"]
 
 
 def test_saved_results_count_and_give_the_same_page(clone: Path) -> None:
-    run(clone, "one", {("A", 0): 0.49, ("A", 1): 0.51}, [])
+    train(clone, "one", {("A", 0): 0.49, ("A", 1): 0.51})
     page()
     before = Path("REPRODUCED.md").read_bytes()
     main(["compare", "configs/tables/one.yaml", "--show", "--save-results"])
     shutil.rmtree(clone / "runs")
     page()
     assert Path("REPRODUCED.md").read_bytes() == before and b"2 / 4" in before
+
+
+def test_the_page_in_the_repository_is_made_from_the_saved_results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    write_page([], [tmp_path / "runs"], ROOT / "results", tmp_path / "page.md")
+    assert (tmp_path / "page.md").read_bytes() == (ROOT / "REPRODUCED.md").read_bytes()
 
 
 def test_what_cannot_be_asked(clone: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -120,13 +125,9 @@ def test_what_cannot_be_asked(clone: Path, capsys: pytest.CaptureFixture[str]) -
     tables = ["configs/tables/one.yaml", "configs/tables/own.yaml"]
     assert "takes one table and one --out, or several with --reproduced" in complaint(*tables)
     assert "takes one table and one --out, or several with --reproduced" in complaint()
-    assert complaint(
-        "--reproduced", "--only", "A", "--seeds", "5", "--show", "--save-results", "--", "--trainer.rounds", "2"
-    ) == (
-        "flcog: error: --reproduced trains nothing and takes only tables, --out and --results: remove --show, --seeds, --only, "
-        "--save-results, the arguments after --\n"
-    )
-    assert complaint("--reproduced", "--tune").endswith("remove --tune\n") and not Path("REPRODUCED.md").exists()
+    said = "flcog: error: --reproduced takes only tables, --out and --results; got --show, --only, --trainer.rounds, 2: remove them\n"
+    assert complaint("--reproduced", "--only", "A", "--show", "--", "--trainer.rounds", "2") == said
+    assert not Path("REPRODUCED.md").exists()
     (clone / "configs/papers.yaml").write_text("Paper: {items: {Table 1: arms}}")
     assert "Paper must have a title and items, each with the key `shows`" in complaint("--reproduced")
     (clone / "configs/papers.yaml").write_text("Paper: {items: {Table 1: {shows: arms, of two}}}")
@@ -179,5 +180,5 @@ def test_runs_are_counted_not_the_columns_that_show_them(clone: Path) -> None:
     metrics = {"accuracy": "test/accuracy", "bytes": "comm/up_bytes"}
     content = {"rows": {"A": None, "B": None}, "seeds": [0, 1], "title": "Arms", "metrics": metrics}
     (clone / "configs/tables/own.yaml").write_text(yaml.safe_dump(content))
-    run(clone, "own", {("A", 0): 0.5, ("A", 1): 0.5, ("B", 1): 0.5}, [])
+    train(clone, "own", {("A", 0): 0.5, ("A", 1): 0.5, ("B", 1): 0.5})
     assert page()["own"][4] == "3 / 4"

@@ -12,7 +12,7 @@ from harness import ROOT
 
 from flcog.commands import shipped_configs
 from flcog.commands.cli import main
-from flcog.commands.compare.table_file import read_table
+from flcog.commands.compare.table import read_table
 
 
 @pytest.fixture(autouse=True)
@@ -57,7 +57,7 @@ def test_a_table_of_ones_own_takes_names(tmp_path: Path) -> None:
     table.write_text("configs: [quickstart]\nrows: {FedProx: {configs: [methods/fedprox]}}")
     assert read_table(table).rows["FedProx"].configs == (ROOT / "configs/methods/fedprox.yaml",)
     (tmp_path / "quickstart").write_text("trainer: {}")
-    assert read_table(table).common.configs == (tmp_path / "quickstart",), "a file in the table's folder comes first"
+    assert read_table(table).configs == (tmp_path / "quickstart",), "a file in the table's folder comes first"
 
 
 def test_the_list_says_what_each_is(capsys: pytest.CaptureFixture[str]) -> None:

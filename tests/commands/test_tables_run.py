@@ -16,9 +16,9 @@ import yaml
 import flcog.datamodules
 from commands.test_compare import TABLES
 from flcog.commands.cli import main
-from flcog.commands.compare.plan import Cell, Table, cells
-from flcog.commands.compare.resolved import resolve
-from flcog.commands.compare.table_file import read_table
+from flcog.commands.compare.runs import Run, runs_of
+from flcog.commands.compare.settings import resolve
+from flcog.commands.compare.table import Table, read_table
 from flcog.data import Samples, Splits
 from flcog.datamodules.flair import COARSE_LABELS
 
@@ -139,15 +139,14 @@ ALIKE = {"cifar100": "cifar10", "feddisco-participation": "cifar10", "fedssyn-ci
 """Settings whose data and models differ from another's in numbers only."""
 
 
-def is_new(table: Table, cell: Cell) -> bool:
-    """Whether the cell has an arm with a kind of data and model, or an argument, that no earlier cell had. Numbers do not count."""
-    row, column = table.rows[cell.row], table.columns[cell.column]
-    place = cell.column if column.setting is None else column.setting
-    configs = tuple(ALIKE.get(path.stem, path.stem) for path in (*table.common.configs, *column.configs))
-    arm, setting = tuple(path.stem for path in row.configs), {**table.common.arguments, **column.arguments}
+def is_new(table: Table, run: Run) -> bool:
+    """Whether the run has an arm with a kind of data and model, or an argument, that no earlier run had. Numbers do not count."""
+    row, column = table.rows[run.row], table.columns[run.column]
+    configs = tuple(ALIKE.get(path.stem, path.stem) for path in (*table.configs, *column.configs))
+    arm, setting = tuple(path.stem for path in row.configs), {**table.arguments, **column.arguments}
     kind = (configs, setting.get("data"), setting.get("data.image_size"))
     features = {(kind, arm)}
-    features |= {(arm, name, plain(value)) for name, value in {**row.arguments, **row.columns.get(place, {})}.items()}
+    features |= {(arm, name, plain(value)) for name, value in {**row.arguments, **row.columns.get(run.column, {})}.items()}
     features |= {(kind, name, plain(value)) for name, value in setting.items()}
     new = not features <= SEEN
     SEEN.update(features)
@@ -163,24 +162,25 @@ def plain(value: Any) -> str:
 @pytest.mark.parametrize("path", TABLES, ids=lambda path: path.stem)
 def test_it_trains(path: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     table = read_table(path)
-    runs = [cell for cell in cells(replace(table, seeds=table.seeds[:1]), tmp_path, []) if is_new(table, cell)]
-    configs = resolve(runs)
-    assert configs.keys() == {cell.name for cell in runs}
+    runs = [run for run in runs_of(replace(table, seeds=table.seeds[:1]), tmp_path) if is_new(table, run)]
+    configs = {run.name: config for run in runs if (config := resolve(run))}
+    assert configs.keys() == {run.name for run in runs}
     failed = {}
-    for cell in runs:
+    for run in runs:
         shutil.rmtree(tmp_path / "out", ignore_errors=True)
-        config = smaller(configs[cell.name], tmp_path / "out")
+        config = smaller(configs[run.name], tmp_path / "out")
         (tmp_path / "config.yaml").write_text(yaml.safe_dump(config))
         try:
             main(["fit", "-c", str(tmp_path / "config.yaml")])
         except (Exception, SystemExit) as error:
-            failed[cell.name] = f"{error!r} {capsys.readouterr().err.strip()[-300:]}"
+            failed[run.name] = f"{error!r} {capsys.readouterr().err.strip()[-300:]}"
             continue
         shown = capsys.readouterr().out
         if f"{config['trainer']['rounds']} of {config['trainer']['rounds']}" not in shown:
-            failed[cell.name] = shown
+            failed[run.name] = shown
         (rows,) = (tmp_path / "out").glob("*/metrics.csv")
         header = rows.read_text().splitlines()[0].split(",")
-        if cell.metric and cell.metric not in header:
-            failed[cell.name] = f"{cell.metric} is none of {header}"
+        metrics = {view.metric for view in table.views.values() if view.metric}
+        if missing := metrics - {*header}:
+            failed[run.name] = f"{missing} is not in {header}"
     assert not failed, "\n".join(f"{name}: {error}" for name, error in failed.items())

@@ -12,15 +12,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from commands.test_compare import fake_run, plan_file
+from commands.comparisons import fake_run, table_file
 from harness import ROOT, fit, without_times
 from matplotlib.figure import Figure
 from PIL import Image
 
 from flcog.callbacks.fedssyn import synthesis_cache
 from flcog.commands.cli import main
-from flcog.commands.compare.plan import cells
-from flcog.commands.compare.table_file import read_table
+from flcog.commands.compare.runs import runs_of
+from flcog.commands.compare.table import read_table
 from flcog.core import files
 from flcog.core.files import write_yaml
 from flcog.data import Partition
@@ -189,9 +189,9 @@ def test_a_figure_of_no_known_kind_is_refused_and_nothing_written(tmp_path: Path
 
 
 def test_compare_shows_the_table_even_where_it_cannot_write_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    path, out = plan_file(tmp_path), tmp_path / "out"
-    for cell in cells(read_table(path), out, []):
-        fake_run(cell, [0.25, 0.5])
+    path, out = table_file(tmp_path), tmp_path / "out"
+    for run in runs_of(read_table(path), out):
+        fake_run(run, [0.25, 0.5])
     before = sorted(out.iterdir())
     with full_disk(), pytest.raises(SystemExit, match=r"^2$"):
         main(["compare", str(path), "--out", str(out), "--show"])
@@ -214,20 +214,16 @@ def test_every_file_is_written_with_these_functions() -> None:
         for line in path.read_text().splitlines()
         if elsewhere.search(line)
     ]
-    assert (
-        found
-        == [
-            'against.py: with log.open("w") as errors:',  # another framework writes it itself
-            'folder.py: run.directory.rename(self.path / DAMAGED / f"{time.time_ns()}-{run.directory.name}")',  # a damaged run moves aside
-            'runner.py: with (cell.folder / OUTPUT).open("ab") as output:',  # each run writes it itself
-            'slurm_job.py: with (cell.folder / OUTPUT).open("ab") as output:',  # and so does each run in a queue
-            'early_processes.py: with os.fdopen(pipe, "w") as message:',  # a pipe to another process
-            r'git.py: (empty / "HEAD").write_text(f"{commit}\n")',  # in a folder that is deleted after git's answer
-            'loopback.py: (self.folder / "home" / "config.toml").write_text(',  # the folder is temporary
-            'loopback.py: with (self.folder / f"{name}.log").open("w") as log:',  # Flower's process writes it itself
-            'supervision.py: with worker.log.open("ab") as log:',  # the worker writes it itself
-            'worker.py: file = path.open("w")',  # a lock file
-            'history_figure.py: self.savefig(file, format="png", dpi=110, bbox_inches="tight")',  # into memory
-            'rows_when_read.py: with path.open("ab") as file:',  # an incomplete row does not match its checksum
-        ]
-    ), found
+    assert found == [
+        'against.py: with log.open("w") as errors:',  # another framework writes it itself
+        'launcher.py: with (run.folder / OUTPUT).open("ab") as output:',  # each run writes it itself
+        'slurm.py: with (self.run.folder / OUTPUT).open("ab") as output:',  # and so does each run in a queue
+        'early_processes.py: with os.fdopen(pipe, "w") as message:',  # a pipe to another process
+        r'git.py: (empty / "HEAD").write_text(f"{commit}\n")',  # in a folder that is deleted after git's answer
+        'loopback.py: (self.folder / "home" / "config.toml").write_text(',  # the folder is temporary
+        'loopback.py: with (self.folder / f"{name}.log").open("w") as log:',  # Flower's process writes it itself
+        'supervision.py: with worker.log.open("ab") as log:',  # the worker writes it itself
+        'worker.py: file = path.open("w")',  # a lock file
+        'history_figure.py: self.savefig(file, format="png", dpi=110, bbox_inches="tight")',  # into memory
+        'rows_when_read.py: with path.open("ab") as file:',  # an incomplete row does not match its checksum
+    ], found

@@ -1,1 +1,1 @@
-"""``flcog compare``: a paper's table as one command."""
+"""``flcog compare``: fills a table with one command."""

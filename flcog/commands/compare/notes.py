@@ -1,187 +1,126 @@
 """The notes below the tables of a comparison, which tell a reader how to read the figures."""
 
-import math
 from collections import Counter
 from collections.abc import Iterator, Mapping
 
-from flcog.commands.compare.facts import UNKNOWN
-from flcog.commands.compare.findings import compared, paper_table, percent
-from flcog.commands.compare.plan import joined
 from flcog.commands.compare.result_table import ResultTable
-from flcog.commands.compare.table import Spread
+from flcog.commands.compare.table import Spread, Summary
 from flcog.core.git import CHANGED
 from flcog.core.monitor import mode_of
+from flcog.core.waiting import DISTURBED
 
-MOST_NAMED = 5
-"""The number of slowed runs that a note names."""
+SAID: Mapping[Summary, str] = {
+    "best": "best evaluation",
+    "last": "last evaluation",
+    "mean": "mean of the last evaluations",
+    "val": "score at the best validation",
+}
+
+SPREADS: Mapping[Spread, str] = {
+    "std": "the standard deviation over seeds",
+    "sem": "the standard error of the mean over seeds",
+    "interval": "half of the 95 % interval of the mean over seeds",
+    "rounds": "the standard deviation over seeds, and for the mean of the last evaluations theirs over rounds",
+}
 
 
-def notes(filled: ResultTable, spread: Spread) -> list[str]:
+def notes(filled: ResultTable) -> list[str]:
     """One or two sentences on each topic that concerns the table."""
-    found = (
-        _on_scores(filled),
-        _on_spread(filled, spread),
-        _on_comparisons(filled),
-        _on_the_split(filled),
-        _on_the_paper(filled),
-        _on_times(filled),
-        _on_bytes(filled),
-        _on_runs(filled),
-        _on_the_code(filled),
-    )
-    different = [f"Different from the paper: {text.rstrip('.')}." for text in filled.table.deviations]
-    different += [f"Not stated in the paper: {text.rstrip('.')}." for text in filled.table.unstated]
-    return [*(note for topic in found for note in topic), *filled.table.tuned, *different]
+    table = filled.table
+    found = [*_on_scores(filled), *_on_the_paper(filled), *_on_costs(filled), *_on_runs(filled)]
+    found += [table.search.told] if table.search else []
+    found += [f"Different from the paper: {said.rstrip('.')}." for said in table.deviations]
+    return [*found, *(f"Not stated in the paper: {said.rstrip('.')}." for said in table.unstated)]
 
 
 def _on_scores(filled: ResultTable) -> Iterator[str]:
-    metrics: dict[str, str] = {}
-    for column in filled.columns:
-        unit = "in percent" if filled.is_percent(column) else "as logged"
-        metrics |= {result.metric: unit for result in filled.in_column(column) if result.metric}
-    if not metrics:
+    table, frame = filled.table, filled.frame
+    units = {
+        metric: "in percent" if filled.percent[view] else "as logged" for view in filled.views if (metric := filled.metric(view))
+    }
+    if not units:
         return
-    units = {unit: " and ".join(metric for metric in metrics if metrics[metric] == unit) for unit in metrics.values()}
-    text = f"Scores are {', and '.join(f'{names}, {unit}' for unit, names in units.items())}."
-    if any(metric.startswith("test/") for metric in metrics):
-        chosen = any("val" in result.scores for result in filled.results)
-        other = "the score at the best validation is not" if chosen else "no run had a validation set"
+    said = [f"{' and '.join(name for name in units if units[name] == unit)}, {unit}" for unit in dict.fromkeys(units.values())]
+    text = f"Scores are {', and '.join(said)}."
+    if any(metric.startswith("test/") for metric in units):
+        other = "the score at the best validation is not" if frame.val.notna().any() else "no run had a validation set"
         text += f" The best score is picked on the test set, as papers do, and is therefore too good; {other}."
     yield text
-    if len(metrics) > 1 and (combined := " and no ".join(filter(None, (filled.table.average, filled.table.worst)))):
-        yield f"There is no {combined}, because the main metrics of the settings differ."
-    if unknown := [metric for metric in metrics if mode_of(metric) is None]:
+    if table.overall and len(units) > 1:
+        yield f"There is no {' and no '.join(table.overall)}, because the main metrics of the columns differ."
+    if unknown := [metric for metric in units if mode_of(metric) is None]:
         yield (
             f"Larger values of {' and '.join(unknown)} count as better, because the name does not tell. If smaller ones are better, write "
-            "mode: min beside the metric in the table."
+            "{metric: ..., mode: min} under metrics in the table."
         )
-
-
-def _on_spread(filled: ResultTable, spread: Spread) -> Iterator[str]:
-    words = {
-        "std": "the standard deviation over seeds",
-        "sem": "the standard error of the mean over seeds",
-        "interval": f"half of the {percent(filled.table.confidence)} interval of the mean over seeds",
-    }
-    if any(len(filled.of(row, column)) > 1 for row in filled.table.rows for column in filled.columns):
-        yield f"± is {words[spread]}."
-    if filled.table.over_rounds:
-        yield "The ± of the mean of the last evaluations is their standard deviation, averaged over seeds."
-
-
-def _on_comparisons(filled: ResultTable) -> Iterator[str]:
-    score = compared(filled.table)
-    if len(filled.columns) > 1:
-        brackets = "; the paper's is in brackets" if filled.table.published else ""
-        yield f"The first table has the {score} of each run{brackets}."
-    pairs = [found.difference.count for column in filled.columns for found in filled.comparisons(column).values()]
+    if (frame.groupby(["row", "view"]).seed.count() > 1).any():
+        yield f"± is {SPREADS[table.spread]}."
+    views: dict[str, list[str]] = {}
+    for name, view in table.views.items():
+        views.setdefault(SAID[view.summary], []).append(name)
+    compared = (
+        next(iter(views)) if len(views) == 1 else "; ".join(f"{said} for {' and '.join(names)}" for said, names in views.items())
+    )
+    if len(filled.views) > 1:
+        yield f"The first table has the {compared} of each run" + "; the paper's is in brackets" * bool(table.published) + "."
+    pairs = [found.difference.count for view in filled.views for found in filled.comparisons(view).values()]
     if pairs and max(pairs) == 1:
-        yield f"Rows are compared by the {score} of one seed, which allows neither an interval nor a test."
+        yield f"Rows are compared by the {compared} of one seed, which allows neither an interval nor a test."
     elif pairs:
         yield (
-            f"Rows are compared by the {score} of finished runs, in pairs of the same seed and split: the mean difference, Student's "
-            f"{percent(filled.table.confidence)} interval, a two-sided paired t-test, and Holm's correction over the rows of a setting."
+            f"Rows are compared by the {compared} of finished runs, in pairs of the same seed and split: the mean difference, Student's "
+            "95 % interval, a two-sided paired t-test, and Holm's correction over the rows of a column."
+            + " All seeds share one split of the data, so the intervals tell nothing about other splits."
+            * (not table.varies_split)
         )
-
-
-def _on_the_split(filled: ResultTable) -> Iterator[str]:
-    several = any(filled.estimate(result.row, result.column).count > 1 for result in filled.results)
-    if several and not filled.table.varies_split:
-        yield "All seeds share one split of the data, so the intervals tell nothing about other splits."
 
 
 def _on_the_paper(filled: ResultTable) -> Iterator[str]:
     table = filled.table
-    if not paper_table(filled):
+    if not table.published or not len(filled.frame):
         return
-    if table.margins:
-        margins = ", ".join(f"{name} {margin:g}" + " times" * (name == "rounds") for name, margin in table.margins.items())
-        yield (
-            f"A published figure is reproduced if the 90 % interval of ours minus the paper's lies within the margin ({margins}; for a "
-            "gain at most half of it), contradicted if the 95 % interval lies wholly outside, and undecided otherwise. A gain is "
-            f"reproduced only if our paired 95 % interval also excludes 0. The score that counts is the {compared(table)}. {table.reason} "
-            f"The verdicts wait for all {len(table.planned)} seeds of the table, and count no others."
-        )
-    else:
-        yield "The table names no margin, so its published figures are shown and not judged."
+    margins = ", ".join(f"{name} {margin:g}" + " times" * (name == "rounds") for name, margin in table.margin.items())
+    yield (
+        f"A published figure is reproduced if the 90 % interval of ours minus the paper's lies within the margin ({margins}; for a "
+        "gain at most half of it), contradicted if the 95 % interval lies wholly outside, and undecided otherwise. A gain is "
+        f"reproduced only if our paired 95 % interval also excludes 0. {table.reason} "
+        f"The verdicts wait for all {len(table.file.seeds)} seeds of the table, and count no others."
+        if margins
+        else "The table names no margin, so its published figures are shown and not judged."
+    )
     if table.exploratory:
         yield f"Seeds {', '.join(map(str, table.exploratory))} had been seen before the margin was fixed: verdicts on them are exploratory."
 
 
-def _on_times(filled: ResultTable) -> Iterator[str]:
-    if any(result.facts.seconds > 0 for result in filled.results):
+def _on_costs(filled: ResultTable) -> Iterator[str]:
+    frame = filled.frame
+    if frame.seconds.notna().any():
         yield (
-            "Times are means over runs: the whole training, without evaluations and preparations before round 1, and a round with all of "
-            "the arm's methods. A number before the brackets is the ratio to the first row's time, by setting and seed. "
-            "It is left out unless the machine was equally fast during all of these runs."
+            "Times and bytes are means over runs: all rounds without evaluations, and a round in which all methods of the row act, beside "
+            "the ratio to the first row if the machine was equally fast; bytes of all clients and rounds, and of exchanges before round 1."
         )
-    if any(run.facts.shared_rounds for run in filled.results):
-        yield "A time with * includes rounds that an earlier version trained, and timed, once for several arms."
-    disturbed = sorted((result for result in filled.results if result.disturbed), key=lambda result: -result.facts.waiting)
-    slowed = [f"{result.name} ({percent(round(result.facts.waiting, 2))})" for result in disturbed[:MOST_NAMED]]
-    if slowed:
-        if len(disturbed) > MOST_NAMED:
-            slowed.append(f"and {len(disturbed) - MOST_NAMED} other runs less")
+    if len(slowed := frame[frame.waiting > DISTURBED].sort_values("waiting", ascending=False)):
         yield (
-            "A time with † is too long, because other programs used the same cores. The brackets show the share of the time that a run "
-            f"waited for a core: {'; '.join(slowed)}. Do not compare such times."
-        )
-
-
-def _on_bytes(filled: ResultTable) -> Iterator[str]:
-    if any(result.facts.up_bytes > 0 or result.facts.total_bytes > 0 for result in filled.results):
-        targets = "; bytes to a target count in both directions" if any(result.targets for result in filled.results) else ""
-        yield (
-            "Bytes are means over runs, for all clients and rounds and for exchanges before round 1: sent up counts from clients to "
-            f"server, sent in all counts in both directions{targets}."
+            f"A time with † is too long, because other programs used the same cores: {len(slowed)} runs waited for a core, "
+            f"{slowed.label.iloc[0]} for {100 * slowed.waiting.iloc[0]:.0f} % of its time. Do not compare such times."
         )
 
 
 def _on_runs(filled: ResultTable) -> Iterator[str]:
-    """Runs that differ from the others, or that some figures leave out."""
-    if unfinished := [f"{result.name} (round {result.rounds})" for result in filled.unfinished]:
-        yield f"Not finished, and left out if another seed has finished: {'; '.join(unfinished)}."
-    if others := [f"{result.facts.other} ({result.name})" for result in filled.results if result.facts.other]:
+    """Runs that differ from the others, or that some figures leave out, and the code that they were made with."""
+    frame = filled.frame[filled.frame.view.isin(list(filled.table.views))]
+    if len(filled.unfinished):
+        names = [f"{run.label} (round {run.rounds})" for run in filled.unfinished.itertuples()]
+        yield f"Not finished, and left out if another seed has finished: {'; '.join(names)}."
+    if others := [f"{run.other} ({run.label})" for run in frame.itertuples() if run.other]:
         yield f"Run with other settings than the table's, and not judged: {'; '.join(others)}."
-    if diverged := [result.name for result in filled.results if result.diverged]:
+    if diverged := frame.label[frame.diverged].tolist():
         yield f"Diverged, counted with the last score if there is one, not judged and in no gain: {'; '.join(diverged)}."
-    infinite = [
-        joined(row, column, f"seed {seed}")
-        for column in filled.table.columns
-        for row in filled.table.rows
-        for seed, score in filled.scores(row, column, filled.table.summary_of(column), finished=True).items()
-        if not math.isfinite(score)
-    ]
-    if infinite:
-        yield f"Without a finite score at the end, and left out of intervals and differences: {'; '.join(infinite)}."
-
-
-def _on_the_code(filled: ResultTable) -> Iterator[str]:
-    """The versions of flcog that the runs were made with, and the commits of the user's own code."""
-    made, own, rows = Counter[str](), Counter[str](), dict[str, None]()
-    runs = {(run.row, run.seed, run.facts.settings, run.facts.date): run.facts for run in filled.results}
-    for (row, *_), facts in runs.items():
-        made[" at ".join(filter(None, (facts.version and f"flcog {facts.version}", _commit(facts.commit))))] += 1
-        if facts.own_commit:
-            own[facts.own_commit] += 1
-            rows[row] = None
-    del made[""]
-    if len(made) > 1:
-        yield f"The runs compare {len(made)} versions of the code: {_counts(made)}."
-    elif made:
-        yield f"All runs that say so were made with {next(iter(made))}."
-    unsure = any(commit == UNKNOWN or commit.endswith(CHANGED) for commit in own)
-    if len(own) > 1 or (unsure and own.total() > 1):
-        commits = _counts({_commit(commit): count for commit, count in own.items()})
-        yield (
-            f"The runs of {' and '.join(rows)} use classes of your own, which may have changed between them: {commits}. To train such "
-            "runs again, delete their folders."
-        )
-
-
-def _commit(text: str) -> str:
-    return text and f"commit {text[:10]}" + " with changes" * text.endswith(CHANGED)
-
-
-def _counts(made: Mapping[str, int]) -> str:
-    return "; ".join(f"{name} ({count} runs)" for name, count in made.items())
+    for column, what in (("commit", "flcog"), ("own_commit", "the working directory")):
+        made = Counter(frame.drop_duplicates(["row", "seed", "settings", "date"])[column])
+        if commits := "; ".join(
+            f"{commit[:10]}{' with changes' * commit.endswith(CHANGED)} ({count} runs)"
+            for commit, count in made.items()
+            if commit
+        ):
+            yield f"The runs were made at these commits of {what}: {commits}."

@@ -1,64 +1,342 @@
-"""Prints and writes a comparison: the filled table as text, CSV and LaTeX, and its curves."""
+"""Prints and writes a comparison: tables for people, and the same numbers as CSV, LaTeX and a figure."""
 
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import partial
 from pathlib import Path
+from typing import Any
 
-from flcog.commands.compare.curves import draw_curves
-from flcog.commands.compare.findings import difference_table, paper_table
-from flcog.commands.compare.folder import OUT_REMEDY
-from flcog.commands.compare.latex import latex
-from flcog.commands.compare.megabytes import draw_megabytes
-from flcog.commands.compare.notes import notes
-from flcog.commands.compare.plan import Table
-from flcog.commands.compare.result_table import ResultTable
-from flcog.commands.compare.results import Result
-from flcog.commands.compare.scales import check_scales
-from flcog.commands.compare.score_figure import draw_scores
-from flcog.commands.compare.table import Spread, in_setting, summarise
-from flcog.commands.compare.table_csv import write_csv
-from flcog.commands.compare.targets_figure import draw_targets
+import pandas
+
+import flcog.callbacks
+from flcog.commands.compare.figure import By, draw_curves
+from flcog.commands.compare.notes import SAID, notes
+from flcog.commands.compare.published import Figure, Quantity
+from flcog.commands.compare.result_table import SUMMARIES, ResultTable
+from flcog.commands.compare.results import deviation
+from flcog.commands.compare.runs import OUT_REMEDY
+from flcog.commands.compare.statistics import estimate
+from flcog.commands.compare.table import Summary, Table
+from flcog.commands.compare.verdicts import Verdict, verdicts
 from flcog.core.files import replacing
-from flcog.core.text import markdown
+from flcog.core.speed import comparable
+from flcog.core.text import human, markdown, seconds
+from flcog.core.waiting import DISTURBED
+
+QUANTITIES: Mapping[Quantity, str] = {
+    "score": "score",
+    "gain": "gain",
+    "rounds": "rounds to the target",
+    "seconds": "total time",
+    "bytes": "bytes sent in all",
+    "saved": "bytes saved",
+}
+COSTS = ["seconds", "acting_seconds", "up_bytes", "total_bytes"]
+BOUNDS = {name.lower() for name in flcog.callbacks.BOUNDS}
+"""The config files of bounds for methods, such as centralised training."""
+MARKS = {1.0: "textbf:--rwrap;", 2.0: "underline:--rwrap;"}
+"""LaTeX for the best and the second score of a column, in the form of pandas."""
 
 
-def text(filled: ResultTable, spread: Spread) -> str:
-    """The title, the table, the differences, the paper's figures, the notes, and a table for each of several settings."""
-    table = filled.table
-    begun = [column for column in filled.columns if filled.in_column(column)] if len(filled.columns) > 1 else []
+def report(table: Table, results: Sequence[Mapping[str, Any]], out: Path, by: By) -> None:
+    """Print the filled table. If there are results, write the table and its curves into the folder of the runs."""
+    filled = ResultTable(table, results)
+    judged = verdicts(filled)
+    said = text(filled, judged)
+    print(f"\n{said}\n", flush=True)
+    if not results:
+        return
+    frames = {"table.csv": numbers(filled), "differences.csv": differences(filled), "paper.csv": paper(judged)}
+    contents = {name: frame.to_csv(index=False, float_format="%.10g") for name, frame in frames.items() if len(frame)}
+    for name, content in (contents := {"table.md": f"{said}\n", "table.tex": latex(filled), **contents}).items():
+        with replacing(out / name, "w", OUT_REMEDY) as file:
+            file.write(content)
+    print(", ".join(str(path) for path in [*(out / name for name in contents), *draw_curves(filled, out, by)]))
+
+
+def text(filled: ResultTable, judged: Sequence[Verdict]) -> str:
+    """The title, the table, the differences, the paper's figures, the notes, and a table for each of several views."""
+    table, several = filled.table, len(filled.views) > 1
+    main = overview(filled) if several else in_view(filled, filled.views[0])
     parts = [
         table.title,
         f"Hypothesis, stated before the runs: {table.hypothesis}" if table.hypothesis else "",
-        markdown(*summarise(filled, spread)),
-        _titled("Differences", difference_table(filled)),
-        _titled("The paper", paper_table(filled)),
-        *notes(filled, spread),
-        _titled("The search for hyper-parameters", table.grid),
-        *(_titled(column, markdown(*in_setting(filled, column, spread))) for column in begun),
+        _markdown(pandas.concat([main, _costs(filled, " (all)" if several else "")], axis="columns")),
+        _titled("Differences", _differences_text(filled)),
+        _titled("The paper", _paper_text(filled, judged)),
+        *notes(filled),
+        *([_titled("The search for hyper-parameters", table.search.grid)] if table.search else []),
+        *(_titled(view, in_view(filled, view)) for view in filled.views if several and len(filled.in_view(view))),
     ]
     return "\n\n".join(filter(None, parts))
 
 
-def _titled(title: str, table: str) -> str:
-    return f"**{title}**\n\n{table}" if table else ""
+def _titled(title: str, frame: pandas.DataFrame) -> str:
+    return f"**{title}**\n\n{_markdown(frame)}" if len(frame) else ""
 
 
-def report(table: Table, results: Sequence[Result], out: Path, spread: Spread) -> None:
-    """Print the filled table. If there are results, write the table and its curves into the folder of the runs."""
-    filled = ResultTable(table, results)
-    check_scales(filled)
-    said = text(filled, spread)
-    print(f"\n{said}\n", flush=True)
-    if not results:
-        return
-    paths = [out / "table.md", out / "table.tex", out / "table.csv"]
-    for path, content in zip(paths, (f"{said}\n", latex(filled, spread)), strict=False):
-        with replacing(path, "w", OUT_REMEDY) as file:
-            file.write(content)
-    write_csv(filled, paths[-1])
-    figures = [
-        *draw_curves(table, results, out),
-        *draw_megabytes(table, results, out),
-        *draw_scores(filled, out),
-        *draw_targets(filled, out),
+def _markdown(frame: pandas.DataFrame) -> str:
+    """A table in Markdown without its empty columns."""
+    kept = frame.loc[:, (frame != "").any()]
+    return markdown(["", *kept], [[row, *cells] for row, cells in zip(kept.index, kept.to_numpy().tolist(), strict=True)])
+
+
+# Tables for people --------------------------------------------------------------------------------------------------------------------
+
+
+def _by_row(filled: ResultTable, columns: Mapping[str, Callable[[str], str]]) -> pandas.DataFrame:
+    """A table with a line for each row, and columns with functions for their texts."""
+    rows = list(filled.table.rows)
+    return pandas.DataFrame({name: list(map(write, rows)) for name, write in columns.items()}, index=rows)
+
+
+def overview(filled: ResultTable) -> pandas.DataFrame:
+    """The compared score in each view, with the paper's in brackets."""
+
+    def cell(view: str, row: str) -> str:
+        paper = _published(filled, view, "score", row)
+        return f"{score_text(filled, view, filled.summary(view), row)} {paper and f'[{paper}]'}".strip()
+
+    return _by_row(filled, {view: partial(cell, view) for view in filled.views})
+
+
+def in_view(filled: ResultTable, view: str) -> pandas.DataFrame:
+    """All scores of one view, rounds to targets, savings, and the paper's figures."""
+    results = filled.in_view(view)
+    chosen, on_test = results.val.notna().any(), filled.metric(view).startswith("test/")
+    named: dict[str, Summary] = {"best on test" if chosen and on_test else "best": "best"}
+    named |= {"at best val": "val"} if chosen else {}
+    named |= {"last": "last", f"mean of last {span(results.averaged[results.averaged > 0]) or filled.table.last}": "mean"}
+    columns: dict[str, Callable[[str], str]] = {name: partial(score_text, filled, view, one) for name, one in named.items()}
+    for target in sorted({target for line in results.itertuples() for target in (*line.targets, line.asked)} - {""}):
+        columns[f"rounds to {target}"] = partial(_rounds_to, filled, view, target)
+    columns["rounds and bytes saved"] = partial(_saving, filled, view)
+    for quantity, name in QUANTITIES.items():
+        columns["published " + name.replace("score", "")] = partial(_published, filled, view, quantity)
+    return _by_row(filled, columns)
+
+
+def _costs(filled: ResultTable, suffix: str) -> pandas.DataFrame:
+    def sent(name: str, row: str) -> str:
+        mean = filled.frame[(filled.frame.row == row) & (filled.frame.seconds.notna() | filled.frame[name].notna())][name].mean()
+        return "" if math.isnan(mean) else human(round(mean))
+
+    columns = {
+        f"total time{suffix}": partial(_time, filled, "seconds"),
+        "time of an acting round": partial(_time, filled, "acting_seconds"),
+    }
+    return _by_row(filled, {**columns, "sent up": partial(sent, "up_bytes"), "sent in all": partial(sent, "total_bytes")})
+
+
+def number(value: float, decimals: int = 2) -> str:
+    """Format a score."""
+    return f"{value:.{decimals}f}" if abs(value) < 1e4 else f"{value:.4g}"
+
+
+def score_text(filled: ResultTable, view: str, summary: Summary, row: str) -> str:
+    """A score over seeds, with ± for several seeds, and with their number if seeds are missing."""
+    scores, runs = filled.scores(row, view, summary), filled.of(row, view)
+    diverged = f" ({runs.diverged.sum()} of {len(runs)} diverged)" if runs.diverged.any() else ""
+    if not len(scores):
+        return diverged.strip()
+    spread, places = spread_of(filled, view, summary, row), filled.decimals[view]
+    said = number(scores.mean(skipna=False), places) + ("" if math.isnan(spread) else f" ± {spread:.{places}f}") + diverged
+    return said if len(scores) == len(filled.table.seeds) else f"{said} (n = {len(scores)})"
+
+
+def spread_of(filled: ResultTable, view: str, summary: Summary, row: str) -> float:
+    """The figure after ±. NaN for none."""
+    spread, scores = filled.table.spread, filled.scores(row, view, summary).tolist()
+    if summary == "mean" and spread == "rounds":
+        return float(filled.of(row, view).deviation.mean())
+    return (
+        estimate(scores).half if spread == "interval" else deviation(scores) / (math.sqrt(len(scores)) if spread == "sem" else 1)
+    )
+
+
+def _rounds_to(filled: ResultTable, view: str, target: str, row: str) -> str:
+    """The mean rounds over seeds, bytes in both directions, and simulated seconds if time was simulated.
+
+    If a seed missed the target, the number of rounds that did not suffice.
+    """
+    runs = filled.of(row, view)
+    reached = pandas.DataFrame([found[target] for found in runs.targets if target in found])
+    if not len(runs):
+        return ""
+    if len(reached) < len(runs):
+        most = max(spent.rounds for found, spent in zip(runs.targets, runs.spent, strict=True) if target not in found)
+        return f"> {most} ({len(reached)} of {len(runs)} seeds reached it)"
+    mean = reached.mean(skipna=False)
+    costs = [human(round(mean.bytes))] if math.isfinite(mean.bytes) else []
+    costs += [f"{mean.simulated:,.0f} s simulated"] if math.isfinite(mean.simulated) else []
+    return _count(mean.rounds) + (f" ({', '.join(costs)})" if costs else "")
+
+
+def _count(mean: float) -> str:
+    """A mean of whole numbers: "8" or "21.7"."""
+    return f"{mean:.1f}".removesuffix(".0")
+
+
+def span(counts: Collection[int]) -> str:
+    """Format counts: "5", or "2 to 5"; empty for none."""
+    return " to ".join(map(str, sorted({min(counts), max(counts)}))) if len(counts) else ""
+
+
+def _saving(filled: ResultTable, view: str, row: str) -> str:
+    """ "22.0x, 95.0 %", or "> 25.0x, > 95.6 %" for lower bounds."""
+    found = filled.saving(row, view)
+    more = "> " if found and found.beyond else ""
+    percent = f", {more}{found.percent.mean:.1f} %" if found and found.percent.count else ""
+    return f"{more}{found.times.mean:.1f}x{percent}" if found else ""
+
+
+def _published(filled: ResultTable, view: str, quantity: Quantity, row: str) -> str:
+    figure = filled.table.figures(row, view).get(quantity)
+    return "" if figure is None else figure_text(figure, quantity, filled.decimals[view])
+
+
+def figure_text(figure: Figure, quantity: Quantity, decimals: int = 2) -> str:
+    """Format a paper's figure: "73.07 ± 0.08", "> 100", "983 s ± 100 s", "1.2 GiB", "> 95.6 %", "+14.00 to +20.00"."""
+    writers: Mapping[Quantity, Callable[[float], str]] = {
+        "score": lambda value: number(value, decimals),
+        "gain": lambda value: f"{value:+.{decimals}f}",
+        "rounds": _count,
+        "seconds": seconds,
+        "bytes": human,
+        "saved": lambda value: f"{value:.1f} %",
+    }
+    write = writers[quantity]
+    if figure.within:
+        return f"{write(figure.value - figure.within)} to {write(figure.value + figure.within)}"
+    spread = "" if figure.spread is None else f" ± {write(figure.spread).removeprefix('+')}"
+    return ("> " if figure.beyond else "") + write(figure.value) + spread
+
+
+def _time(filled: ResultTable, name: str, row: str) -> str:
+    """The mean of a time over runs, and its ratio to the first row's in common views and seeds, if the machine was equally fast.
+
+    † marks a time that is too long, because other programs used the same cores.
+    """
+    first = next(iter(filled.table.rows))
+    timed = filled.frame[filled.frame[name] > 0].set_index(["view", "seed"])
+    runs = timed[timed.row == row]
+    if not len(runs):
+        return ""
+    pairs = runs.join(timed[timed.row == first], rsuffix="_first", how="inner")
+    alike = [
+        pair.waiting <= DISTURBED
+        and pair.waiting_first <= DISTURBED
+        and (row == first or (pair.machine == pair.machine_first and comparable(pair.calibration, pair.calibration_first)))
+        for pair in pairs.itertuples()
     ]
-    print(", ".join(map(str, [*paths, *figures])))
+    ratio = f"{pairs[name].sum() / pairs[f'{name}_first'].sum():.2f} " if alike and all(alike) else ""
+    return f"{ratio}({seconds(runs[name].mean())})" + " †" * bool((runs.waiting > DISTURBED).any())
+
+
+def _differences_text(filled: ResultTable) -> pandas.DataFrame:
+    """The differences between rows, with 95 % intervals or the reason for their absence."""
+
+    def interval(line: Any) -> str:
+        if line.seeds == 1 or not line.high > line.low:
+            return "one seed: no interval" if line.seeds == 1 else f"the same with all {line.seeds} seeds: no interval"
+        return f"{number(line.low, filled.decimals[line.column])} to {number(line.high, filled.decimals[line.column])}"
+
+    found = list(differences(filled).itertuples(index=False))
+    texts = [
+        {
+            "setting": line.column,
+            "against": line.against,
+            "seeds": line.seeds,
+            "difference": f"{line.difference:+.{filled.decimals[line.column]}f}",
+            "95 % interval": interval(line),
+            **{
+                head: "" if p != p else f"{p:.3f}" if p >= 0.001 else "< 0.001"
+                for head, p in (("p", line.p), ("p (Holm)", line.p_holm))
+            },
+        }
+        for line in found
+    ]
+    return pandas.DataFrame(texts, index=[line.row for line in found])
+
+
+def _paper_text(filled: ResultTable, judged: Sequence[Verdict]) -> pandas.DataFrame:
+    """The paper's figures beside ours, of rows that were run."""
+    shown = [verdict for verdict in judged if verdict.ours.judged.count or verdict.ours.bound]
+    texts = []
+    for verdict in shown:
+        ours, places, interval = verdict.ours, filled.decimals[verdict.view], verdict.interval
+        form, unit = ("{:.2f}", " times") if verdict.quantity == "rounds" else (f"{{:+.{places}f}}", "")
+        line: dict[str, object] = {"setting": verdict.view, "figure": QUANTITIES[verdict.quantity]}
+        line["ours"] = ours.bound or figure_text(Figure(ours.mean), verdict.quantity, places)
+        line |= {"seeds": ours.judged.count, "published": figure_text(verdict.published, verdict.quantity, places)}
+        line["95 % interval of the difference"] = f"{form} to {form}{unit}".format(*interval) if interval else ""
+        texts.append(line | {"verdict": verdict.shown})
+    return pandas.DataFrame(texts, index=[verdict.row for verdict in shown])
+
+
+# Tables for programs ------------------------------------------------------------------------------------------------------------------
+
+
+def numbers(filled: ResultTable) -> pandas.DataFrame:
+    """A line for each row and column: means over seeds, and deviations (``*_std``), of scores, costs, and rounds and bytes to targets."""
+    frame = filled.frame.assign(column=filled.frame["view"])
+    for target in sorted({target for found in frame.targets for target in found}):
+        for name in ("rounds", "bytes", "simulated"):
+            frame[f"{name}_to_{target}"] = [
+                getattr(found[target], name) if target in found else math.nan for found in frame.targets
+            ]
+    to_target = [name for name in frame if "_to_" in name]
+    runs = frame.groupby(["row", "column"], sort=False)
+    counts = runs.agg(
+        seeds=("seed", "count"), finished=("finished", "sum"), diverged=("diverged", "sum"), metric=("metric", "first")
+    )
+    deviations = runs[list(SUMMARIES)].std().add_suffix("_std")
+    means = runs[[*SUMMARIES, *COSTS, *to_target]].mean()
+    return pandas.concat([counts, means, deviations], axis="columns").dropna(axis="columns", how="all").reset_index()
+
+
+def differences(filled: ResultTable) -> pandas.DataFrame:
+    """A line for each comparison of two rows, paired by seed, with the ends of the 95 % interval."""
+    found = [
+        (row, view, one.against, one.difference, one.p_holm)
+        for view in filled.views
+        for row, one in filled.comparisons(view).items()
+    ]
+    columns = ["row", "column", "against", "seeds", "difference", "low", "high", "p", "p_holm"]
+    lines = [(row, view, against, one.count, one.mean, one.low, one.high, one.p, holm) for row, view, against, one, holm in found]
+    return pandas.DataFrame(lines, columns=columns)
+
+
+def paper(judged: Sequence[Verdict]) -> pandas.DataFrame:
+    """A line for each published figure of a row that was run, with the 95 % interval of the difference."""
+    columns = ["row", "column", "figure", "ours", "seeds", "published", "published_std", "low", "high", "verdict"]
+    lines = []
+    for row, view, quantity, figure, ours, interval, _, _ in judged:
+        if ours.judged.count:
+            lines.append(
+                (row, view, quantity, ours.mean, ours.judged.count, figure.value, figure.spread, *(interval or (None, None)))
+            )
+    marks = [verdict.shown for verdict in judged if verdict.ours.judged.count]
+    return pandas.DataFrame([(*line, mark) for line, mark in zip(lines, marks, strict=True)], columns=columns)
+
+
+def latex(filled: ResultTable) -> str:
+    """The scores of finished runs in LaTeX with booktabs, the best of each column bold, the second underlined; bounds have no rank."""
+    bounds = [row for row, part in filled.table.rows.items() if {path.stem for path in part.configs} & BOUNDS]
+    shown, marks = {}, {}
+    for view in filled.views:
+        places, summary, texts = filled.decimals[view], filled.summary(view), {}
+        means = {row: filled.scores(row, view, finished=True).mean(skipna=False) for row in filled.table.rows}
+        for row, mean in means.items():
+            spread = spread_of(filled, view, summary, row)
+            after = "" if math.isnan(spread) else rf" {{\scriptsize $\pm$ {spread:.{places}f}}}"
+            texts[row] = "--" if math.isnan(mean) else number(mean, places) + after
+        smaller = filled.lower_is_better(view)
+        ranks = pandas.Series(means).drop(bounds).round(places).rank(method="dense", ascending=smaller)
+        shown[view or "Score"], marks[view or "Score"] = texts, ranks.map(lambda rank: MARKS.get(rank, ""))
+    frame = pandas.DataFrame(shown, index=list(filled.table.rows))
+    style = frame.style.apply(lambda _: pandas.DataFrame(marks, index=frame.index).fillna(""), axis=None)
+    style = style.format_index(escape="latex", axis="index").format_index(escape="latex", axis="columns")
+    title = filled.table.title.rstrip(".").translate({ord(letter): f"\\{letter}" for letter in "&%$#_{}"})
+    caption = f"{title}. {SAID[filled.table.summary].capitalize()}; best in bold, second underlined."
+    return style.to_latex(hrules=True, caption=caption, position_float="centering", column_format="l" + "c" * len(frame.columns))

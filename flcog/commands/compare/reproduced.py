@@ -7,14 +7,12 @@ from pathlib import Path
 from typing import Any
 
 from flcog.commands import shipped_configs
-from flcog.commands.compare.folder import print_damage
-from flcog.commands.compare.plan import Table, cells
 from flcog.commands.compare.result_table import ResultTable
-from flcog.commands.compare.results import Result
+from flcog.commands.compare.runs import runs_of
 from flcog.commands.compare.saved_results import results_of, seeds_run
-from flcog.commands.compare.table_file import read_mapping, read_table
+from flcog.commands.compare.table import Table, read_mapping, read_table
 from flcog.commands.compare.tuning import FILE as TUNED
-from flcog.commands.compare.tuning import with_choice
+from flcog.commands.compare.tuning import with_choices
 from flcog.commands.compare.verdicts import CONTRADICTED, NOT_JUDGED, NOT_RUN, REPRODUCED, UNDECIDED, Verdict, verdicts
 from flcog.core.files import replacing, short
 from flcog.core.text import markdown
@@ -29,48 +27,40 @@ ITEM_KEYS = ("shows", "command", "published", "ours", *KINDS, "illustration")
 Numbers = dict[str, dict[str, int]]
 """The numbers of differences by kind and text."""
 
+Paper = Mapping[str, Any]
 HEADER = ["paper", "items", "content", "published figures", "runs", "seeds", "date", "table", "deviations"]
+
+RULE = """`flcog compare --reproduced` writes this page from the runs and the saved results that it finds; do not edit it. A published \
+figure is *reproduced* if the 90 % interval of ours minus the paper's lies within the table's margin, *contradicted* if the 95 % \
+interval lies wholly outside, and *undecided* otherwise; a gain also needs an interval without 0. They wait for all seeds of the \
+table, and `flcog compare TABLE --show` prints each with its interval. The last column refers to the lists below: \
+D marks contradictions to the paper, S settings that it does not state."""
 
 
 @dataclass(frozen=True)
 class Filling:
-    """A table's file with its finished runs and the verdicts on the published figures.
+    """A table with its finished runs of exactly its settings, a result for each and view, and the verdicts on the published figures."""
 
-    Args:
-        path: the file.
-        table: its content.
-        runs: the finished runs with exactly the table's settings.
-        total: the number of all runs of the table.
-        verdicts: on the published figures.
-    """
-
-    path: Path
     table: Table
-    runs: Sequence[Result]
-    total: int
+    results: Sequence[Mapping[str, Any]]
     verdicts: Sequence[Verdict]
 
 
 def write_page(tables: Sequence[Path], roots: Sequence[Path], saved: Path, page: Path) -> None:
-    """Write the page.
+    """Write the page about these tables, or all that come with flcog.
 
-    Args:
-        tables: the tables' files; all tables of flcog if empty.
-        roots: folders that contain a folder for each table, named like its file.
-        saved: folder of saved results.
-        page: the file to write.
+    ``roots`` contain a folder of runs for each table, named like its file; ``saved`` has files of saved results.
     """
     configs = shipped_configs.folder()
-    paths = list(tables) or sorted((configs / "tables").glob("*.yaml"))
     papers = read_papers(configs / "papers.yaml")
-    fillings = [_filling(path, roots, saved) for path in paths]
+    fillings = [_filling(path, roots, saved) for path in tables or sorted((configs / "tables").glob("*.yaml"))]
     with replacing(page, "w") as file:
         file.write(page_text(papers, fillings))
-    run = sum(bool(filling.runs) for filling in fillings)
+    run = sum(bool(filling.results) for filling in fillings)
     print(f"{short(page)}: {len(fillings)} tables, {run} of them trained in part or completely")
 
 
-def read_papers(path: Path) -> Mapping[str, Mapping[str, Any]]:
+def read_papers(path: Path) -> Mapping[str, Paper]:
     """Read and check the list of the papers' tables and figures."""
     papers = read_mapping(path)
     for paper, content in papers.items():
@@ -79,102 +69,85 @@ def read_papers(path: Path) -> Mapping[str, Mapping[str, Any]]:
             raise ValueError(f"{path}: {paper} must have a title and items, each with the key `shows`")
         for item, about in items.items():
             if unknown := about.keys() - ITEM_KEYS:
-                raise ValueError(
-                    f"{path}: {paper}, {item} has {', '.join(map(str, unknown))}; it may have {', '.join(ITEM_KEYS)}"
-                )
+                raise ValueError(f"{path}: {paper}, {item} has {', '.join(unknown)}; it may have {', '.join(ITEM_KEYS)}")
     return papers
 
 
 def _filling(path: Path, roots: Sequence[Path], saved: Path) -> Filling:
     files = [*(root / path.stem / TUNED for root in roots), saved / f"{path.stem}.tuned.yaml"]
-    table = with_choice(read_table(path), *files)
-    kept = saved / f"{path.stem}.csv"
-    whole: dict[str, Result] = {}
+    table, kept = with_choices(read_table(path), *files), saved / f"{path.stem}.csv"
+    found: dict[str, Mapping[str, Any]] = {}
     for root in roots:
         out = root / path.stem
-        with_seeds = replace(table, seeds=tuple(dict.fromkeys([*table.seeds, *seeds_run(table, out, kept)])))
-        runs = cells(with_seeds, out, [])
-        print_damage([run.damage for run in runs])
-        found = results_of(with_seeds, runs, kept)
-        whole |= {result.name: result for result in found if result.finished and not result.facts.other}
-    total = len(table.rows) * len({*table.settings.values()}) * len(table.seeds)
-    return Filling(path, table, list(whole.values()), total, verdicts(ResultTable(table, list(whole.values()))))
+        seeds = tuple(dict.fromkeys([*table.seeds, *seeds_run(table, out, kept)]))
+        results = results_of(table, runs_of(replace(table, seeds=seeds), out), kept)
+        found |= {result["label"]: result for result in results if result["finished"] and not result["other"]}
+    return Filling(table, list(found.values()), verdicts(ResultTable(table, list(found.values()))))
 
 
-def page_text(papers: Mapping[str, Mapping[str, Any]], fillings: Sequence[Filling]) -> str:
+def page_text(papers: Mapping[str, Paper], fillings: Sequence[Filling]) -> str:
     """Make the page: a line for each table, further items of the papers, and the numbered deviations."""
     numbers: Numbers = {kind: {} for kind in KINDS}
     known = {f"{name}, {item}" for name, paper in papers.items() for item in paper["items"]}
-    lines = []
-    for name, paper in papers.items():
-        lines += [_line(name, paper, filling, numbers) for filling in fillings if _items(name, paper, filling.table)]
+    lines = [
+        _line(name, paper, filling, numbers)
+        for name, paper in papers.items()
+        for filling in fillings
+        if _items(name, paper, filling.table)
+    ]
     own = [_line("", {"items": {}}, filling, numbers) for filling in fillings if not set(filling.table.reproduces) & known]
+    links = [
+        f"[{paper['title']}]({paper['url']})" if paper.get("url") else paper.get("title", name) for name, paper in papers.items()
+    ]
     parts = [
         "# Reproduced tables of the papers",
-        "`flcog compare --reproduced` writes this page from the runs and the saved results that it finds; do not edit it. A published "
-        "figure is *reproduced* if the 90 % interval of ours minus the paper's lies within the table's margin, *contradicted* if the 95 % "
-        "interval lies wholly outside, and *undecided* otherwise; a gain also needs an interval without 0. They wait for all seeds of the "
-        "table, and `flcog compare TABLE --show` prints each with its interval. The last column refers to the lists below: "
-        "D marks contradictions to the paper, S settings that it does not state.",
-        "\n".join(f"- **{name}**: {_link(name, paper)}" for name, paper in papers.items()),
+        RULE,
+        "\n".join(f"- **{name}**: {link}" for name, link in zip(papers, links, strict=True)),
         *([markdown(HEADER, lines)] if lines else []),
         *(["## Tables of our own", markdown(HEADER, own)] if own else []),
-        *_further_items(papers, fillings, numbers),
     ]
+    filled = {item for filling in fillings for item in filling.table.reproduces}
+    further = [
+        [name, item, str(about["shows"]), *_command(about, numbers)]
+        for name, paper in papers.items()
+        for item, about in paper["items"].items()
+        if f"{name}, {item}" not in filled
+    ]
+    header = ["paper", "item", "content", "command", "published", "ours", "deviations"]
+    parts += ["## Other items of the papers", markdown(header, further)] if further else []
     for kind, (letter, heading) in KINDS.items():
         listed = (f"- **{letter}{number}** {text[:1].upper()}{text[1:]}." for text, number in numbers[kind].items())
         parts += [f"## {heading}", "\n".join(listed)] if numbers[kind] else []
     return "\n\n".join(parts) + "\n"
 
 
-def _link(name: str, paper: Mapping[str, Any]) -> str:
-    return f"[{paper['title']}]({paper['url']})" if paper.get("url") else str(paper.get("title", name))
-
-
-def _items(name: str, paper: Mapping[str, Any], table: Table) -> list[str]:
+def _items(name: str, paper: Paper, table: Table) -> list[str]:
     """The items of a paper that a table fills."""
     return [item for item in paper["items"] if f"{name}, {item}" in table.reproduces]
 
 
-def _line(name: str, paper: Mapping[str, Any], filling: Filling, numbers: Numbers) -> list[str]:
+def _line(name: str, paper: Paper, filling: Filling, numbers: Numbers) -> list[str]:
     """The line of a table."""
-    table, runs = filling.table, filling.runs
+    table, results = filling.table, filling.results
     items = _items(name, paper, table)
     shows = "; ".join(dict.fromkeys(str(paper["items"][item]["shows"]) for item in items)) or table.title
-    done = {(run.row, table.settings[run.column], run.seed) for run in runs if run.seed in table.planned}
-    seeds = ", ".join(map(str, sorted({run.seed for run in runs})))
-    date = max((run.facts.date for run in runs), default="")
-    shipped = filling.path.resolve().parent == (shipped_configs.folder() / "tables").resolve()
-    stem = filling.path.stem
-    link = f"[{stem}](configs/tables/{filling.path.name})" if shipped else str(short(filling.path))
+    done = {(result["row"], result["column"], result["seed"]) for result in results if result["seed"] in table.seeds}
+    total = len(table.rows) * len(table.columns) * len(table.seeds)
+    seeds = ", ".join(map(str, sorted({result["seed"] for result in results})))
+    date = max((result["date"] for result in results), default="")
+    shipped = table.path.resolve().parent == (shipped_configs.folder() / "tables").resolve()
+    link = f"[{table.name}](configs/tables/{table.path.name})" if shipped else str(short(table.path))
     about = {"deviations": table.deviations, "unstated": table.unstated} if table.reproduces else {}
-    deviations = _numbers(about, numbers)
-    return [name, ", ".join(items), shows, _counts(filling), f"{len(done)} / {filling.total}", seeds, date, link, deviations]
+    places = f"{len(done)} / {total}"
+    return [name, ", ".join(items), shows, _counts(filling), places, seeds, date, link, _numbers(about, numbers)]
 
 
 def _counts(filling: Filling) -> str:
     """The numbers of verdicts of each kind."""
     marks = Counter(verdict.mark for verdict in filling.verdicts if verdict.mark != NOT_JUDGED)
-    first = [f"{marks.pop(mark)} {mark}" for mark in (REPRODUCED, CONTRADICTED, UNDECIDED) if mark in marks]
-    last = [f"{marks.pop(NOT_RUN)} {NOT_RUN}"] if NOT_RUN in marks else []
-    return ", ".join([*first, *(f"{count} {mark}" for mark, count in marks.items()), *last]) or "none"
-
-
-def _further_items(papers: Mapping[str, Mapping[str, Any]], fillings: Sequence[Filling], numbers: Numbers) -> list[str]:
-    """The items of the papers that no table fills, with their commands."""
-    filled = {item for filling in fillings for item in filling.table.reproduces}
-    rows = [
-        [name, item, str(about["shows"]), *_command(about, numbers)]
-        for name, paper in papers.items()
-        for item, about in paper["items"].items()
-        if f"{name}, {item}" not in filled
-    ]
-    if not rows:
-        return []
-    return [
-        "## Other items of the papers",
-        markdown(["paper", "item", "content", "command", "published", "ours", "deviations"], rows),
-    ]
+    first = [mark for mark in (REPRODUCED, CONTRADICTED, UNDECIDED) if mark in marks]
+    order = [*first, *(mark for mark in marks if mark not in (*first, NOT_RUN)), *[NOT_RUN] * (NOT_RUN in marks)]
+    return ", ".join(f"{marks[mark]} {mark}" for mark in order) or "none"
 
 
 def _command(about: Mapping[str, Any], numbers: Numbers) -> list[str]:

@@ -1,167 +1,158 @@
-"""A table with the results of its runs: scores by row, column and seed, and differences between rows."""
+"""A table with the results of its runs: scores by row, view and seed, differences and savings between rows."""
 
+import functools
 import math
-import statistics
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
+import pandas
 
-from flcog.commands.compare.facts import Facts
-from flcog.commands.compare.paired import Difference, Estimate, estimate, holm, paired_difference
-from flcog.commands.compare.plan import Summary, Table
-from flcog.commands.compare.results import Result, decimals, percent_scale
-from flcog.core.monitor import lower_is_better
+from flcog.commands.compare.results import FACTS, Target
+from flcog.commands.compare.statistics import Estimate, estimate, holm, paired_difference
+from flcog.commands.compare.table import Summary, Table
+from flcog.core.monitor import is_share, lower_is_better
+
+SUMMARIES: tuple[Summary, ...] = ("best", "val", "last", "mean")
+SCALED = [*SUMMARIES, "deviation"]
+PLACE, OWN = (
+    ("row", "column", "view", "seed", "label"),
+    ("metric", "finished", "averaged", "targets", "asked", "spent", "other", "history"),
+)
+COLUMNS = [*PLACE, *FACTS, *OWN, *SCALED]
+"""The columns of the frame: those of :func:`flcog.commands.compare.results.result_of`."""
 
 
-@dataclass(frozen=True)
-class Comparison:
-    """A row compared with another row, in one setting.
-
-    Args:
-        against: the other row.
-        difference: of the compared score, over the seeds that both rows have finished.
-        p_holm: the p-value of the test, adjusted over the rows of the column; NaN if there is none.
-    """
+class Comparison(NamedTuple):
+    """A row compared with another row, in one view, over the seeds that both have finished."""
 
     against: str
-    difference: Difference
-    p_holm: float
+    difference: Estimate
+    p_holm: float  # adjusted over the rows of the view
+
+
+class Saving(NamedTuple):
+    """What a row saves until it reaches a target, over the seeds that it and another row have finished."""
+
+    times: Estimate  # the other row's rounds, divided by this row's
+    percent: Estimate  # of the other row's bytes in both directions, including exchanges before round 1
+    beyond: bool  # whether both are lower bounds, because the other row missed the target with some seed
 
 
 class ResultTable:
-    """A table with the results of its runs. Scores of a metric that is a share are in percent.
+    """A table with a ``frame`` of results, a line for each run in each view. Scores of a metric that is a share are in ``percent``.
 
-    Args:
-        table: the table.
-        results: the results of the runs that have begun.
+    Unfinished runs count only where no seed of a row has finished. Scores have four ``decimals`` for most losses, two for per cent and
+    for large scores.
     """
 
-    def __init__(self, table: Table, results: Sequence[Result]) -> None:
-        self.table = table
-        self.columns = [*table.columns, *filter(None, [table.average, table.worst])]
-        self._results: dict[tuple[str, str], list[Result]] = {}
-        combined = [*_over_settings(table, results, table.average), *_over_settings(table, results, table.worst, worst=True)]
-        for result in [*results, *combined]:
-            self._results.setdefault((result.row, result.column), []).append(result)
-        self._scales = {column: percent_scale(self.in_column(column)) for column in self.columns}
-        self.decimals = {column: decimals(self.in_column(column)) for column in self.columns}
-        """The decimal places of each column's scores."""
-
-    def of(self, row: str, column: str) -> list[Result]:
-        """The results of the finished runs. If no run has finished, the results so far: early and final scores are not mixed."""
-        begun = self._results.get((row, column), [])
-        return [result for result in begun if result.finished] or begun
-
-    @property
-    def unfinished(self) -> list[Result]:
-        """The results of the runs that have begun but not finished."""
-        found = [
-            result for column in self.table.columns for row in self.table.rows for result in self._results.get((row, column), [])
-        ]
-        return [result for result in found if not result.finished]
-
-    @property
-    def results(self) -> list[Result]:
-        """The results in all settings."""
-        return [result for column in self.table.columns for result in self.in_column(column)]
-
-    def on_planned_seeds(self, confidence: float) -> "ResultTable":
-        """The same table with the seeds of its file alone, and with intervals of this confidence."""
-        planned = [result for result in self.results if result.seed in self.table.planned]
-        return ResultTable(replace(self.table, confidence=confidence), planned)
-
-    def in_column(self, column: str) -> list[Result]:
-        return [result for row in self.table.rows for result in self.of(row, column)]
-
-    def scale(self, column: str) -> float:
-        """100 if the column's metric is a share, else 1."""
-        return self._scales[column]
-
-    def lower_is_better(self, column: str) -> bool:
-        metric = next((result.metric for result in self.in_column(column) if result.metric), None)
-        return metric is not None and lower_is_better(metric)
-
-    def is_percent(self, column: str) -> bool:
-        return self.scale(column) == 100
-
-    def scores(self, row: str, column: str, summary: Summary, finished: bool = False) -> dict[int, float]:
-        """Scores by seed. With ``finished``, unfinished runs are left out."""
-        return {
-            result.seed: self.scale(column) * result.scores[summary]
-            for result in self.of(row, column)
-            if summary in result.scores and (result.finished or not finished)
-        }
-
-    def diverged(self, row: str, column: str) -> int:
-        """The number of seeds that have diverged."""
-        return sum(result.diverged for result in self.of(row, column))
-
-    def deviation(self, row: str, column: str) -> float:
-        """The standard deviation over a run's last evaluations, averaged over the runs; NaN if no run has two evaluations."""
-        found = [result.deviation for result in self.of(row, column) if not math.isnan(result.deviation)]
-        return self.scale(column) * statistics.fmean(found) if found else math.nan
-
-    def estimate(self, row: str, column: str) -> Estimate:
-        """The compared score over finished seeds."""
-        scores = self.scores(row, column, self.table.summary_of(column), finished=True).values()
-        return estimate([score for score in scores if math.isfinite(score)], self.table.confidence)
-
-    def comparisons(self, column: str) -> dict[str, Comparison]:
-        """Comparisons by row in one setting, for rows with a finished run whose seed the other row has finished, too."""
-        found = {
-            row: (against, self._difference(row, against, column))
-            for row, against in self.table.against.items()
-            if row != against
-        }
-        found = {row: (against, difference) for row, (against, difference) in found.items() if difference.count}
-        adjusted = holm([difference.p for _, difference in found.values()])
-        return {
-            row: Comparison(against, difference, p)
-            for (row, (against, difference)), p in zip(found.items(), adjusted, strict=True)
-        }
-
-    def _difference(self, row: str, against: str, column: str) -> Difference:
-        ours, theirs = (self.scores(name, column, self.table.summary_of(column), finished=True) for name in (row, against))
-        if self.diverged(row, column) or self.diverged(against, column):
-            ours = {}
-        seeds = [seed for seed in ours if seed in theirs and math.isfinite(ours[seed]) and math.isfinite(theirs[seed])]
-        return paired_difference([ours[seed] for seed in seeds], [theirs[seed] for seed in seeds], self.table.confidence)
-
-
-def _over_settings(table: Table, results: Sequence[Result], name: str, worst: bool = False) -> list[Result]:
-    """The mean over all settings, for each row and seed with a run in every setting. None if the main metrics of settings differ.
-
-    Args:
-        table: the table.
-        results: in its settings.
-        name: of the column; empty for no such column.
-        worst: whether to take the worst score over the settings, and not the mean.
-    """
-    if not name:
-        return []
-    found = {(result.row, result.column, result.seed): result for result in results if result.scores or result.diverged}
-    averages = []
-    for row, seed in dict.fromkeys((result.row, result.seed) for result in results):
-        parts = [found[row, column, seed] for column in table.columns if (row, column, seed) in found]
-        if len(parts) < len(table.columns) or len({part.metric for part in parts} - {None}) > 1:
-            continue
-        common = [summary for summary in parts[0].scores if all(summary in part.scores for part in parts)]
-        extreme = np.max if lower_is_better(parts[0].metric or "") else np.min  # NaN if any score is NaN
-        of: Callable[[Sequence[float]], float] = extreme if worst else statistics.fmean
-        averages.append(
-            Result(
-                row,
-                name,
-                seed,
-                finished=all(part.finished for part in parts),
-                metric=parts[0].metric,
-                scores={summary: float(of([part.scores[summary] for part in parts])) for summary in common},
-                rounds=min(part.rounds for part in parts),
-                facts=Facts(other="; ".join(filter(None, {part.facts.other for part in parts}))),
-                diverged=any(part.diverged for part in parts),
-                averaged=min(part.averaged for part in parts),
-                deviation=statistics.fmean(part.deviation for part in parts),
-            )
+    def __init__(self, table: Table, results: Sequence[Mapping[str, Any]]) -> None:
+        self.table, self.views, self._given = table, [*table.views, *table.overall], results
+        frame = pandas.DataFrame(list(results), columns=COLUMNS)
+        frame = frame[frame.row.isin(list(table.rows))].astype(
+            dict.fromkeys(SCALED, float) | dict.fromkeys(("finished", "diverged"), bool)
         )
-    return averages
+        self.unfinished = frame[~frame.finished]
+        frame = frame[frame.finished | ~frame.groupby(["row", "view"]).finished.transform("any")]
+        self.frame = pandas.concat([frame, *(_overall(table, frame, name) for name in table.overall)])
+        self.percent, self.decimals = {}, {}
+        for view in self.views:
+            scores = self.in_view(view)[list(SUMMARIES)].stack().dropna()
+            self.percent[view] = bool(metric := self.metric(view)) and is_share(metric, scores)
+            self.frame.loc[self.frame.view == view, SCALED] *= 100 if self.percent[view] else 1
+            finite = scores[np.isfinite(scores)].abs()
+            self.decimals[view] = 4 if len(finite) and not self.percent[view] and finite.median() < 10 else 2
+        self._places = dict(iter(self.frame.groupby(["row", "view"])))
+        self.comparisons = functools.cache(self._comparisons)
+
+    def of(self, row: str, view: str) -> pandas.DataFrame:
+        return self._places.get((row, view), self.frame.iloc[:0])
+
+    def in_view(self, view: str) -> pandas.DataFrame:
+        return self.frame[self.frame.view == view]
+
+    def on_planned_seeds(self) -> "ResultTable":
+        """The same table with the seeds of its file alone."""
+        return ResultTable(self.table, [result for result in self._given if result["seed"] in self.table.file.seeds])
+
+    def metric(self, view: str) -> str:
+        """The compared column of ``metrics.csv``; empty if no run has it."""
+        return self.table.stated(next(iter(self.in_view(view).metric.dropna()), ""))
+
+    def lower_is_better(self, view: str) -> bool:
+        return lower_is_better(self.metric(view))
+
+    def summary(self, view: str) -> Summary:
+        """The score of a run that is compared in a view."""
+        return self.table.views[view].summary if view in self.table.views else self.table.summary
+
+    def scores(self, row: str, view: str, summary: Summary | None = None, finished: bool = False) -> pandas.Series:
+        """Scores by seed, by default those that are compared. With ``finished``, unfinished runs are left out."""
+        found, name = self.of(row, view), summary or self.summary(view)
+        found = found[found.metric.notna() & (found.finished | (not finished))]
+        return found.set_index("seed")[name].dropna() if name == "val" else found.set_index("seed")[name]
+
+    def estimate(self, row: str, view: str) -> Estimate:
+        """The compared score over finished seeds."""
+        scores = self.scores(row, view, finished=True)
+        return estimate(scores[np.isfinite(scores)].tolist())
+
+    def _comparisons(self, view: str) -> dict[str, Comparison]:
+        """Comparisons by row in one view, for rows with a finished run whose seed the other row has finished, too."""
+        pairs = {row: against for row, against in self.table.against.items() if row != against}
+        found = {row: one for row, against in pairs.items() if (one := self._difference(row, against, view)).count}
+        adjusted = holm([difference.p for difference in found.values()])
+        return {row: Comparison(pairs[row], one, p) for (row, one), p in zip(found.items(), adjusted, strict=True)}
+
+    def _difference(self, row: str, against: str, view: str) -> Estimate:
+        if self.of(row, view).diverged.any() or self.of(against, view).diverged.any():
+            return estimate([])
+        ours, theirs = self.scores(row, view, finished=True), self.scores(against, view, finished=True)
+        seeds = [
+            seed for seed in ours.index if seed in theirs.index and math.isfinite(ours[seed]) and math.isfinite(theirs[seed])
+        ]
+        return paired_difference(ours[seeds].tolist(), theirs[seeds].tolist())
+
+    def saving(self, row: str, view: str) -> Saving | None:
+        """What a row saves. None without a row to compare with, with several targets, or if the row itself missed the target."""
+        targets = {target for reached in self.in_view(view).targets for target in reached}
+        against = self.table.against[row]
+        ours, others = ({run.seed: run for run in self.of(name, view).itertuples() if run.finished} for name in (row, against))
+        common = [(run, others[seed]) for seed, run in ours.items() if seed in others]
+        if against == row or len(targets) != 1 or not common:
+            return None
+        (target,) = targets
+        if any(target not in run.targets for run in [*ours.values(), *(run for run in others.values() if run.diverged)]):
+            return None
+        # A run that missed the target counts with all its rounds and bytes.
+        needed: list[tuple[Target, Target]] = [
+            (run.targets[target], other.targets.get(target, other.spent)) for run, other in common
+        ]
+        percent = [100 * (1 - own.bytes / other.bytes) for own, other in needed]
+        return Saving(
+            estimate([other.rounds / own.rounds for own, other in needed]),
+            estimate([value for value in percent if not math.isnan(value)]),
+            any(target not in other.targets for _, other in common),
+        )
+
+
+def _overall(table: Table, frame: pandas.DataFrame, name: str) -> pandas.DataFrame:
+    """A line for each row and seed with a run in every view. None if the main metrics of the views differ."""
+    lines = []
+    for _, parts in frame[frame.metric.notna() | frame.diverged].groupby(["row", "seed"], sort=False):
+        if len(parts) == len(table.views) and parts.metric.nunique() <= 1:
+            metric = None if parts.metric.isna().any() else parts.metric.iloc[0]  # a run that diverged in round 1 has none
+            worst = np.max if lower_is_better(table.stated(metric or "")) else np.min
+            of = worst if table.overall[name] == "worst" else np.mean
+            line = parts.iloc[0].to_dict() | {
+                "view": name,
+                "column": "",
+                "metric": metric,
+                "targets": {},
+                "asked": "",
+                "history": [],
+            }
+            line |= {summary: of(parts[summary].to_numpy()) for summary in SUMMARIES}  # NaN if any score is NaN
+            line |= {"finished": parts.finished.all(), "diverged": parts.diverged.any(), "deviation": parts.deviation.mean()}
+            lines.append(line | {"other": "; ".join(filter(None, parts.other))})
+    return pandas.DataFrame(lines, columns=COLUMNS).astype(frame.dtypes)

@@ -1,167 +1,192 @@
 """Trains the runs of a table as jobs of a Slurm cluster: submits them, submits interrupted ones again, and collects the results."""
 
+import io
+import os
+import re
+import shlex
+import shutil
 import signal
-import threading
+import subprocess
+import sys
 import time
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from contextlib import redirect_stderr, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
+from typing import Any
 
-from flcog.commands.compare.plan import Cell
-from flcog.commands.compare.slurm_job import LOGS, end_of
-from flcog.commands.compare.slurm_queue import Queue, name_in_folder, name_of
+from flcog.commands.compare.launcher import Launcher, conclude, start
+from flcog.commands.compare.runs import OUT_REMEDY, OUTPUT, Run
 from flcog.core import signals
-from flcog.core.writer_lock import WriterLock, without_advice
+from flcog.core.extras import require
+from flcog.core.files import replacing
+from flcog.core.writer_lock import without_advice
 
-LOOK_EVERY = 5.0
-"""Seconds between two looks at the queue."""
+LOGS, JOB, ENDED = "slurm", "slurm/job", "slurm/ended"
+"""The folder, inside a run's folder, for submitit's files; the file with the number of its job; and the note about the job's end."""
 
 RETRIES = 3
 """The number of times in a row that a job is submitted again although it has finished no further round."""
 
+PATIENCE = 15.0
+"""The seconds before a job ends that found its run busy, and is submitted again."""
 
-@dataclass
-class _Watched:
-    """A cell with a job in the queue, or about to have one.
+UNREACHABLE = re.compile("unable to contact|timed out|connection refused|zero bytes", re.IGNORECASE)
+"""Parts of the messages of ``sbatch`` and ``squeue`` while slurmctld restarts."""
 
-    Args:
-        cell: the cell.
-        lock: held by this comparison, so that no other one submits the cell.
-        job: the number of its job; None before it has one.
-        rounds: the finished rounds when its job was last submitted.
-        tries: the number of times in a row that its job ended without a further round.
-        missing: whether the last look found neither the job nor its result, which a shared file system may show later.
+
+@dataclass(frozen=True)
+class Job:
+    """Trains a run on a node. It resumes the run if an earlier job has begun it, also after Slurm has requeued this job."""
+
+    run: Run
+
+    def __call__(self) -> None:
+        (self.run.folder / ENDED).unlink(missing_ok=True)
+        for number in signals.available():
+            signal.signal(number, _left_to_the_run)
+        os.environ["SLURM_JOB_NAME"] = (
+            "bash"  # otherwise Lightning would take the processes of this run for tasks that srun starts
+        )
+        if not self.run.finished:
+            threads = int(os.environ.get("SLURM_CPUS_ON_NODE") or os.cpu_count() or 1)
+            with (self.run.folder / OUTPUT).open("ab") as output:
+                code = start(self.run, threads, output).wait()
+            error = conclude(self.run, code)
+            if busy := without_advice(error):  # a node that was lost may still be ending the processes of an earlier job
+                time.sleep(PATIENCE)
+            # A signal may have stopped it between two rounds, or before it could answer signals.
+            stopped = busy or code == signals.EXIT_STATUS or code < 0
+            with replacing(self.run.folder / ENDED, "w", OUT_REMEDY) as file:
+                file.write("" if stopped else error)
+
+
+def _left_to_the_run(*_: object) -> None:
+    """Ignore a signal. Slurm sends it to the run's process as well, which saves and stops."""
+
+
+class SlurmLauncher(Launcher):
+    """Runs each run as a job. A job that was stopped is submitted again and resumes its run.
+
+    Jobs continue if this process ends in any way. The next one finds their numbers in the runs' folders. ``sbatch`` reads further options
+    from its environment variables.
     """
 
-    cell: Cell
-    lock: WriterLock
-    job: str | None = None
-    rounds: int = 0
-    tries: int = 0
-    missing: bool = False
-    began: float = field(default_factory=time.monotonic)
+    every, outlives = 5.0, True
 
+    def __init__(self, jobs: int, partition: str | None = None, limit: str | None = None, gpus: int | None = None) -> None:
+        super().__init__(jobs)
+        self._limit, self._wishes = limit, {"partition": partition, "gpus_per_node": gpus}
+        self._queue: set[str] | None = set()
+        self._looked = -self.every
+        self._tries: dict[Run, tuple[int, int]] = {}
+        """The finished rounds when a run's job was last submitted, and the number of its jobs in a row that ended without a further one."""
 
-class SlurmRunner:
-    """Runs each cell as a job, and has the interface of ``Runner``. A job that was stopped is submitted again and resumes its run.
-
-    Jobs continue if this process ends in any way. The next one finds them in the queue by their names.
-
-    Args:
-        jobs: the number of jobs in the queue at a time.
-        queue: the queue.
-        known: finished runs by their identities, which are not run again.
-    """
-
-    def __init__(self, jobs: int, queue: Queue, known: dict[str, Path]) -> None:
-        self.jobs, self.known, self._queue = jobs, dict(known), queue
-        self.signal = 0
-        """The signal that has stopped it; 0 for none."""
-        self._watched: list[_Watched] = []
-        self._stopped, self._answers = threading.Event(), True
-        self._terminals = signals.terminals()
-
-    def run(self, todo: Sequence[Cell]) -> Iterator[tuple[Cell, float]]:
-        """Yield each cell at its end, with its seconds. A failed cell has an ``error``."""
-        waiting = list(todo)
-        try:
-            while (waiting or self._watched) and not self._stopped.is_set():
-                if (jobs := self._jobs()) is not None:
-                    yield from self._begin(waiting)
-                    for watched in list(self._watched):
-                        if not self._stopped.is_set() and self._has_ended(watched, jobs):
-                            self._watched.remove(watched)
-                            watched.lock.release()
-                            yield watched.cell, time.monotonic() - watched.began
-                if waiting or self._watched:
-                    self._stopped.wait(LOOK_EVERY)
-        finally:
-            for watched in self._watched:
-                watched.lock.release()
-
-    def in_hand(self) -> list[Cell]:
-        """The cells that have jobs."""
-        return [watched.cell for watched in self._watched]
-
-    def stop(self, number: int, _: FrameType | None) -> None:
-        """Handle a signal: stop watching, and leave the jobs in the queue."""
-        self.signal = number
-        self._stopped.set()
-        if number == signal.SIGHUP:
-            signals.leave_dead_terminals(self._terminals)
-        jobs = " ".join(watched.job for watched in self._watched if watched.job)
-        end = f"; scancel {jobs} ends them" if jobs else ""
-        signals.say(f"{signals.name(number)}: submitted jobs continue, and the same command collects their results{end}")
-
-    def _jobs(self) -> dict[str, str] | None:
-        """The queue. Prints a line when slurmctld stops answering."""
-        jobs = self._queue.jobs()
-        if jobs is None and self._answers:
-            print("squeue gets no answer from slurmctld: waiting for it", flush=True)
-        self._answers = jobs is not None
-        return jobs
-
-    def _begin(self, waiting: list[Cell]) -> Iterator[tuple[Cell, float]]:
-        """Watch further cells, and yield each cell that needs no job."""
-        while waiting and len(self._watched) < self.jobs:
-            cell = waiting.pop(0)
-            lock = WriterLock()
-            cell.error = lock.take(cell.folder)
-            if cell.error is None and not cell.finished and not (cell.identity in self.known and not cell.begun):
-                self._watched.append(_Watched(cell, lock, rounds=len(cell.history())))
-                continue
-            if cell.error is not None and (busy := without_advice(cell.error)):
-                cell.error, cell.busy = busy, True
-            elif cell.error is None and not cell.finished:
-                cell.files.take_from(self.known[cell.identity])
-            lock.release()
-            yield cell, 0.0
-
-    def _has_ended(self, watched: _Watched, jobs: dict[str, str]) -> bool:
-        """Follow a cell's job. Submits it if there is none, or if it was stopped."""
-        cell, before = watched.cell, watched.job
-        if (job := jobs.get(name_of(cell))) is not None:
-            watched.job, watched.missing = job, False
-            if before is None:
-                print(f"{cell.name}: job {job} is in the queue", flush=True)
-            return False
-        if other := next((number for name, number in jobs.items() if name.startswith(name_in_folder(cell))), None):
-            cell.error = f"job {other} in the queue trains this run with other settings: scancel {other}, or choose another --out"
-            return True
-        if before is None:
-            self._submit(watched, "submitted as")
-            return False
-        end = end_of(cell.folder)
-        if not cell.finished and end is None and not watched.missing:
-            watched.missing = True
-            return False
-        if cell.finished:
-            if cell.identity:
-                self.known[cell.identity] = cell.folder
-        elif end is not None and not end.was_stopped:
-            cell.error = end.error
-        elif not self._may_retry(watched):
-            cell.error = (
-                f"job {before} was stopped, and so were {RETRIES} before it without a new round: see {cell.folder / LOGS}"
+    def check(self) -> None:
+        """Refuse a machine without submitit or without Slurm's commands."""
+        require("submitit", "--launcher slurm", "slurm")
+        if missing := [name for name in ("sbatch", "squeue", "srun") if shutil.which(name) is None]:
+            raise ValueError(
+                f"--launcher slurm found no program {missing[0]} on PATH: give the command on a login node of the cluster, "
+                "or train here with --launcher local"
             )
-        else:
-            self._submit(watched, f"job {before} was stopped after round {watched.rounds}, submitted again as")
-            return False
-        return True
+        listed = _run("squeue", "-h", "--me")
+        if listed.returncode:
+            raise ValueError(
+                f"--launcher slurm cannot read the queue: {_one_line(listed.stderr)}; check that slurmctld is running"
+            )
 
-    def _may_retry(self, watched: _Watched) -> bool:
-        rounds = len(watched.cell.history())
-        watched.tries = 0 if rounds > watched.rounds else watched.tries + 1
-        watched.rounds = rounds
-        return watched.tries <= RETRIES
+    def begin(self, run: Run) -> None:
+        self._tries[run] = len(run.history), 0
+        if (job := _job(run)) and job in (self._jobs() or ()):
+            print(f"{run.name}: job {job} is in the queue", flush=True)
+        elif not run.finished:
+            self._submit(run, "submitted as")
 
-    def _submit(self, watched: _Watched, how: str) -> None:
+    def look(self, run: Run) -> str | None:
+        jobs, job = self._jobs(), _job(run)
+        if jobs is None or job in jobs:
+            return None
+        if run.finished:
+            return ""
+        with suppress(OSError):
+            if error := (run.folder / ENDED).read_text().strip():
+                return error
+        rounds, (before, tries) = len(run.history), self._tries[run]
+        self._tries[run] = rounds, tries + 1 if rounds <= before and job else 0
+        if self._tries[run][1] > RETRIES:
+            return f"job {job} was stopped, and so were {RETRIES} before it without a new round: see {run.folder / LOGS}"
+        self._submit(run, f"job {job} was stopped after round {rounds}, submitted again as" if job else "submitted as")
+        return None
+
+    def stop(self, number: int, frame: FrameType | None) -> None:
+        """Stop watching, and leave the jobs in the queue."""
+        super().stop(number, frame)
+        jobs = " ".join(filter(None, map(_job, self.running)))
+        ends = f"; scancel {jobs} ends them" if jobs else ""
+        signals.say(f"{signals.name(number)}: submitted jobs continue, and the same command collects their results{ends}")
+
+    def end(self, run: Run) -> None:
+        _run("scancel", _job(run))
+        with replacing(run.folder / ENDED, "w", OUT_REMEDY) as file:
+            file.write("stopped early")
+
+    def _jobs(self) -> set[str] | None:
+        """The numbers of the user's jobs in the queue. None if slurmctld does not answer."""
+        if time.monotonic() - self._looked >= self.every:
+            listed = _run("squeue", "-h", "--me", "-o", "%i")
+            if listed.returncode and self._queue is not None:
+                print("squeue gets no answer from slurmctld: waiting for it", flush=True)
+            self._queue = None if listed.returncode else set(listed.stdout.split())
+            self._looked = time.monotonic()
+        return self._queue
+
+    def _submit(self, run: Run, how: str) -> None:
+        """Submit a run's job, and note its number. If slurmctld does not answer, the next look tries again."""
+        for name in (ENDED, JOB):
+            (run.folder / name).unlink(missing_ok=True)
+        if (job := self._send(run)) is not None:
+            with replacing(run.folder / JOB, "w", OUT_REMEDY) as file:
+                file.write(job)
+            self._looked = -self.every
+            print(f"{run.name}: {how} job {job}", flush=True)
+
+    def _send(self, run: Run) -> str | None:
+        from submitit.core.utils import FailedJobError
+        from submitit.slurm.slurm import SlurmExecutor
+
+        # -P: otherwise Python would import a random.py in the working directory instead of its own.
+        executor = SlurmExecutor(run.folder / LOGS, python=f"{shlex.quote(sys.executable)} -P")
+        given: dict[str, Any] = {name: value for name, value in self._wishes.items() if value is not None}
+        requeue = {"requeue": True}  # preempted jobs return to the queue also where that is not the default
+        name = re.sub(r"[^A-Za-z0-9.]+", "-", f"flcog-{run.folder.parent.name}-{run.folder.name}")
+        executor.update_parameters(job_name=name, time=self._limit, additional_parameters=requeue, **given)
         try:
-            watched.job, watched.missing = self._queue.submit(watched.cell), False
-        except ValueError:
-            if self._stopped.is_set():  # a terminal's Ctrl-C ends sbatch as well
-                return
-            raise
-        if watched.job is not None:
-            print(f"{watched.cell.name}: {how} job {watched.job}", flush=True)
+            with redirect_stderr(io.StringIO()):  # submitit prints the refusal as well
+                return executor.submit(Job(run)).job_id
+        except FailedJobError as error:
+            if UNREACHABLE.search(str(error)) or self.signal:  # a terminal's Ctrl-C ends sbatch as well
+                return None
+            raise ValueError(
+                f"sbatch refuses the job of {run.name}: {_one_line(str(error))}. Submitted jobs continue, and the same command "
+                "collects their results"
+            ) from None
+
+
+def _job(run: Run) -> str:
+    """The number of a run's newest job; empty if there is none."""
+    path: Path = run.folder / JOB
+    return path.read_text().strip() if path.is_file() else ""
+
+
+def _one_line(text: str) -> str:
+    """The messages of a Slurm command, without its name."""
+    lines = (re.sub(r"^\w+: (error: )?", "", line).strip() for line in text.splitlines())
+    return "; ".join(dict.fromkeys(filter(None, lines))) or "no message"
+
+
+def _run(*command: str) -> subprocess.CompletedProcess[str]:
+    try:
+        return subprocess.run(command, capture_output=True, text=True, timeout=120)
+    except subprocess.TimeoutExpired:
+        return subprocess.CompletedProcess(command, 1, "", "no answer within two minutes")

@@ -1,225 +1,308 @@
-"""The filled table of a comparison for people: scores over seeds beside the paper's, rounds to targets, time and bytes sent."""
+"""A table of ``flcog compare``, as its YAML file describes it: rows by columns, and what is compared with what."""
 
-import math
-import statistics
-from collections.abc import Callable, Mapping, Sequence
-from operator import attrgetter
-from typing import Literal
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from functools import cache
+from pathlib import Path
+from typing import Any, Literal, NamedTuple, TypeVar
 
-from flcog.commands.compare.paired import estimate
-from flcog.commands.compare.plan import Summary
-from flcog.commands.compare.published import Figure, Quantity
-from flcog.commands.compare.result_table import ResultTable
-from flcog.commands.compare.results import Result, number, span, standard_deviation
-from flcog.commands.compare.savings import saving
-from flcog.core.speed import comparable
-from flcog.core.text import human, seconds
+import yaml
+from jsonargparse import ArgumentError, ArgumentParser
+from jsonargparse.typing import NonNegativeInt, PositiveInt
 
-Spread = Literal["std", "sem", "interval"]
-"""The meaning of ±: the standard deviation over seeds, the standard error of the mean, or half of the mean's interval."""
+import flcog.callbacks
+from flcog.commands import shipped_configs
+from flcog.commands.compare.published import OF_TWO_ROWS, Figure, Published, Quantity, is_number, read_published
+from flcog.core.monitor import Metric, Mode
+from flcog.core.yaml_files import TextKeys, load_yaml, refuse_doubles
 
-Column = tuple[str, list[str]]
-"""A column's header, and its text in each row."""
+Summary = Literal["best", "last", "mean", "val"]
+"""The score of a run: its best evaluation, the last, the mean of the last few, or the evaluation in the round with the best validation."""
 
-Grid = tuple[list[str], list[list[str]]]
-"""Header and rows."""
+Spread = Literal["std", "sem", "interval", "rounds"]
+"""The figure after ±: standard deviation over seeds, standard error of the mean, half of its 95 % interval, or deviation over rounds."""
 
-
-def summarise(filled: ResultTable, spread: Spread = "std") -> Grid:
-    """The main table: all scores of one setting, or the compared scores of several settings beside the paper's; then the cost."""
-    several = len(filled.columns) > 1
-    scores = _overview(filled, spread) if several else _one_setting(filled, filled.columns[0], spread)
-    return _grid(filled, [*scores, *_cost_columns(filled, " (all)" if several else "")])
+SPLIT = "partition_seed"
+Kind = TypeVar("Kind")
 
 
-def in_setting(filled: ResultTable, column: str, spread: Spread = "std") -> Grid:
-    """All scores of one setting, rounds to targets, and the paper's figures."""
-    return _grid(filled, _one_setting(filled, column, spread))
+@dataclass(frozen=True)
+class Row:
+    """An arm: its config files and options; further options in single columns; and values to try with --tune, by option."""
+
+    configs: tuple[Path, ...] = ()
+    arguments: dict = field(default_factory=dict)
+    columns: dict[str, dict] = field(default_factory=dict)
+    tune: dict[str, list] = field(default_factory=dict)
 
 
-def _grid(filled: ResultTable, columns: Sequence[Column]) -> Grid:
-    kept = [("", list(filled.table.rows)), *(column for column in columns if column[0] != IN_ALL or any(column[1]))]
-    return [name for name, _ in kept], [list(row) for row in zip(*(texts for _, texts in kept), strict=True)]
+@dataclass(frozen=True)
+class Column:
+    """A setting: its config files and options, and the score of the first metric whose round is read off the curve."""
+
+    configs: tuple[Path, ...] = ()
+    arguments: dict = field(default_factory=dict)
+    target: float | None = None
 
 
-def _overview(filled: ResultTable, spread: Spread) -> list[Column]:
-    """The compared score in each setting, with the paper's in brackets."""
+@dataclass(frozen=True)
+class Shown:
+    """A metric with its own mode, its own summary, or the last round that counts for its scores and targets."""
 
-    def text(row: str, column: str) -> str:
-        figure = filled.table.published.get(row, {}).get(column, {}).get("score")
-        paper = f"[{figure_text(figure, 'score', filled.decimals[column])}]" if figure else ""
-        return f"{score_text(filled, row, column, filled.table.summary_of(column), spread)} {paper}".strip()
-
-    return [(column, [text(row, column) for row in filled.table.rows]) for column in filled.columns]
-
-
-def _one_setting(filled: ResultTable, column: str, spread: Spread) -> list[Column]:
-    return [
-        *_score_columns(filled, column, spread),
-        *_target_columns(filled, column),
-        *_saving_columns(filled, column),
-        *_published_columns(filled, column),
-    ]
+    metric: str = ""
+    mode: Mode | None = None
+    summary: Summary | None = None
+    round: PositiveInt | None = None
 
 
-IN_ALL = "sent in all"
+class View(NamedTuple):
+    """A column of the printed table: the runs of one column of the file, seen by one metric; None is the task's main one."""
+
+    column: str
+    metric: Metric | None
+    summary: Summary
+    round: int | None
+    target: float | None
 
 
-def _cost_columns(filled: ResultTable, settings: str) -> list[Column]:
-    rows = filled.table.rows
-    return [
-        (f"total time{settings}", [_time(filled, row, "seconds", "shared_rounds") for row in rows]),
-        ("time of an acting round", [_time(filled, row, "acting_seconds", "shared_acting_rounds") for row in rows]),
-        ("sent up", [_sent(_runs(filled, row), "up_bytes") for row in rows]),
-        (IN_ALL, [_sent(_runs(filled, row), "total_bytes") for row in rows]),
-    ]
+class Search(NamedTuple):
+    """The search for hyper-parameters (--tune): a sentence for the report, and all configurations as a table."""
+
+    told: str
+    grid: Any
 
 
-def _score_columns(filled: ResultTable, column: str, spread: Spread) -> list[Column]:
-    results = filled.in_column(column)
-    chosen = any("val" in result.scores for result in results)
-    on_test = any((result.metric or "").startswith("test/") for result in results)
-    named: list[tuple[str, Summary]] = [("best on test" if chosen and on_test else "best", "best")]
-    named += [("at best val", "val")] if chosen else []
-    averaged = [result.averaged for result in results if result.averaged] or [filled.table.last]
-    named += [("last", "last"), (f"mean of last {span(averaged)}", "mean")]
-    return [(name, [score_text(filled, row, column, summary, spread) for row in filled.table.rows]) for name, summary in named]
+@dataclass(frozen=True)
+class Table:
+    """A table to fill. Its keys:
 
-
-def score_text(filled: ResultTable, row: str, column: str, summary: Summary, spread: Spread) -> str:
-    """A score over seeds, with ± for several seeds, and with their number if seeds are missing."""
-    values = list(filled.scores(row, column, summary).values())
-    if not values:
-        return diverged_text(filled, row, column).strip()
-    deviation = spread_of(filled, row, column, summary, spread)
-    places = filled.decimals[column]
-    text = number(statistics.fmean(values), places) + ("" if math.isnan(deviation) else f" ± {deviation:.{places}f}")
-    text += diverged_text(filled, row, column)
-    return text if len(values) == len(filled.table.seeds) else f"{text} (n = {len(values)})"
-
-
-def diverged_text(filled: ResultTable, row: str, column: str) -> str:
-    """ " (1 of 3 diverged)"; empty if no seed has diverged."""
-    count = filled.diverged(row, column)
-    return f" ({count} of {len(filled.of(row, column))} diverged)" if count else ""
-
-
-def spread_of(filled: ResultTable, row: str, column: str, summary: Summary, spread: Spread) -> float:
-    """The figure after ±: over the last evaluations with ``over_rounds``, else over seeds. NaN for none."""
-    if summary == "mean" and filled.table.over_rounds:
-        return filled.deviation(row, column)
-    values = list(filled.scores(row, column, summary).values())
-    if len(values) < 2:
-        return math.nan
-    if spread == "interval":
-        return estimate(values, filled.table.confidence).half
-    return standard_deviation(values) / (math.sqrt(len(values)) if spread == "sem" else 1)
-
-
-def _target_columns(filled: ResultTable, column: str) -> list[Column]:
-    targets = sorted({target for result in filled.in_column(column) for target in (*result.targets, *result.asked)})
-    runs = [filled.of(row, column) for row in filled.table.rows]
-    return [(f"rounds to {target}", [_rounds_to(target, results) for results in runs]) for target in targets]
-
-
-def _rounds_to(target: str, results: Sequence[Result]) -> str:
-    """The mean rounds over seeds, bytes in both directions, and simulated seconds if time was simulated.
-
-    If a seed missed the target, the number of rounds that did not suffice.
+    Args:
+        title: the table's title.
+        hypothesis: the hypothesis that was stated before the runs, shown below the title.
+        configs: config files for all runs, as after -c of flcog fit.
+        arguments: options of flcog fit for all runs, {option: value}.
+        rows: the arms by name, each with configs, arguments, columns: {COLUMN: {option: value}} for options in single columns, and
+            tune: {option: [values to try with --tune]}; or the file of another table.
+        columns: the settings by name, each with configs, arguments and target: 0.97, a score of the first metric on the scale of
+            metrics.csv, whose round is read off the curve; or the file of another table.
+        seeds: the seeds of every row in every column; [0] by default.
+        vary: [seed, partition_seed] if each seed draws its own split of the data; by default all seeds share one, [seed].
+        metrics: the column of metrics.csv to compare, by default the task's main one; or several by name, {training:
+            training/accuracy, test: {metric: test/foo, mode: min, summary: last, round: 10}}.
+        summary: the score of a run to compare with other rows and the paper: best (the default), last, mean (of the last
+            evaluations), or val (in the round with the best validation).
+        last: the number of evaluations in this mean; 5 by default.
+        spread: the figure after ±: std over seeds (the default), sem, interval, or rounds for the deviation of this mean over its
+            evaluations.
+        overall: further columns over all columns, {Avg.: mean} or {worst case: worst}.
+        against: the row to compare the others with, by default the first; or {row: the row to compare it with}.
+        published: the paper's figures, shares in percent, {row: {column: figure}}: 73.07 or [73.07, 0.08], or {score: ..., gain: ...,
+            rounds: ..., seconds: ..., bytes: ..., saved: per cent of the bytes to a target that are saved}; "> 100" if a target was
+            not reached, "14 to 20" for a range of gains.
+        margin: the largest difference from the paper that reproduces a figure, in points; or {score: points, rounds: ratio, saved:
+            points}. It needs a reason, and is fixed before the runs.
+        reason: the reason for the margin and the summary.
+        trials: the paper's number of trials, by whose square root its ± is divided; 1 if the paper does not say.
+        exploratory: seeds that had been seen before the margin was fixed; verdicts on them are marked.
+        reproduces: the tables and figures of papers that it fills, ["PAPER, Table 1"].
+        deviations: a sentence for each contradiction to the paper; [] for none.
+        unstated: a sentence for each setting that the paper does not state.
     """
-    if not results:
-        return ""
-    reached = [result.targets[target] for result in results if target in result.targets]
-    if len(reached) < len(results):
-        most = max(result.spent[0] for result in results if target not in result.targets)
-        return f"> {most} ({len(reached)} of {len(results)} seeds reached it)"
-    rounds, sent = (statistics.fmean(values) for values in zip(*reached, strict=True))
-    simulated = [result.simulated[target] for result in results if target in result.simulated]
-    costs = [human(round(sent))] if math.isfinite(sent) else []
-    costs += [f"{statistics.fmean(simulated):,.0f} s simulated"] if len(simulated) == len(results) else []
-    return _rounds(rounds) + (f" ({', '.join(costs)})" if costs else "")
+
+    title: str = ""
+    hypothesis: str = ""
+    configs: tuple[Path, ...] = ()
+    arguments: dict = field(default_factory=dict)
+    rows: Mapping[str, Row] = field(default_factory=dict)
+    columns: Mapping[str, Column] = field(default_factory=dict)
+    seeds: tuple[NonNegativeInt, ...] = (0,)
+    vary: tuple[Literal["seed", "partition_seed"], ...] = ("seed",)
+    metrics: Mapping[str, Shown] = field(default_factory=dict)
+    summary: Summary = "best"
+    last: PositiveInt = 5
+    spread: Spread = "std"
+    overall: dict[str, Literal["mean", "worst"]] = field(default_factory=dict)
+    against: Mapping[str, str] = field(default_factory=dict)
+    published: Published = field(default_factory=dict)
+    margin: Mapping[str, float] = field(default_factory=dict)
+    reason: str = ""
+    trials: PositiveInt = 1
+    exploratory: tuple[int, ...] = ()
+    reproduces: tuple[str, ...] = ()
+    deviations: tuple[str, ...] = ()
+    unstated: tuple[str, ...] = ()
+    path: Path = Path("table.yaml")
+    search: Search | None = None
+    whole: "Table | None" = None
+    """The table as its file has it, if this one is a part of it or has other seeds."""
+
+    @property
+    def name(self) -> str:
+        return self.path.stem
+
+    @property
+    def file(self) -> "Table":
+        """The table as its file has it."""
+        return self.whole or self
+
+    @property
+    def varies_split(self) -> bool:
+        return SPLIT in self.vary
+
+    @property
+    def views(self) -> dict[str, View]:
+        """The columns of the printed table: one for each pair of a column and a metric. Targets are scores of the file's first metric."""
+        metrics, first = self.metrics or {"": Shown()}, next(iter(self.file.metrics.values()), Shown()).metric
+        found = {}
+        for column, part in self.columns.items():
+            for name, shown in metrics.items():
+                metric = Metric(shown.metric, shown.mode) if shown.metric else None
+                target = part.target if shown.metric == first else None
+                found[f"{column} {name}".strip()] = View(column, metric, shown.summary or self.summary, shown.round, target)
+        return found
+
+    def stated(self, metric: str) -> str:
+        """A metric's name with the mode that the table states."""
+        return next((view.metric for view in self.views.values() if view.metric == metric and view.metric), metric)
+
+    def figures(self, row: str, view: str) -> Mapping[Quantity, Figure]:
+        """The paper's figures of a row. Those that compare it with another row count only while it is compared with that one."""
+        figures = self.published.get(row, {}).get(view, {})
+        other = self.against[row] != self.file.against[row]
+        return {name: figure for name, figure in figures.items() if not (other and name in OF_TWO_ROWS)}
 
 
-def _rounds(mean: float) -> str:
-    """A mean of whole numbers: "8" or "21.7"."""
-    return f"{mean:.1f}".removesuffix(".0")
+OWN = ("path", "search", "whole")
+"""Fields of the table that are no keys of its file."""
+NESTED = ("rows", "columns", "metrics", "against", "published", "margin")
+"""Keys of the file whose contents are read part by part."""
 
 
-def _saving_columns(filled: ResultTable, column: str) -> list[Column]:
-    """The savings of rows until they reach the target, compared with other rows. Empty if there are none."""
-    texts = [found.text if (found := saving(filled, row, column)) else "" for row in filled.table.rows]
-    return [("rounds and bytes saved", texts)] if any(texts) else []
+WHOLE = {"int": "a whole number", "PositiveInt": "a whole number of at least 1", "NonNegativeInt": "a whole number of at least 0"}
+KINDS = {"tuple": "a list", "list": "a list", "dict": "a mapping", "str": "text", "float": "a number", **WHOLE}
+"""The names of types in errors."""
 
 
-def _published_columns(filled: ResultTable, column: str) -> list[Column]:
-    cells = [filled.table.published.get(row, {}).get(column, {}) for row in filled.table.rows]
-    return [
-        (header, [figure_text(cell[quantity], quantity, filled.decimals[column]) if quantity in cell else "" for cell in cells])
-        for quantity, header in _PUBLISHED.items()
-        if any(quantity in cell for cell in cells)
-    ]
+def read_table(path: Path, within: Sequence[Path] = ()) -> Table:
+    """Read a table's YAML file. ``within`` are the tables that led to it."""
+    if path.resolve() in within:
+        raise ValueError(f"{path} takes its rows or columns from itself: {' -> '.join(map(str, [*within, path]))}")
+    given = {name: value for name, value in read_mapping(path).items() if value is not None}
+    if not given.get("rows"):
+        raise ValueError(f"{path} names no rows: a table has `rows`, a name for each arm with its `configs` or `arguments`")
+    table, within = _made(Table, given, str(path)), [*within, path.resolve()]
+    rows, columns = _parts(Row, "rows", given, path, within), _parts(Column, "columns", given, path, within)
+    for name, row in rows.items():
+        unknown = [column for column in row.columns if column not in columns]
+        if unknown and not isinstance(given["rows"], str):  # rows of another table may have more
+            raise ValueError(f"row {name} in {path} has columns {', '.join(unknown)}; the table has {', '.join(columns)}")
+    metrics, margin = given.get("metrics", {}), given.get("margin", {})
+    metrics = _names(metrics if isinstance(metrics, dict) else {"": metrics}, f"metrics in {path}")
+    shown = {name: _made(Shown, {"metric": of} if isinstance(of, str) else of, f"{path}, {name}") for name, of in metrics.items()}
+    table = replace(table, path=path, title=table.title or path.stem, rows=rows, columns=columns, metrics=shown)
+    table = replace(table, configs=_found(table.configs, path), seeds=tuple(dict.fromkeys(table.seeds)))
+    if table.overall and len({one.metric for one in shown.values()}) > 1:
+        raise ValueError(f"overall in {path} would mix {' and '.join(one.metric for one in shown.values())}: remove it")
+    margin = margin if isinstance(margin, dict) else {"score": margin}
+    if wrong := [name for name, value in margin.items() if name not in ("score", "rounds", "saved") or not is_number(value)]:
+        raise ValueError(f"margin in {path} must be points, or {{score: 1.5, rounds: 1.3, saved: 5}}; got {wrong[0]}")
+    for name, needs, example in (("margin", "reason", "a sentence"), ("reproduces", "deviations", "[] for none")):
+        if given.get(name) and needs not in given:
+            raise ValueError(f"{path} has {name}, which needs {needs}: {example}")
+    published = read_published(given.get("published", {}), rows, [*table.views, *table.overall], path)
+    against, first = given.get("against"), next(iter(rows))
+    pairs = {row: str(other) for row, other in against.items()} if isinstance(against, dict) else {}
+    default = first if against is None or isinstance(against, dict) else str(against)
+    if unknown := [name for name in (default, *pairs, *pairs.values()) if name not in rows]:
+        raise ValueError(f"against in {path} must be a row, or rows by the rows to compare; got {unknown[0]!r}")
+    return replace(table, margin=margin, published=published, against=dict.fromkeys(rows, default) | pairs)
 
 
-_PUBLISHED: Mapping[Quantity, str] = {
-    "score": "published",
-    "gain": "published gain",
-    "rounds": "published rounds",
-    "seconds": "published time",
-    "bytes": "published bytes",
-    "saved": "published saving",
-}
+def read_mapping(path: Path) -> dict[str, Any]:
+    """Read a YAML file, whose keys stay as they are written."""
+    if path.is_dir() or not path.exists():
+        known = f"a name that flcog configs tables/ lists.{shipped_configs.near(path.name)}"
+        raise ValueError(f"there is no file {path}: give a table's YAML, or {known}")
+    content = load_yaml(path, TextKeys)
+    refuse_doubles(path, yaml.compose(path.read_text(encoding="utf-8"), TextKeys))
+    return _names(content, str(path))
 
 
-def figure_text(figure: Figure, quantity: Quantity, decimals: int = 2) -> str:
-    """Format a paper's figure: "73.07 ± 0.08", "> 100", "983 s ± 100 s", "1.2 GiB", "> 95.6 %", "+14.00 to +20.00"."""
-    writers: Mapping[Quantity, Callable[[float], str]] = {
-        "score": lambda value: number(value, decimals),
-        "gain": lambda value: f"{value:+.{decimals}f}",
-        "rounds": _rounds,
-        "seconds": seconds,
-        "bytes": human,
-        "saved": lambda value: f"{value:.1f} %",
+def _names(value: Any, where: str) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise ValueError(f"{where} must be a mapping of names; got {value!r}")
+    return value
+
+
+def _made(kind: type[Kind], content: Any, where: str) -> Kind:
+    """Make a dataclass of a mapping. jsonargparse checks the types."""
+    known, content = [each.name for each in fields(kind) if each.name not in OWN], {} if content is None else content  # type: ignore[arg-type]
+    if not isinstance(content, dict) or content.keys() - known:
+        raise ValueError(f"{where} may have {', '.join(known)}; got {content!r}")
+    nested, parser = NESTED if kind is Table else (), _parser(kind)  # type: ignore[arg-type]  # classes are hashable
+    try:
+        return kind(**parser.instantiate(parser.parse_object({name: content[name] for name in content if name not in nested})))
+    except ArgumentError as error:
+        key = re.search(r'key "([^"]+)"', str(error))
+        expected = re.findall(r"(?:Expected an? |Not of type )(?:<class '|typing\.)?(\w+(?:\[.+?\])?)", str(error))
+        kinds = " or ".join(KINDS.get(each, each) for each in dict.fromkeys(expected) if each != "NoneType")
+        raise ValueError(f"{key and key[1]} of {where} must be {kinds}; got {content.get(key and key[1])!r}") from None
+
+
+@cache
+def _parser(kind: type[Any]) -> ArgumentParser:
+    parser = ArgumentParser(exit_on_error=False)
+    parser.add_class_arguments(kind, skip={*OWN, *(NESTED if kind is Table else ())})
+    return parser
+
+
+def _parts(kind: type[Any], key: str, given: Mapping[str, Any], path: Path, within: Sequence[Path]) -> Mapping[str, Any]:
+    """The rows or columns by name, from this file or from the table that it names."""
+    value = given.get(key) or {"": None}
+    if isinstance(value, str):
+        found: Mapping[str, Any] = getattr(read_table(path.parent / value, within), key)
+        return found
+    parts = {
+        name: _made(kind, part, f"{key.removesuffix('s')} {name} in {path}")
+        for name, part in _names(value, f"{key} in {path}").items()
     }
-    write = writers[quantity]
-    if figure.within:
-        return f"{write(figure.value - figure.within)} to {write(figure.value + figure.within)}"
-    spread = "" if figure.spread is None else f" ± {write(figure.spread).removeprefix('+')}"
-    return ("> " if figure.beyond else "") + write(figure.value) + spread
+    return {name: replace(part, configs=_found(part.configs, path)) for name, part in parts.items()}
 
 
-def _runs(filled: ResultTable, row: str) -> list[Result]:
-    return [result for column in filled.table.columns for result in filled.of(row, column)]
+def _found(configs: Sequence[Path], table: Path) -> tuple[Path, ...]:
+    """Files beside the table, or shipped configs by their names."""
+    found = {(table.parent / config).resolve(): config for config in configs}
+    places = {own: own if own.is_file() else shipped_configs.shipped(str(config)) for own, config in found.items()}
+    for own, place in places.items():
+        if place is None:
+            raise ValueError(
+                f"{table} names {own}, which is no file; paths are relative to {table.parent}, and flcog configs lists shipped configs"
+            )
+    return tuple(place for place in places.values() if place is not None)
 
 
-SHARED = " *"
-"""The mark of a time that includes rounds of another run."""
-
-DISTURBED = " †"
-"""The mark of a time that is too long, because other programs used the same cores."""
-
-
-def _time(filled: ResultTable, row: str, name: str, shared: str) -> str:
-    """The mean of a fact over runs, and its ratio to the first row's in common settings and seeds."""
-    first = next(iter(filled.table.rows))
-    of, shared_of = attrgetter(f"facts.{name}"), attrgetter(f"facts.{shared}")
-    runs, others = ({(run.column, run.seed): run for run in _runs(filled, arm) if of(run) > 0} for arm in (row, first))
-    if not runs:
-        return ""
-    common = [key for key in runs if key in others]
-    equally_fast = common and all(have_comparable_times(runs[key], others[key]) for key in common)
-    ratio = f"{sum(of(runs[key]) for key in common) / sum(of(others[key]) for key in common):.2f} " if equally_fast else ""
-    marks = SHARED * any(map(shared_of, runs.values())) + DISTURBED * any(run.disturbed for run in runs.values())
-    return f"{ratio}({seconds(statistics.fmean(map(of, runs.values())))}){marks}"
+def with_bounds(table: Table) -> Table:
+    """Add the bounds that papers draw as rows, compared with the first row: all data pooled, and every client alone."""
+    found = {name: shipped_configs.shipped(f"methods/{name.lower()}") for name in flcog.callbacks.BOUNDS}
+    rows = {name: Row((path,)) for name, path in found.items() if path is not None and name not in table.rows}
+    return replace(table, rows={**table.rows, **rows}, against={**table.against, **dict.fromkeys(rows, next(iter(table.rows)))})
 
 
-def have_comparable_times(ours: Result, theirs: Result) -> bool:
-    """Whether the machine was equally fast during two runs, and no other program took their cores. Without measurements: no."""
-    if ours is theirs:
-        return not ours.disturbed
-    same = ours.facts.machine == theirs.facts.machine and comparable(ours.facts.calibration, theirs.facts.calibration)
-    return same and not ours.disturbed and not theirs.disturbed
+def select(table: Table, names: Sequence[str]) -> Table:
+    """The part of the table that has these rows, columns and metrics."""
+    for name in names:
+        if name not in {*table.rows, *table.columns, *table.metrics}:
+            columns = quoted(filter(None, [*table.columns, *table.metrics])) or "(none)"
+            raise ValueError(f"--only {name}: the table has the rows {quoted(table.rows)} and the columns {columns}")
+    rows = {name: row for name, row in table.rows.items() if name in names} or table.rows
+    parts = {name: column for name, column in table.columns.items() if name in names} or table.columns
+    metrics = {name: metric for name, metric in table.metrics.items() if name in names} or table.metrics
+    overall = table.overall if len(parts) == len(table.columns) else {}
+    against = {row: table.against[row] if table.against[row] in rows else next(iter(rows)) for row in rows}
+    return replace(table, rows=rows, columns=parts, metrics=metrics, overall=overall, against=against, whole=table.file)
 
 
-def _sent(runs: Sequence[Result], name: str) -> str:
-    found = [sent for run in runs if not math.isnan(sent := getattr(run.facts, name))]
-    return human(round(statistics.fmean(found))) if found else ""
+def quoted(names: Iterable[str]) -> str:
+    """Names separated by commas. Names with blanks or commas are quoted for a shell."""
+    return ", ".join(name if re.fullmatch(r"[\w.+=-]+", name) else f'"{name}"' for name in names)

@@ -1,266 +1,233 @@
 """``flcog compare TABLE --tune``: chooses each row's hyper-parameters by the clients' validation data, never by the test set.
 
-It trains on further seeds, with the same number of configurations for every row, the row's own values among them. ``tuned.yaml`` has the
-choice, the whole grid and the cost.
+Each row with ``tune`` has an Optuna study in each column: the grid of its values, on a seed that the table does not use. Optuna's median
+pruner stops poor configurations after half of the rounds in which all methods of the row act, once two others are done. The file of
+studies lies beside the runs, so that a search that was stopped continues. ``tuned.yaml`` has the choices, the grids and the costs.
 """
 
+import json
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import cached_property
+from itertools import product
 from pathlib import Path
 from typing import Any
 
-from flcog.commands.compare.candidates import Candidate, Values, candidates, in_places, sign, with_values
-from flcog.commands.compare.halving import stop_worse_halves
-from flcog.commands.compare.plan import Cell, Table, apart, cells, joined
-from flcog.commands.compare.resolved import arguments_of, digest, fault, resolved, settings_of
-from flcog.commands.compare.results import Result
-from flcog.core.files import write_yaml
-from flcog.core.text import clock, figure, human, markdown
+import pandas
+
+from flcog.commands.compare.launcher import Ended, StopEarly
+from flcog.commands.compare.results import History, main_of, on_validation, record_of, result_of
+from flcog.commands.compare.runs import Run, joined, runs_of, with_values
+from flcog.commands.compare.settings import arguments_of, callbacks_of, digest, resolve, settings_of
+from flcog.commands.compare.table import Search, Table
+from flcog.core.extras import require
+from flcog.core.files import make_folder, write_yaml
+from flcog.core.monitor import Metric, lower_is_better
+from flcog.core.text import clock, figure, human
 from flcog.core.yaml_files import load_yaml
 
-FILE = "tuned.yaml"
+FILE, STUDIES = "tuned.yaml", "tuning.log"
+COSTS = ("rounds", "seconds", "total_bytes")
+Fill = Callable[[Table, Sequence[Run], StopEarly], Sequence[Ended]]
 
 
-def tune(table: Table, out: Path, extra: Sequence[str], train: Callable[[Table, Sequence[Cell]], Sequence[Cell]]) -> Path:
-    """Train the grid, and write the choice into ``out``.
+class Study:
+    """The search for the values of one row in one column. An option that the row fixes in the column is not tuned there.
 
-    Args:
-        table: the table, with ``tune`` in its rows.
-        out: its folder; the grid's runs lie in its folder ``tuning``.
-        extra: the user's own arguments.
-        train: trains cells and returns the failed ones.
+    ``runs`` has the values of each configuration; ``settings`` is equal for searches with the same settings, values and seed.
     """
-    found = checked_candidates(table, out, extra)
-    others = _others(table, found, out / FILE)
 
-    def finish(runs: Sequence[Cell]) -> None:
-        failed = train(table, apart(runs)) if runs else []
-        if failed:
-            raise ValueError(
-                f"{len(failed)} of {len(runs)} runs of the grid failed, the first, {failed[0].name}: {failed[0].error}"
+    def __init__(self, table: Table, row: str, column: str, out: Path, extra: Sequence[str]) -> None:
+        self.place, self._out, self._last = joined(row, column), out, table.last
+        self._name, self._view = next((name, view) for name, view in table.views.items() if view.column == column)
+        part, seed = table.rows[row], max(table.file.seeds) + 1
+        self._grid = {option: values for option, values in part.tune.items() if option not in part.columns.get(column, {})}
+        self.runs: dict[Run, dict[str, Any]] = {}
+        for chosen in product(*self._grid.values()):
+            values = dict(zip(self._grid, chosen, strict=True))
+            name = ", ".join([row, *(f"{option.rpartition('.')[2]}={value}" for option, value in values.items())])
+            one = replace(
+                table, rows={name: with_values(part, column, values)}, columns={column: table.columns[column]}, seeds=(seed,)
             )
+            self.runs |= dict.fromkeys(runs_of(one, out / "tuning", extra), values)
+        self._config = resolve(next(iter(self.runs))) or {"trainer": {"rounds": 1}}
+        self.settings = digest({"settings": settings_of(self._config), "grid": list(self.runs.values()), "seeds": [seed]})
 
-    if table.halving:
-        stop_worse_halves(found, finish)
-    finish([cell for candidate in found if candidate.stopped is None for cell in candidate.runs])
-    write_yaml(out / FILE, _with_others(_choice(table, found), others))
-    return out / FILE
+    @cached_property
+    def _study(self) -> Any:
+        optuna = require("optuna", "--tune", "tune")
+        optuna.logging.set_verbosity(optuna.logging.WARNING)
+        make_folder(self._out)
+        storage = optuna.storages.JournalStorage(optuna.storages.journal.JournalFileBackend(str(self._out / STUDIES)))
+        start = max((arguments_of(part).get("start_round") or 0 for part in callbacks_of(self._config)), default=0)
+        pruner = optuna.pruners.MedianPruner(n_startup_trials=2, n_warmup_steps=(start + self._config["trainer"]["rounds"]) // 2)
+        name = f"{self.place} {self.settings}"
+        return optuna.create_study(storage=storage, study_name=name, pruner=pruner, direction="maximize", load_if_exists=True)
+
+    def todo(self) -> list[Run]:
+        """The runs whose configurations the study lacks. Those that have finished are added to it first."""
+        for run in self.runs:
+            if run.finished and self._trial(run) is None:
+                self._add(run, "COMPLETE")
+        return [run for run in self.runs if self._trial(run) is None]
+
+    def stops(self, run: Run) -> bool:
+        """Whether the pruner stops a run, which is then done."""
+        self.todo()
+        pruned = bool(self._scores(run.history)) and self._study.pruner.prune(self._study, self._frozen(run, "RUNNING"))
+        if pruned:
+            self._add(run, "PRUNED")
+        return pruned
+
+    def _trial(self, run: Run) -> Any:
+        return next((trial for trial in self._study.trials if trial.params == self._params(run)), None)
+
+    def _params(self, run: Run) -> dict[str, Any]:
+        return {option: _choice(value) for option, value in self.runs[run].items()}
+
+    def _metric(self, history: History) -> Metric:
+        """The compared metric on the validation data."""
+        twin = on_validation(self._view.metric or main_of(history) or "")
+        if main_of(history) and not any(twin in row for row in history):
+            raise ValueError(f"--tune chooses by {twin}, and {self.place} logs none: set data.client_val, such as 0.1")
+        return twin
+
+    def _scores(self, history: History) -> dict[int, float]:
+        """The validation scores by round; larger ones are better."""
+        twin = self._metric(history)
+        return {int(row["round"]): (-1 if lower_is_better(twin) else 1) * row[twin] for row in history if twin in row}
+
+    def _frozen(self, run: Run, state: str, **more: Any) -> Any:
+        optuna = require("optuna", "--tune", "tune")
+        kind, scores = optuna.distributions.CategoricalDistribution, self._scores(run.history)
+        choices = {option: kind(list(map(_choice, values))) for option, values in self._grid.items()}
+        given = {"params": self._params(run), "distributions": choices, "intermediate_values": scores}
+        return optuna.trial.create_trial(state=optuna.trial.TrialState[state], **given, **more)
+
+    def _add(self, run: Run, state: str) -> None:
+        """Add a configuration that was trained, or stopped early, to the study."""
+        record = record_of(run)
+        assert record is not None
+        # Columns of `RoundsToTarget` may be about the test set.
+        history = [{name: value for name, value in row.items() if not name.startswith("to_")} for row in record.history]
+        view = self._view._replace(metric=self._metric(history))
+        result = result_of(run, self._name, view, record._replace(history=history), self._last)
+        score = None if result["diverged"] else result.get("best" if view.summary == "val" else view.summary)
+        facts = {name: result[name] for name in COSTS if not math.isnan(result[name])} | {"stopped": state == "PRUNED"}
+        for target in result["targets"].values():
+            facts["rounds_to_target"] = target.rounds
+        if score is None:
+            self._study.add_trial(self._frozen(run, "FAIL", user_attrs=facts))
+        else:
+            value = -score if lower_is_better(view.metric or "") else score
+            self._study.add_trial(self._frozen(run, state, value=value, user_attrs=facts | {"validation": score}))
+
+    def result(self) -> dict[str, Any]:
+        """The whole search, as ``tuned.yaml`` has it. A configuration without ``validation`` has diverged."""
+        trials = [self._trial(run) for run in self.runs]
+        done = [trial for trial in trials if "validation" in trial.user_attrs and not trial.user_attrs["stopped"]]
+        if not done:
+            raise ValueError(f"every configuration of {self.place} diverged: add smaller values to its tune")
+        best = min(done, key=lambda trial: (trial.user_attrs.get("rounds_to_target", math.inf), -trial.value))
+        shown = ("validation", "rounds_to_target", "stopped")
+        grid = [
+            {
+                "values": values,
+                **{name: trial.user_attrs[name] for name in shown if name in trial.user_attrs},
+                "chosen": trial is best,
+            }
+            for values, trial in zip(self.runs.values(), trials, strict=True)
+        ]
+        costs = {name: sum(trial.user_attrs.get(name, 0) for trial in trials) for name in COSTS}
+        return {"settings": self.settings, "runs": len(trials), **costs, "grid": grid}
 
 
-def checked_candidates(table: Table, out: Path, extra: Sequence[str]) -> list[Candidate]:
-    """The candidates of a table; an unfair grid is an error."""
-    _check_sizes(table)
-    found = candidates(table, out / "tuning", extra)
-    _check_configurations(table, found, cells(table, out, extra))
-    return found
+def _choice(value: Any) -> Any:
+    """A value as Optuna can store it."""
+    return value if value is None or isinstance(value, bool | int | float | str) else json.dumps(value)
 
 
-def _check_sizes(table: Table) -> None:
-    sizes = {row: math.prod(map(len, part.tune.values())) for row, part in table.rows.items()}
-    if all(not part.tune for part in table.rows.values()):
-        raise ValueError(f"--tune: no row of {table.name} has tune, the values to try: tune: {{model.optimizer.lr: [0.01, 0.1]}}")
-    if len(set(sizes.values())) > 1:
-        counts = ", ".join(f"{row} {size}" for row, size in sizes.items())
-        raise ValueError(
-            f"tune gives the rows of {table.name} unlike numbers of configurations ({counts}): give each row the same"
-        )
-    if used := set(table.tuning_seeds) & {*table.planned, *table.seeds}:
-        raise ValueError(f"tuning_seeds of {table.name} has {min(used)}, a seed of the table: choose others")
-
-
-def _check_configurations(table: Table, found: Sequence[Candidate], own: Sequence[Cell]) -> None:
-    """Refuse a grid without the row's own values, or without a validation set."""
-    for cell in own:
-        config = resolved(cell, cell.common_arguments)
-        if config is None:
-            raise ValueError(f"{cell.name}: {fault(cell)}")
-        if not arguments_of(config["data"]).get("client_val"):
-            raise ValueError(
-                f"--tune chooses by the clients' validation data, and {cell.name} has none: set data.client_val, such as 0.1"
-            )
-        grid = [candidate for candidate in found if (candidate.row, candidate.setting) == (cell.row, cell.setting)]
-        if reason := next(filter(None, (fault(candidate.runs[0]) for candidate in grid)), ""):
-            raise ValueError(f"tune of row {cell.row}: {reason}")
-        tried = [resolved(replace(candidate.runs[0], seed=cell.seed), candidate.runs[0].common_arguments) for candidate in grid]
-        tried_settings = [settings_of(other) for other in tried if other is not None]
-        if len(set(map(digest, tried_settings))) < len(tried_settings):
-            words = [word for word in cell.extra if word.partition("=")[0].removeprefix("--") in table.rows[cell.row].tune]
-            after = (
-                f": {' '.join(words or cell.extra)} after -- takes the place of values to try, leave it out" if cell.extra else ""
-            )
-            raise ValueError(
-                f"tune of row {cell.row} has configurations that are the same run{after or ': list each value once'}"
-            )
-        if settings_of(config) not in tried_settings:
-            options = ", ".join(table.rows[cell.row].tune)
-            raise ValueError(f"tune of row {cell.row} lacks the row's own values of {options}: add them")
-
-
-def _choice(table: Table, found: Sequence[Candidate]) -> dict[str, Any]:
-    """The content of ``tuned.yaml``."""
-    grid: list[dict[str, Any]] = []
-    chosen: dict[str, dict[str, Values]] = {}
-    edges: list[list[str]] = []
-    results = {id(each): each.results(math.inf if each.stopped is None else each.stopped) for each in found}
-    for (row, setting), rivals in in_places(found).items():
-        ranks = {id(rival): rival.rank(results[id(rival)]) for rival in rivals}
-        best = min((rival for rival in rivals if rival.stopped is None), key=lambda rival: ranks[id(rival)])
-        if ranks[id(best)] == (math.inf, math.inf):
-            place = f"row {row}" + f" in {setting}" * bool(setting)
-            raise ValueError(f"every configuration of {place} diverged: add smaller values to its tune")
-        chosen.setdefault(row, {})[setting] = dict(best.values)
-        tried = table.rows[row].tune
-        edges += [[row, setting, option] for option, value in best.values.items() if at_edge(value, tried[option])]
-        for rival in rivals:
-            rounds, score = ranks[id(rival)]
-            line: dict[str, Any] = {"row": row, "setting": setting, **rival.values}
-            line |= {"validation": sign(results[id(rival)]) * score, "rounds_to_target": rounds}
-            line |= {"diverged": any(result.diverged for result in results[id(rival)]), "chosen": rival is best}
-            line |= {} if rival.stopped is None else {"stopped": rival.stopped}
-            grid.append({name: value for name, value in line.items() if value not in (math.inf, -math.inf)})
-    searches = [
-        {"row": row, "setting": setting, "settings": _digest(rivals), **_cost([results[id(rival)] for rival in rivals])}
-        for (row, setting), rivals in in_places(found).items()
+def studies_of(table: Table, out: Path, extra: Sequence[str]) -> dict[tuple[str, str], Study]:
+    """A study for each row with ``tune`` in each column. Other rows take part in the table with their defaults."""
+    places = [
+        (row, column)
+        for column in table.columns
+        for row, part in table.rows.items()
+        if part.tune.keys() - part.columns.get(column, {})
     ]
-    content = {"table": table.name, "seeds": list(table.tuning_seeds), "chosen": chosen, "edges": edges, "searches": searches}
-    return content | {"cost": _total(searches), "grid": grid}
+    if not places:
+        raise ValueError(f"--tune: no row of {table.name} has tune, the values to try: tune: {{model.optimizer.lr: [0.01, 0.1]}}")
+    return {(row, column): Study(table, row, column, out, extra) for row, column in places}
 
 
-def _cost(results: Sequence[Sequence[Result]]) -> dict[str, float]:
-    facts = [result.facts for each in results for result in each if result.rounds]
-    cost: dict[str, float] = {"runs": sum(map(len, results)), "rounds": sum(fact.rounds for fact in facts)}
-    return cost | {"seconds": sum(fact.seconds for fact in facts), "bytes": sum(fact.total_bytes for fact in facts)}
+def tune(table: Table, out: Path, extra: Sequence[str], fill: Fill) -> None:
+    """Search, and write the choices into ``out``. Choices for rows and columns outside of ``table`` (``--only``) stay."""
+    studies = studies_of(table, out, extra)
+    todo = {run: study for study in studies.values() for run in study.todo()}
+    if failed := fill(table, list(todo), lambda run: todo[run].stops(run)) if todo else ():
+        raise ValueError(
+            f"{len(failed)} of {len(todo)} runs of the search failed, the first, {failed[0].run.name}: {failed[0].error}"
+        )
+    assert not [run for study in studies.values() for run in study.todo()]
+    found = _searches(table, out / FILE) if (out / FILE).is_file() else {}
+    found |= {place: study.result() for place, study in studies.items()}
+    searches = [{"row": row, "column": column, **search} for (row, column), search in found.items()]
+    write_yaml(out / FILE, {"table": table.name, "seed": max(table.file.seeds) + 1, "searches": searches})
 
 
-def _total(searches: Sequence[Mapping[str, Any]]) -> dict[str, float]:
-    return {name: sum(search[name] for search in searches) for name in ("runs", "rounds", "seconds", "bytes")}
+def _searches(table: Table, path: Path) -> dict[tuple[str, str], dict[str, Any]]:
+    """The searches in a file by row and column."""
+    try:
+        searches = {(search.pop("row"), search.pop("column")): search for search in load_yaml(path)["searches"]}
+    except (KeyError, TypeError, AttributeError) as error:
+        raise ValueError(f"{path} is damaged ({type(error).__name__}: {error}): delete it, and give --tune again") from None
+    return {
+        (row, column): search
+        for (row, column), search in searches.items()
+        if row in table.file.rows and column in table.file.columns
+    }
 
 
-def _digest(rivals: Sequence[Candidate]) -> str:
-    """Equal for searches with the same settings, values to try and seeds in a row and a setting."""
-    cell, seeds = rivals[0].runs[0], rivals[0].arm.tuning_seeds
-    config = resolved(cell, cell.common_arguments)
-    settings = {} if config is None else settings_of(config)  # with the first values of the grid, whatever the row's own are
-    return digest({"settings": settings, "grid": [rival.values for rival in rivals], "seeds": seeds})
-
-
-def _others(table: Table, found: Sequence[Candidate], path: Path) -> dict[str, Any]:
-    """The content of an earlier file about the table's rows and settings outside the selection (``--only``)."""
-    if not path.is_file():
-        return {}
-    searched = in_places(found)
-    with _readable(path):
-        content = _of_table(path, table)
-
-        def kept(row: str, setting: str) -> bool:
-            return row in table.all_rows and setting in table.all_settings and (row, setting) not in searched
-
-        lines = [line for line in content["grid"] if kept(line["row"], line["setting"])]
-        searches = [line for line in content.get("searches", ()) if kept(line["row"], line["setting"])]
-        if lines and not searches:
-            raise ValueError(
-                f"{path}, of an earlier version, has no costs of the rows outside --only: give --tune without --only"
-            )
-        chosen = {row: {s: v for s, v in values.items() if kept(row, s)} for row, values in content["chosen"].items()}
-        edges = [edge for edge in content["edges"] if kept(*edge[:2])]
-    return {"chosen": chosen, "edges": edges, "searches": searches, "grid": lines}
-
-
-def _with_others(content: dict[str, Any], others: Mapping[str, Any]) -> dict[str, Any]:
-    """The choice, together with an earlier one for other rows and settings."""
-    joint = {name: [*others.get(name, ()), *content[name]] for name in ("edges", "searches", "grid")}
-    before, now = others.get("chosen", {}), content["chosen"]
-    chosen = {row: {**before.get(row, {}), **now.get(row, {})} for row in {**before, **now}}
-    chosen = {row: values for row, values in chosen.items() if values}
-    return {**content, **joint, "chosen": chosen, "cost": _total(joint["searches"])}
-
-
-def at_edge(value: Any, tried: Sequence[Any]) -> bool:
-    """Whether a chosen number is the smallest or the largest of those tried."""
-    numbers = [other for other in tried if isinstance(other, int | float)]
-    return len(numbers) > 1 and value in (min(numbers), max(numbers))
-
-
-def with_choice(table: Table, *files: Path, extra: Sequence[str] = ()) -> Table:
+def with_choices(table: Table, *files: Path, extra: Sequence[str] = ()) -> Table:
     """The table with the values that ``--tune`` chose, from the first of these files that exists.
 
-    Args:
-        table: the table.
-        files: written by ``--tune``.
-        extra: the user's own arguments. A search with other settings than theirs and the table's is an error.
+    A search with other settings, values or seeds than those of the table and of ``extra``, the user's own arguments, is an error.
     """
     path = next((path for path in files if path.is_file()), None)
     if path is None or not any(part.tune for part in table.rows.values()):
         return table
-    with _readable(path):
-        content = _of_table(path, table)
-        rows = dict(table.rows)
-        for row, by_setting in content["chosen"].items():
-            for setting, values in by_setting.items():
-                if row in rows:
-                    rows[row] = with_values(rows[row], setting, values)
-        searched = {(line["row"], line["setting"]): line["settings"] for line in content.get("searches", ())}
-        tuned = replace(table, rows=rows, tuned=(_told(content),), grid=_grid(content))
-    for place, rivals in in_places(candidates(table, path.parent, extra) if searched else []).items():
-        if searched.get(place, now := _digest(rivals)) != now:
-            raise ValueError(
-                f"{path}: the search for {joined(*place)} had other settings, values to try or seeds than the table with the options after "
-                "--: put them back, or give --tune again"
+    rows, searches = dict(table.rows), _searches(table, path)
+    for (row, column), search in searches.items():
+        if row in rows and column in table.columns:
+            if Study(table, row, column, path.parent, extra).settings != search["settings"]:
+                raise ValueError(
+                    f"{path}: the search for {joined(row, column)} had other settings, values to try or seeds than the table with the "
+                    "options after --: put them back, or give --tune again"
+                )
+            rows[row] = with_values(rows[row], column, next(line["values"] for line in search["grid"] if line["chosen"]))
+    return replace(table, rows=rows, search=_told(searches, max(table.file.seeds) + 1))
+
+
+def _told(searches: Mapping[tuple[str, str], Mapping[str, Any]], seed: int) -> Search:
+    """The searches for the report: a sentence, and all configurations as a table, in which choices at the edge of the grid are marked."""
+    lines, chosen = [], []
+    for (row, column), search in searches.items():
+        for line in search["grid"]:
+            shown = dict(line["values"])
+            for option, value in shown.items():
+                numbers = {number for each in search["grid"] if isinstance(number := each["values"][option], int | float)}
+                if line["chosen"] and len(numbers) > 1 and value in (min(numbers), max(numbers)):
+                    shown[option] = f"{value} (edge of the grid)"
+            if line["chosen"] and shown:
+                chosen.append(f"{joined(row, column)}: {', '.join(f'{option} {value}' for option, value in shown.items())}")
+            score = figure(line["validation"]) if "validation" in line else "diverged"
+            rounds = f"{line['rounds_to_target']:.4g}" if "rounds_to_target" in line else ""
+            end = "yes" if line["chosen"] else "stopped early" if line.get("stopped") else ""
+            lines.append(
+                {"": row, "setting": column, **shown, "validation": score, "rounds to the target": rounds, "chosen": end}
             )
-    return tuned
-
-
-def _of_table(path: Path, table: Table) -> Any:
-    content = load_yaml(path)
-    if content["table"] != table.name:
-        raise ValueError(f"{path} belongs to table {content['table']}, not to {table.name}: delete it, or choose another --out")
-    return content
-
-
-@contextmanager
-def _readable(path: Path) -> Iterator[None]:
-    """Report the first fault of a file in one line."""
-    try:
-        yield
-    except (KeyError, TypeError, AttributeError) as error:
-        raise ValueError(f"{path} is damaged ({type(error).__name__}: {error}): delete it, and give --tune again") from None
-
-
-def _told(content: Mapping[str, Any]) -> str:
-    edges, cost = {tuple(edge) for edge in content["edges"]}, content["cost"]
-    chosen = "; ".join(
-        f"{joined(row, setting)}: "
-        + ", ".join(
-            f"{name} {value}" + " (at the edge of the grid)" * ((row, setting, name) in edges) for name, value in values.items()
-        )
-        for row, by_setting in content["chosen"].items()
-        for setting, values in by_setting.items()
-        if values
-    )
-    spent = f"{cost['runs']} runs, {cost['rounds']:,} rounds, {clock(cost['seconds'])} and {human(cost['bytes'])}"
-    return f"Tuned on seed {', '.join(map(str, content['seeds']))} by the clients' validation data: {chosen}. The search took {spent}."
-
-
-def _grid(content: Mapping[str, Any]) -> str:
-    """The whole grid as a table, with chosen values at its edge marked."""
-    lines, edges = content["grid"], {tuple(edge) for edge in content["edges"]}
-
-    def value(line: Mapping[str, Any], option: str) -> str:
-        at_the_edge = line["chosen"] and (line["row"], line["setting"], option) in edges
-        return f"{line.get(option, '')}" + " (edge of the grid)" * at_the_edge
-
-    facts = ("row", "setting", "validation", "rounds_to_target", "diverged", "chosen", "stopped")
-    options = [name for name in dict.fromkeys(name for line in lines for name in line) if name not in facts]
-    shown = {
-        "Row": [line["row"] for line in lines],
-        "Setting": [line["setting"] for line in lines],
-        **{name: [value(line, name) for line in lines] for name in options},
-        "Validation": ["diverged" if line["diverged"] else figure(line["validation"]) for line in lines],
-        "Rounds to the target": [f"{line['rounds_to_target']:.4g}" if "rounds_to_target" in line else "" for line in lines],
-        "Stopped after round": [line.get("stopped", "") for line in lines],
-        "Chosen": [line["chosen"] for line in lines],
-    }
-    filled = {name: values for name, values in shown.items() if any(value != "" for value in values)}
-    return markdown(list(filled), zip(*filled.values(), strict=True))
+    runs, rounds, seconds, sent = (sum(search[name] for search in searches.values()) for name in ("runs", *COSTS))
+    told = f"Tuned on seed {seed} by the clients' validation data: {'; '.join(chosen)}. "
+    told += f"The search took {runs} runs, {rounds:,} rounds, {clock(seconds)} and {human(sent)}."
+    return Search(told, pandas.DataFrame(lines).fillna("").set_index(""))

@@ -7,84 +7,56 @@ square root of the paper's number of trials, if the table states it), and our va
 paper used one split or does not say. The degrees of freedom are Welch's, with the paper's ± as known.
 
 Gains over the compared row are the primary figures, because arms share seeds and splits. A gain is reproduced only if our paired 95 %
-interval also excludes 0, whatever the confidence of the table's intervals. Its margin is at most half of the published gain. Rounds to a
-target are compared as log ratios; the margin is a ratio, and a seed that missed the target counts as a lower bound. Such bounds vary less
-than the true rounds, so their interval alone would contradict a paper whose figure is just within the margin in up to 24 % of cases with
-two seeds and 12 % with three, and not in 2.5 %. If a seed missed the target, a figure is therefore contradicted only if each seed also
-needs more than the margin squared times the published rounds: then in 4 and 2.5 %, if a standard deviation over seeds is a factor as large
-as the margin.
+interval also excludes 0. Its margin is at most half of the published gain. Rounds to a target are compared as log ratios; the margin is a
+ratio, and a seed that missed the target counts as a lower bound. Such bounds vary less than the true rounds, so their interval alone would
+contradict a paper whose figure is just within the margin in up to 24 % of cases with two seeds and 12 % with three, and not in 2.5 %. If a
+seed missed the target, a figure is therefore contradicted only if each seed also needs more than the margin squared times the published
+rounds: then in 4 and 2.5 %, if a standard deviation over seeds is a factor as large as the margin.
 
 No verdict is shown before all seeds of the table's file have finished, and runs with further seeds do not count: whoever may add seeds
 until a verdict pleases errs more often. An arm with a diverged seed, and runs with other settings than the table's, are not judged. Bytes
-do not depend on random draws: they are reproduced within one per cent, and undecided if no run tells them, as private runs do not.
-Seconds depend on the machine and are not judged.
+do not depend on random draws, and have a margin of one per cent. Seconds depend on the machine and are not judged.
 """
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from typing import NamedTuple
 
+import pandas
 from scipy import special
 
-from flcog.commands.compare.paired import Estimate, estimate
-from flcog.commands.compare.plan import Table
 from flcog.commands.compare.published import OF_TWO_ROWS, Figure, Quantity
 from flcog.commands.compare.result_table import ResultTable
-from flcog.commands.compare.results import Result
-from flcog.commands.compare.savings import saving
+from flcog.commands.compare.statistics import Estimate, estimate
 
 REPRODUCED, CONTRADICTED, UNDECIDED = "reproduced", "contradicted", "undecided"
 NOT_RUN, NOT_JUDGED, NO_MARGIN, DIVERGED, OTHER = "not run", "not judged", "no margin", "diverged", "other settings"
-CONFIDENCE = 0.95
-"""Of the interval of a gain that has to exclude 0."""
 BYTES_AGREE = 0.01
 Interval = tuple[float, float]
 
 
-@dataclass(frozen=True)
-class Gap:
-    """Our figure minus the published one, with its intervals.
+class Ours(NamedTuple):
+    """Our figure: the estimate that is judged (of logarithms for rounds), the mean (NaN for a lower bound), and both as text.
 
-    Args:
-        narrow: the 90 % interval, for the two one-sided tests.
-        wide: the 95 % interval.
-        least: our smallest seed minus the published figure, if some seeds are lower bounds; else None.
+    ``least`` is the smallest seed, if some seeds are lower bounds.
     """
 
-    narrow: Interval
-    wide: Interval
+    judged: Estimate
+    mean: float
+    bound: str = ""
     least: float | None = None
 
-    def mark(self, margin: float) -> str:
-        """The verdict with this margin."""
-        if -margin <= self.narrow[0] and self.narrow[1] <= margin:
-            return REPRODUCED
-        return CONTRADICTED if self.wide[0] > margin or self.wide[1] < -margin else UNDECIDED
 
-
-@dataclass(frozen=True)
-class Verdict:
-    """A published figure beside ours.
-
-    Args:
-        row, column, quantity: its place. A gain is the difference from the compared row.
-        published: the paper's figure.
-        ours: the mean over the table's seeds; None for rounds to a target that some seed missed.
-        text: our result if it is no number.
-        interval: the 95 % interval of ours minus the published figure, for rounds of their ratio; None without one.
-        mark: the verdict, or the reason for its absence.
-        exploratory: whether a seed was seen before the rule was fixed.
-    """
+class Verdict(NamedTuple):
+    """A published figure beside ours."""
 
     row: str
-    column: str
+    view: str
     quantity: Quantity
     published: Figure
-    ours: Estimate | None
-    text: str
-    interval: Interval | None
-    mark: str
-    exploratory: bool = False
+    ours: Ours
+    interval: Interval | None  # the 95 % interval of ours minus the published figure, for rounds of their ratio
+    mark: str  # the verdict, or the reason for its absence
+    exploratory: bool = False  # whether a seed was seen before the rule was fixed
 
     @property
     def shown(self) -> str:
@@ -93,92 +65,87 @@ class Verdict:
         return f"{self.mark} (exploratory)" if judged and self.exploratory else self.mark
 
 
-def judge(ours: Estimate, confidence: float, published: float, error: float = 0.0, over_splits: bool = False) -> Gap:
-    """Compare our mean with a published figure.
+def gap(ours: Estimate, published: float, error: float = 0.0, over_splits: bool = False) -> tuple[Interval, Interval]:
+    """The 90 % and the 95 % interval of our mean minus a published figure, whose standard ``error`` counts as known.
 
-    Args:
-        ours: our mean with its interval.
-        confidence: of this interval.
-        published: the figure.
-        error: the standard error of the published figure, which counts as known.
-        over_splits: whether to add our variance over seeds, which draw splits, to the variance of the published figure.
+    With ``over_splits`` our variance over seeds, which draw splits, is added to the variance of the published figure.
     """
-    difference, freedom = ours.mean - published, float(ours.count - 1)
-    per_mean = (ours.half / float(special.stdtrit(freedom, (1 + confidence) / 2))) ** 2
-    own = per_mean * (1 + over_splits * ours.count)
+    difference, own = ours.mean - published, ours.error**2 * (1 + over_splits * ours.count)
     variance = own + error**2
-    freedom = 1e9 if own == 0 else min(1e9, variance**2 / (own**2 / freedom))
+    freedom = 1e9 if own == 0 else min(1e9, variance**2 / (own**2 / (ours.count - 1)))
     halves = [float(special.stdtrit(freedom, quantile)) * math.sqrt(variance) for quantile in (0.95, 0.975)]
     narrow, wide = ((difference - half, difference + half) for half in halves)
-    return Gap(narrow, wide)
+    return narrow, wide
+
+
+def mark_of(narrow: Interval, wide: Interval, margin: float) -> str:
+    """The verdict on a difference with these intervals."""
+    if -margin <= narrow[0] and narrow[1] <= margin:
+        return REPRODUCED
+    return CONTRADICTED if wide[0] > margin or wide[1] < -margin else UNDECIDED
 
 
 def verdicts(filled: ResultTable) -> list[Verdict]:
     """The verdicts on all published figures, gains first, by the seeds of the table's file."""
-    filled = filled.on_planned_seeds(CONFIDENCE)
+    filled = filled.on_planned_seeds()
     found = [
-        _verdict(filled, row, column, quantity, figure)
-        for column in filled.columns
+        _verdict(filled, row, view, quantity, figure)
+        for view in filled.views
         for row in filled.table.published
-        for quantity, figure in _with_gain(filled, row, column).items()
+        if row in filled.table.rows
+        for quantity, figure in _with_gain(filled, row, view).items()
     ]
     return sorted(found, key=lambda verdict: verdict.quantity != "gain")
 
 
-def _with_gain(filled: ResultTable, row: str, column: str) -> dict[Quantity, Figure]:
+def _with_gain(filled: ResultTable, row: str, view: str) -> dict[Quantity, Figure]:
     """The published figures of a cell, with the gain over the compared row if the paper has both scores."""
-    published, against = filled.table.published, filled.table.against[row]
-    figures = dict(published[row].get(column, {}))
-    other = published.get(against, {}).get(column, {}).get("score")
-    mine = figures.get("score")
+    against = filled.table.against[row]
+    figures = dict(filled.table.figures(row, view))
+    mine, other = figures.get("score"), filled.table.figures(against, view).get("score")
     if mine is not None and other is not None and row != against and "gain" not in figures:
         spreads = [figure.spread for figure in (mine, other) if figure.spread is not None]
-        error = math.hypot(*spreads) if spreads else None
-        figures["gain"] = Figure(mine.value - other.value, error, rounding=mine.rounding + other.rounding)
+        figures["gain"] = Figure(mine.value - other.value, math.hypot(*spreads) if spreads else None)
     return figures
 
 
-def _verdict(filled: ResultTable, row: str, column: str, quantity: Quantity, figure: Figure) -> Verdict:
-    table, runs = filled.table, [result for result in filled.of(row, column) if result.finished]
-    concerned = runs + (filled.of(table.against[row], column) if quantity in OF_TWO_ROWS else [])
-    ours, text, judged = _compared(filled, row, column, quantity, figure)
-    mark = _reason(filled, row, column, quantity, concerned)
-    if not mark and quantity == "bytes" and ours is not None:
-        agree = abs(ours.mean - figure.value) <= BYTES_AGREE * figure.value
-        mark = UNDECIDED if not ours.count else REPRODUCED if agree else CONTRADICTED
-    margin = _margin(filled, quantity, figure)
+def _verdict(filled: ResultTable, row: str, view: str, quantity: Quantity, figure: Figure) -> Verdict:
+    table, logs = filled.table, quantity == "rounds"
+    if not filled.of(row, view).finished.any():
+        return Verdict(row, view, quantity, figure, Ours(estimate([]), math.nan), None, NOT_RUN)
+    ours = _ours(filled, row, view, quantity)
+    value, spread = (math.log(figure.value), (figure.spread or 0) / figure.value) if logs else (figure.value, figure.spread or 0)
+    found = None
+    if ours.judged.count > 1 and not (quantity == "saved" and (ours.bound or figure.beyond)):
+        found = gap(ours.judged, value, spread / math.sqrt(table.trials), table.varies_split)
+    mark, margin = _reason(filled, row, view, quantity), _margin(filled, quantity, figure)
     if not mark and margin is None:
-        mark = NOT_JUDGED if quantity == "gain" and figure.value == 0 and table.margins else NO_MARGIN
-    if not mark and margin is not None:
-        mark = judged.mark(margin + (figure.within or figure.rounding) * (quantity != "rounds")) if judged else UNDECIDED
-        if quantity == "rounds":
-            mark = _with_bounds(mark, figure, judged, margin)
-        if quantity == "gain" and figure.value and mark == REPRODUCED and ours is not None and ours.low <= 0 <= ours.high:
+        mark = NOT_JUDGED if quantity == "gain" and figure.value == 0 and table.margin else NO_MARGIN
+    elif not mark and margin is not None:
+        mark = mark_of(*found, margin + figure.within) if found else UNDECIDED
+        if found and logs:
+            mark = _with_bounds(mark, figure, *found, margin, None if ours.least is None else ours.least - value)
+        elif quantity == "gain" and figure.value and mark == REPRODUCED and ours.judged.low <= 0 <= ours.judged.high:
             mark = UNDECIDED
-    interval = None if judged is None else judged.wide
-    if interval is not None and quantity == "rounds":
-        interval = (math.exp(interval[0]), math.exp(interval[1]))
-    seen = any(run.seed in table.exploratory for run in runs)
-    return Verdict(row, column, quantity, figure, ours, text, interval, mark, seen)
+    interval = found and ((math.exp(found[1][0]), math.exp(found[1][1])) if logs else found[1])
+    seen = bool(filled.of(row, view).seed.isin(table.exploratory).any())
+    return Verdict(row, view, quantity, figure, ours, interval, mark, seen)
 
 
-def _reason(filled: ResultTable, row: str, column: str, quantity: Quantity, runs: Sequence[Result]) -> str:
+def _reason(filled: ResultTable, row: str, view: str, quantity: Quantity) -> str:
     """The reason against a verdict; empty if there is none."""
-    planned = len(filled.table.planned)
-    arms = [row, filled.table.against[row]] if quantity in OF_TWO_ROWS else [row]
-    done = [sum(run.finished for run in filled.of(arm, column)) for arm in arms]
-    if not filled.of(row, column) or not done[0]:
-        return NOT_RUN
+    planned = len(filled.table.file.seeds)
+    arms = [filled.of(name, view) for name in ([row, filled.table.against[row]] if quantity in OF_TWO_ROWS else [row])]
+    done = [int(arm.finished.sum()) for arm in arms]
     if quantity == "seconds":
         return NOT_JUDGED
-    if any(run.facts.other for run in runs):
+    if any((arm.other != "").any() for arm in arms):
         return OTHER
-    if any(run.diverged for run in runs):
+    if any(arm.diverged.any() for arm in arms):
         return DIVERGED
-    least = min(done)
-    if quantity == "bytes" or least == planned > 1:
+    if min(done) == planned > 1:
         return ""
-    return f"{least} of {planned} seeds" if least < planned else "one seed"
+    return f"{min(done)} of {planned} seeds" if min(done) < planned else "one seed"
 
 
 def _margin(filled: ResultTable, quantity: Quantity, figure: Figure) -> float | None:
@@ -186,7 +153,9 @@ def _margin(filled: ResultTable, quantity: Quantity, figure: Figure) -> float | 
 
     A published range is itself the margin if 0 is its middle.
     """
-    margin = filled.table.margins.get("score" if quantity == "gain" else quantity)
+    if quantity == "bytes":
+        return BYTES_AGREE * figure.value
+    margin = filled.table.margin.get("score" if quantity == "gain" else quantity)
     if margin is None:
         return None
     if quantity == "gain":
@@ -194,67 +163,47 @@ def _margin(filled: ResultTable, quantity: Quantity, figure: Figure) -> float | 
     return math.log(margin) if quantity == "rounds" else margin
 
 
-def _compared(
-    filled: ResultTable, row: str, column: str, quantity: Quantity, figure: Figure
-) -> tuple[Estimate | None, str, Gap | None]:
-    """Our figure, its text if it is no number, and its difference from the published one."""
-    table = filled.table
-    runs = [run for run in filled.of(row, column) if run.finished]
+def _ours(filled: ResultTable, row: str, view: str, quantity: Quantity) -> Ours:
+    runs = filled.of(row, view)
+    runs = runs[runs.finished]
     if quantity == "rounds":
-        return _rounds(table, runs, figure)
+        return _rounds(runs)
     if quantity == "saved":
-        found = saving(filled, row, column)
+        found, missed = filled.saving(row, view), int((runs.targets.map(len) == 0).sum())
         if found is None or not found.percent.count:
-            missed = [run for run in runs if not run.targets]
-            text = f"target not reached ({len(missed)} of {len(runs)} seeds)" if missed else ""
-            return None if missed else estimate([], table.confidence), text, None
-        ours = found.percent
-        if found.beyond or figure.beyond:
-            return (None, f"> {ours.mean:.1f} %", None) if found.beyond else (ours, "", None)
-    elif quantity == "gain":
-        comparison = filled.comparisons(column).get(row)
-        ours = estimate([], table.confidence) if comparison is None else comparison.difference
+            return Ours(estimate([]), math.nan, f"target not reached ({missed} of {len(runs)} seeds)" if missed else "")
+        return Ours(found.percent, found.percent.mean, f"> {found.percent.mean:.1f} %" if found.beyond else "")
+    if quantity == "gain":
+        comparison = filled.comparisons(view).get(row)
+        ours = estimate([]) if comparison is None else comparison.difference
     elif quantity == "score":
-        ours = filled.estimate(row, column)
+        ours = filled.estimate(row, view)
     else:
-        values = [run.facts.seconds if quantity == "seconds" else run.facts.total_bytes for run in runs]
-        return estimate([value for value in values if not math.isnan(value)], table.confidence), "", None
-    return ours, "", _gap(table, ours, figure.value, figure.spread or 0)
+        ours = estimate(runs["seconds" if quantity == "seconds" else "total_bytes"].dropna().tolist())
+    return Ours(ours, ours.mean)
 
 
-def _gap(table: Table, ours: Estimate, published: float, spread: float) -> Gap | None:
-    """Our mean minus the paper's, whose ± is ``spread``. None for fewer than two seeds."""
-    if ours.count < 2:
-        return None
-    return judge(ours, table.confidence, published, spread / math.sqrt(table.trials), table.varies_split)
-
-
-def _rounds(table: Table, runs: Sequence[Result], figure: Figure) -> tuple[Estimate | None, str, Gap | None]:
-    """Rounds to a target, compared as log ratios. A seed that missed the target counts with its last round, a lower bound.
-
-    The paper's ± of a logarithm is its relative ±.
-    """
-    targets = {target for run in runs for target in run.targets}
+def _rounds(runs: pandas.DataFrame) -> Ours:
+    """Rounds to a target. A seed that missed it counts with its last round, a lower bound."""
+    targets = {target for reached in runs.targets for target in reached}
     if len(targets) > 1:
-        return None, f"{len(targets)} targets", None
+        return Ours(estimate([]), math.nan, f"{len(targets)} targets")
     (target,) = targets or {""}
-    reached = [run.targets[target][0] for run in runs if target in run.targets]
-    needed = [run.targets[target][0] if target in run.targets else max(1, run.spent[0]) for run in runs]
-    logs = estimate([math.log(value) for value in needed], table.confidence)
-    judged = _gap(table, logs, math.log(figure.value), (figure.spread or 0) / figure.value)
-    if len(reached) < len(runs):
-        judged = judged and replace(judged, least=math.log(min(needed) / figure.value))
-        short = min(run.spent[0] for run in runs if target not in run.targets)
-        return None, f"> {short} ({len(reached)} of {len(runs)} seeds reached it)", judged
-    return estimate(reached, table.confidence), "", judged
+    reached = [found[target].rounds for found in runs.targets if target in found]
+    missed = [spent.rounds for found, spent in zip(runs.targets, runs.spent, strict=True) if target not in found]
+    logs = [math.log(max(1, rounds)) for rounds in (*reached, *missed)]
+    if not missed:
+        return Ours(estimate(logs), estimate(reached).mean)
+    bound = f"> {min(missed)} ({len(reached)} of {len(runs)} seeds reached it)"
+    return Ours(estimate(logs), math.nan, bound, min(logs))
 
 
-def _with_bounds(mark: str, figure: Figure, judged: Gap | None, margin: float) -> str:
-    """The verdict on rounds if ours or the paper's are only lower bounds."""
-    if judged is None or (judged.least is None and not figure.beyond):
+def _with_bounds(mark: str, figure: Figure, narrow: Interval, wide: Interval, margin: float, least: float | None) -> str:
+    """The verdict on rounds if ours or the paper's are only lower bounds. ``least`` is our smallest seed minus the figure."""
+    if least is None and not figure.beyond:
         return mark
-    if figure.beyond and judged.narrow[0] >= -margin:
+    if figure.beyond and narrow[0] >= -margin:
         return REPRODUCED
-    if judged.least is None:
-        return CONTRADICTED if judged.wide[1] < -margin else UNDECIDED
-    return CONTRADICTED if not figure.beyond and judged.wide[0] > margin and judged.least > 2 * margin else UNDECIDED
+    if least is None:
+        return CONTRADICTED if wide[1] < -margin else UNDECIDED
+    return CONTRADICTED if not figure.beyond and wide[0] > margin and least > 2 * margin else UNDECIDED

@@ -8,7 +8,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from flcog.commands.compare.folder import CellFolder
 from flcog.core.masking import masked
 from flcog.core.monitor import lower_is_better, main_metric
 from flcog.run.checkpoint import peek
@@ -95,7 +94,5 @@ def read_run(directory: Path) -> RunFiles:
         raise ValueError(f"{table} has no rows to report on" + (f": {damage}" if damage else ""))
     if damage:
         print(f"{table}: {damage}; the page shows the {len(rows):,} rows before it", file=sys.stderr, flush=True)
-    elif altered := CellFolder(directory.resolve().parent).damage:  # a run of flcog compare
-        print(f"{altered}. The page shows the altered rows", file=sys.stderr, flush=True)
     rows = [{name: _drawable(value) for name, value in row.items()} for row in rows]
     return RunFiles(directory, directory.resolve().name, rows, masked(read_record(directory)), masked(read_config(directory)))

@@ -17,7 +17,7 @@ from flcog.callbacks.fedwalk.fedwalk import FedWalk
 from flcog.callbacks.fedwalk.leash import leash_rows
 from flcog.callbacks.fedwalk.leash_pretraining import LeashPretraining
 from flcog.commands.cli import main
-from flcog.commands.compare.table_file import read_table
+from flcog.commands.compare.table import read_table
 from flcog.datamodules import ImageFolders
 from flcog.datamodules import leash_classes as classes
 from flcog.schedules import Piecewise

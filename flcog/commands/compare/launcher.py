@@ -1,0 +1,163 @@
+"""Trains the runs of a table as processes of this machine, several at a time. A run that was interrupted is resumed from its last round."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Sequence
+from types import FrameType
+from typing import IO, NamedTuple
+
+from flcog.commands.compare.runs import OUT_REMEDY, OUTPUT, Run
+from flcog.core import signals
+from flcog.core.child_processes import started_by_us
+from flcog.core.fabric import num_cores
+from flcog.core.files import RUN_REMEDY, clear_errors, make_folder
+from flcog.core.writer_lock import WriterLock
+
+NOT_FINITE = "is NaN or infinite"
+"""A part of the error of a run whose model has diverged."""
+
+StopEarly = Callable[[Run], bool]
+"""Whether to stop a run that is being trained, because others are better."""
+
+
+class Ended(NamedTuple):
+    """The end of a run: its error, which is empty if it has finished or was stopped early, and its seconds."""
+
+    run: Run
+    error: str
+    seconds: float
+
+
+class Launcher(ABC):
+    """Trains runs, as many ``jobs`` at a time."""
+
+    every = 0.2
+    """Seconds between two looks at the runs."""
+    outlives = False
+    """Whether runs continue after a signal has stopped this process."""
+
+    def __init__(self, jobs: int) -> None:
+        self.jobs, self.signal = jobs, 0
+        """The signal that has stopped it; 0 for none."""
+        self.running: dict[Run, float] = {}
+        """The runs that are being trained, with the times of their beginnings."""
+        self._terminals = signals.terminals()
+
+    def run(self, todo: Sequence[Run], stop_early: StopEarly) -> Iterator[Ended]:
+        """Train the runs, and yield each at its end."""
+        waiting = list(todo)
+        try:
+            while (self.running or waiting) and not (self.signal and (self.outlives or not self.running)):
+                while waiting and len(self.running) < self.jobs and not self.signal:
+                    run = waiting.pop(0)
+                    with clear_errors(run.folder, OUT_REMEDY):
+                        make_folder(run.folder)
+                    self.running[run] = time.monotonic()
+                    self.begin(run)
+                for run, began in list(self.running.items()):
+                    if early := stop_early(run):
+                        self.end(run)
+                    if (error := self.look(run)) is not None:
+                        del self.running[run]
+                        if run.finished or not self.signal:
+                            yield Ended(run, "" if early else error, time.monotonic() - began)
+                time.sleep(self.every)
+        finally:
+            for run in () if self.outlives else tuple(self.running):
+                self.end(run)
+
+    def stop(self, number: int, _: FrameType | None) -> None:
+        """Handle a signal: start no more runs."""
+        self.signal = number
+        if number == signal.SIGHUP:
+            signals.leave_dead_terminals(self._terminals)
+
+    @abstractmethod
+    def begin(self, run: Run) -> None:
+        """Start or resume a run."""
+
+    @abstractmethod
+    def look(self, run: Run) -> str | None:
+        """None while a run is being trained, then its error, or an empty text."""
+
+    @abstractmethod
+    def end(self, run: Run) -> None:
+        """Stop a run that is being trained."""
+
+
+class LocalLauncher(Launcher):
+    """Runs each run as a process of this machine. The processes share the cores, and a GPU if there is one."""
+
+    def __init__(self, jobs: int) -> None:
+        super().__init__(jobs)
+        self._locks: dict[Run, WriterLock] = {}
+        self._processes: dict[Run, subprocess.Popen[bytes]] = {}
+        self._refused: dict[Run, str] = {}
+        self._interrupts = 0
+
+    def begin(self, run: Run) -> None:
+        self._locks[run] = WriterLock()
+        if error := self._locks[run].take(run.folder):  # another comparison fills the same table
+            self._refused[run] = error
+        elif not run.finished:
+            with (run.folder / OUTPUT).open("ab") as output:
+                process = start(
+                    run, max(1, num_cores() // self.jobs), output, process_group=0
+                )  # a Ctrl-C comes through `stop`, once
+            self._processes[run] = process
+            if self.signal:  # it came before `stop` knew this process
+                process.send_signal(self.signal)
+
+    def look(self, run: Run) -> str | None:
+        process = self._processes.get(run)
+        if process is not None and process.poll() is None:
+            return None
+        self._locks.pop(run).release()
+        return self._refused.pop(run, "") if process is None else conclude(run, self._processes.pop(run).returncode)
+
+    def stop(self, number: int, frame: FrameType | None) -> None:
+        """Pass a signal on to the current runs, which save and stop. The fourth Ctrl-C kills them."""
+        super().stop(number, frame)
+        self._interrupts += number == signal.SIGINT
+        for process in list(self._processes.values()):
+            process.send_signal(number) if self._interrupts < 4 else process.kill()
+        again = "; Ctrl-C again stops them at once" if number == signal.SIGINT else ""
+        signals.say(f"{signals.name(number)}: current runs are saved and stop, and no further runs start{again}")
+
+    def end(self, run: Run) -> None:
+        if process := self._processes.get(run):
+            process.terminate()
+            process.wait()
+
+
+def start(run: Run, threads: int, output: IO[bytes], process_group: int | None = None) -> subprocess.Popen[bytes]:
+    """Start the run's process, which ends together with this one."""
+    # -P: otherwise Python would import a random.py in the working directory instead of its own.
+    return subprocess.Popen(
+        [sys.executable, "-P", "-m", "flcog", *run.command, *(["--ckpt_path", "last"] if run.begun else [])],
+        stdin=subprocess.DEVNULL,
+        stdout=output,
+        stderr=subprocess.STDOUT,
+        env={"OMP_NUM_THREADS": str(threads), **os.environ, **started_by_us()},
+        process_group=process_group,
+    )
+
+
+def conclude(run: Run, code: int) -> str:
+    """Mark a run that has finished, by the exit status of its process. Returns its error, or an empty text."""
+    if code < 0:  # an error of Python's ends a process with a positive code
+        return f"killed by {signal.Signals(-code).name}" + " (often because memory ran out)" * (-code == signal.SIGKILL)
+    lines = (run.folder / OUTPUT).read_text(errors="replace").strip().splitlines() or [f"exit status {code}"]
+    diverged = bool(code) and NOT_FINITE in lines[-1]  # in round 1, too
+    if code and not diverged:
+        return lines[-1].removeprefix("flcog: error: ").replace(RUN_REMEDY, OUT_REMEDY)
+    if (saved := run.saved) is None:
+        return f"its command ended without a run in {run.folder}"
+    if not diverged and (pause := saved.paused_by):
+        return f"{pause} ended it after round {len(saved.rows)}; the same command without it continues it"
+    run.mark_finished(diverged)
+    return ""
