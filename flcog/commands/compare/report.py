@@ -1,7 +1,7 @@
 """Prints and writes a comparison: tables for people, and the same numbers as CSV, LaTeX and a figure."""
 
 import math
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -47,8 +47,9 @@ def report(table: Table, results: Sequence[Mapping[str, Any]], out: Path, by: By
     if not results:
         return
     frames = {"table.csv": numbers(filled), "differences.csv": differences(filled), "paper.csv": paper(judged)}
-    contents = {name: frame.to_csv(index=False, float_format="%.10g") for name, frame in frames.items() if len(frame)}
-    for name, content in (contents := {"table.md": f"{said}\n", "table.tex": latex(filled), **contents}).items():
+    contents = {"table.md": f"{said}\n", "table.tex": latex(filled)}
+    contents |= {name: frame.to_csv(index=False, float_format="%.10g") for name, frame in frames.items() if len(frame)}
+    for name, content in contents.items():
         with replacing(out / name, "w", OUT_REMEDY) as file:
             file.write(content)
     print(", ".join(str(path) for path in [*(out / name for name in contents), *draw_curves(filled, out, by)]))
@@ -84,10 +85,15 @@ def _markdown(frame: pandas.DataFrame) -> str:
 # Tables for people --------------------------------------------------------------------------------------------------------------------
 
 
+def _lines(lines: Iterable[Mapping[str, Any]]) -> pandas.DataFrame:
+    """A table of these lines, whose empty key is the row."""
+    frame = pandas.DataFrame(list(lines))
+    return frame.set_index("") if len(frame) else frame
+
+
 def _by_row(filled: ResultTable, columns: Mapping[str, Callable[[str], str]]) -> pandas.DataFrame:
     """A table with a line for each row, and columns with functions for their texts."""
-    rows = list(filled.table.rows)
-    return pandas.DataFrame({name: list(map(write, rows)) for name, write in columns.items()}, index=rows)
+    return pandas.DataFrame({name: {row: write(row) for row in filled.table.rows} for name, write in columns.items()})
 
 
 def overview(filled: ResultTable) -> pandas.DataFrame:
@@ -112,7 +118,7 @@ def in_view(filled: ResultTable, view: str) -> pandas.DataFrame:
         columns[f"rounds to {target}"] = partial(_rounds_to, filled, view, target)
     columns["rounds and bytes saved"] = partial(_saving, filled, view)
     for quantity, name in QUANTITIES.items():
-        columns["published " + name.replace("score", "")] = partial(_published, filled, view, quantity)
+        columns[f"published {name}".removesuffix(" score")] = partial(_published, filled, view, quantity)
     return _by_row(filled, columns)
 
 
@@ -236,42 +242,37 @@ def _time(filled: ResultTable, name: str, row: str) -> str:
 def _differences_text(filled: ResultTable) -> pandas.DataFrame:
     """The differences between rows, with 95 % intervals or the reason for their absence."""
 
-    def interval(line: Any) -> str:
-        if line.seeds == 1 or not line.high > line.low:
-            return "one seed: no interval" if line.seeds == 1 else f"the same with all {line.seeds} seeds: no interval"
-        return f"{number(line.low, filled.decimals[line.column])} to {number(line.high, filled.decimals[line.column])}"
+    def line(one: Any) -> dict[str, Any]:
+        places, interval = filled.decimals[one.column], f"the same with all {one.seeds} seeds: no interval"
+        if one.high > one.low:
+            interval = f"{number(one.low, places)} to {number(one.high, places)}"
+        elif one.seeds == 1:
+            interval = "one seed: no interval"
+        p, p_holm = ("" if p != p else f"{p:.3f}" if p >= 0.001 else "< 0.001" for p in (one.p, one.p_holm))
+        place = {"": one.row, "setting": one.column, "against": one.against, "seeds": one.seeds}
+        return place | {"difference": f"{one.difference:+.{places}f}", "95 % interval": interval, "p": p, "p (Holm)": p_holm}
 
-    found = list(differences(filled).itertuples(index=False))
-    texts = [
-        {
-            "setting": line.column,
-            "against": line.against,
-            "seeds": line.seeds,
-            "difference": f"{line.difference:+.{filled.decimals[line.column]}f}",
-            "95 % interval": interval(line),
-            **{
-                head: "" if p != p else f"{p:.3f}" if p >= 0.001 else "< 0.001"
-                for head, p in (("p", line.p), ("p (Holm)", line.p_holm))
-            },
-        }
-        for line in found
-    ]
-    return pandas.DataFrame(texts, index=[line.row for line in found])
+    return _lines(map(line, differences(filled).itertuples()))
 
 
 def _paper_text(filled: ResultTable, judged: Sequence[Verdict]) -> pandas.DataFrame:
     """The paper's figures beside ours, of rows that were run."""
-    shown = [verdict for verdict in judged if verdict.ours.judged.count or verdict.ours.bound]
-    texts = []
-    for verdict in shown:
-        ours, places, interval = verdict.ours, filled.decimals[verdict.view], verdict.interval
-        form, unit = ("{:.2f}", " times") if verdict.quantity == "rounds" else (f"{{:+.{places}f}}", "")
-        line: dict[str, object] = {"setting": verdict.view, "figure": QUANTITIES[verdict.quantity]}
-        line["ours"] = ours.bound or figure_text(Figure(ours.mean), verdict.quantity, places)
-        line |= {"seeds": ours.judged.count, "published": figure_text(verdict.published, verdict.quantity, places)}
-        line["95 % interval of the difference"] = f"{form} to {form}{unit}".format(*interval) if interval else ""
-        texts.append(line | {"verdict": verdict.shown})
-    return pandas.DataFrame(texts, index=[verdict.row for verdict in shown])
+
+    def line(one: Verdict) -> dict[str, Any]:
+        places, rounds = filled.decimals[one.view], one.quantity == "rounds"
+        form = "{:.2f} to {:.2f} times" if rounds else f"{{:+.{places}f}} to {{:+.{places}f}}"
+        return {
+            "": one.row,
+            "setting": one.view,
+            "figure": QUANTITIES[one.quantity],
+            "ours": one.ours.bound or figure_text(Figure(one.ours.mean), one.quantity, places),
+            "seeds": one.ours.judged.count,
+            "published": figure_text(one.published, one.quantity, places),
+            "95 % interval of the difference": form.format(*one.interval) if one.interval else "",
+            "verdict": one.shown,
+        }
+
+    return _lines(line(one) for one in judged if one.ours.judged.count or one.ours.bound)
 
 
 # Tables for programs ------------------------------------------------------------------------------------------------------------------
@@ -297,27 +298,24 @@ def numbers(filled: ResultTable) -> pandas.DataFrame:
 
 def differences(filled: ResultTable) -> pandas.DataFrame:
     """A line for each comparison of two rows, paired by seed, with the ends of the 95 % interval."""
-    found = [
-        (row, view, one.against, one.difference, one.p_holm)
-        for view in filled.views
-        for row, one in filled.comparisons(view).items()
-    ]
     columns = ["row", "column", "against", "seeds", "difference", "low", "high", "p", "p_holm"]
-    lines = [(row, view, against, one.count, one.mean, one.low, one.high, one.p, holm) for row, view, against, one, holm in found]
+    lines = [
+        (row, view, against, one.count, one.mean, one.low, one.high, one.p, p_holm)
+        for view in filled.views
+        for row, (against, one, p_holm) in filled.comparisons(view).items()
+    ]
     return pandas.DataFrame(lines, columns=columns)
 
 
 def paper(judged: Sequence[Verdict]) -> pandas.DataFrame:
     """A line for each published figure of a row that was run, with the 95 % interval of the difference."""
     columns = ["row", "column", "figure", "ours", "seeds", "published", "published_std", "low", "high", "verdict"]
-    lines = []
-    for row, view, quantity, figure, ours, interval, _, _ in judged:
-        if ours.judged.count:
-            lines.append(
-                (row, view, quantity, ours.mean, ours.judged.count, figure.value, figure.spread, *(interval or (None, None)))
-            )
-    marks = [verdict.shown for verdict in judged if verdict.ours.judged.count]
-    return pandas.DataFrame([(*line, mark) for line, mark in zip(lines, marks, strict=True)], columns=columns)
+    lines = [
+        (row, view, quantity, ours.mean, ours.judged.count, *figure[:2], *(interval or (None, None)), shown)
+        for row, view, quantity, figure, ours, interval, shown in ((*one[:6], one.shown) for one in judged)
+        if ours.judged.count
+    ]
+    return pandas.DataFrame(lines, columns=columns)
 
 
 def latex(filled: ResultTable) -> str:
