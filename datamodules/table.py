@@ -14,7 +14,7 @@ from flcog.core.trees import Tree
 from flcog.data import Preprocess, Samples, Splits
 from flcog.datamodules.files import missing_files, reading
 from flcog.datamodules.partitioners import Natural
-from flcog.datamodules.standardisation import standardisation, warn_of_large_offsets
+from flcog.datamodules.standardisation import warn_of_large_offsets
 from flcog.datamodules.targets import Targets, WithTargets, read_targets
 
 MOST_VALUES = 1000
@@ -24,9 +24,10 @@ MOST_VALUES = 1000
 class Table(WithTargets):
     """Rows of features and one or more columns to predict, from CSV or Parquet files or a pandas ``DataFrame``.
 
-    Numbers become features, standardised by the training set. Text and categories become one column for each value in the
-    training set. Missing values cause an error. With ``users``, every value of that column is a client. Needs ``pip install
-    'flcog[pandas]'``.
+    Numbers become features, standardised by the rows of all clients. Text and categories become one column for each value in the
+    training set, or for each of the given ``categories``. Missing values cause an error. With ``users``, every value of that column
+    is a client. In a deployment the tables of all hospitals must have the same columns, categories and classes. Needs ``pip
+    install 'flcog[pandas]'``.
 
     As YAML:
 
@@ -42,7 +43,10 @@ class Table(WithTargets):
         test: the test rows, as ``train``.
         val: the validation rows, as ``train``.
         test_fraction: the fraction of the training rows, drawn at random, that becomes the test set, in [0, 1).
-        standardise: whether features get mean 0 and standard deviation 1.
+        standardise: whether features get mean 0 and standard deviation 1 over the rows of all clients, of which a deployment adds up
+            sums and no rows. With ``own`` each machine uses its own rows alone.
+        categories: the values of columns of text, in their order, by column. By default those of the training rows, sorted.
+        classes: the names of the classes, in their order, for a target of text. By default those of the training rows, sorted.
         task: the kind of targets. By default text and whole numbers are classes, and fractions are values.
         num_classes: the number of classes, if some do not occur. For regression, the number of bins that replace classes in
             methods that use label counts (10 by default).
@@ -63,7 +67,9 @@ class Table(WithTargets):
         test: Any = None,
         val: Any = None,
         test_fraction: float = 0.0,
-        standardise: bool = True,
+        standardise: bool | Literal["own"] = True,
+        categories: dict[str, list[str]] | None = None,
+        classes: list[str] | None = None,
         task: Literal["auto", "classification", "multilabel", "regression"] = "auto",
         num_classes: int | None = None,
         **kwargs: Any,
@@ -83,6 +89,7 @@ class Table(WithTargets):
             _require_columns_once("features", features, {**dict.fromkeys(self._targets, "the target"), users: "the users"})
         self._given = {part: rows for part, rows in (("train", train), ("test", test), ("val", val)) if rows is not None}
         self.target, self.users, self.features, self.standardise = target, users, features, standardise
+        self.categories, self.classes = categories or {}, classes
         self.test_fraction, self._task, self._num_classes = test_fraction, task, num_classes
 
     @property
@@ -93,17 +100,27 @@ class Table(WithTargets):
         return self._read[1]
 
     def preprocess(self) -> Callable[[Tree], Tree]:
-        return Preprocess(*standardisation(self._read[1].train.inputs)) if self.standardise else Preprocess()
+        return Preprocess(fitted="own" if self.standardise == "own" else "common") if self.standardise else Preprocess()
+
+    def facts(self) -> dict[str, Any]:
+        kinds = {name: "numbers" if values is None else "text" for name, values in self._read[2].items()}
+        columns = {f"column {place}": f"{name!r}, {kind}" for place, (name, kind) in enumerate(kinds.items(), start=1)}
+        categories = {f"categories of {name!r}": values.tolist() for name, values in self._read[2].items() if values is not None}
+        return {"columns": str(len(kinds)), **columns, **categories, "target": ", ".join(map(repr, self._targets))}
 
     @cached_property
-    def _read(self) -> tuple[Targets, Splits]:
+    def _read(self) -> tuple[Targets, Splits, dict[str, np.ndarray | None]]:
         frames = {part: self._frame(part, given) for part, given in self._given.items()}
         if self.test_fraction:
             frames["train"], frames["test"] = self._divided(frames["train"])
         columns = _features(frames["train"], self.features, (*self._targets, self.users))
         values = {part: _target(frame, self._targets, part) for part, frame in frames.items()}
-        learnt = read_targets(values, self._task, self._num_classes)
-        kinds = {name: _categories(frames["train"], name) for name in columns}
+        learnt = read_targets(values, self._task, self._num_classes, self.classes)
+        kinds = {name: _categories(frames["train"], name, self.categories.get(name)) for name in columns}
+        if (unknown := next((name for name in self.categories if kinds.get(name) is None), None)) is not None:
+            raise ValueError(
+                f"Table: categories lists {unknown!r}, which is no feature of text; the features are {', '.join(columns)}"
+            )
         samples = {}
         for part, frame in frames.items():
             parts = [_numbers(frame, name, kinds[name], part) for name in columns]
@@ -114,7 +131,7 @@ class Table(WithTargets):
             inputs = torch.from_numpy(features.astype(np.float32))
             users = _column(frame, self.users, part) if self.users is not None and part == "train" else None
             samples[part] = Samples(inputs, learnt.tensors[part], users)
-        return learnt, Splits(**samples)
+        return learnt, Splits(**samples), kinds
 
     def _frame(self, part: str, given: Any) -> Any:
         """Return the rows of a part after checking that they have the required columns."""
@@ -212,8 +229,17 @@ def _column(frame: Any, name: str, part: str) -> np.ndarray:
     return np.asarray([str(value) for value in values])
 
 
-def _categories(frame: Any, name: str) -> np.ndarray | None:
-    """Return the different values of a column of text or categories, or None if the column holds numbers."""
+def _categories(frame: Any, name: str, given: list[str] | None) -> np.ndarray | None:
+    """Return the different values of a column of text or categories, or those that are given; None if the column holds numbers."""
+    if given is not None:
+        column = _column(frame, name, "train").astype(str)
+        if not (known := np.isin(column, given)).all():
+            row = int(known.argmin())
+            raise ValueError(
+                f"Table: column {name!r} of train holds {str(column[row])!r} in row {row}, and its categories are {', '.join(given)}: "
+                "correct that row, or add the category for all clients"
+            )
+        return np.asarray(given)
     if frame[name].dtype.kind in "biuf":
         return None
     column = _column(frame, name, "train")

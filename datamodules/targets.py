@@ -2,7 +2,7 @@
 
 import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -65,6 +65,7 @@ def read_targets(
     given: Mapping[str, tuple[np.ndarray, str]],
     task: Literal["auto", "classification", "multilabel", "regression"] = "auto",
     num_classes: int | None = None,
+    classes: Sequence[str] | None = None,
 ) -> Targets:
     """Return the targets of all parts of a set; the part "train" must exist.
 
@@ -73,9 +74,10 @@ def read_targets(
         task: the kind of targets; ``auto`` takes integers and names for classes and floats for values. ``multilabel`` takes [N] and
             [N, 1] for one label.
         num_classes: the number of classes, if some do not occur.
+        classes: the names of the classes in their order, if targets are text and some do not occur.
     """
     one_of(None, ("auto", "classification", "multilabel", "regression"), task=task)
-    names = _class_names(*given["train"])
+    names = _class_names(*given["train"], classes)
     arrays = {part: (_numbered(array, names, where), where) for part, (array, where) in given.items()}
     targets = {part: _check_targets(array, where) for part, (array, where) in arrays.items()}
     where = given["train"][1]
@@ -100,13 +102,15 @@ def read_targets(
     return Targets(known, count, tensors, names)
 
 
-def _class_names(targets: np.ndarray, where: str) -> tuple[str, ...] | None:
-    """The names of the classes, in alphabetical order, where targets are text."""
+def _class_names(targets: np.ndarray, where: str, classes: Sequence[str] | None) -> tuple[str, ...] | None:
+    """The names of the classes, as given or in alphabetical order, where targets are text."""
     if targets.dtype.kind not in "OUST":
+        if classes is not None:
+            raise ValueError(f"{where} holds numbers, and classes names texts: leave classes out")
         return None
     if not all(isinstance(name, str) for name in targets.ravel().tolist()):
         raise ValueError(f"{where} must be numbers or text throughout; some are neither, such as missing values")
-    return tuple(np.unique(targets.astype(str)).tolist())
+    return tuple(classes) if classes is not None else tuple(np.unique(targets.astype(str)).tolist())
 
 
 def _numbered(targets: np.ndarray, names: tuple[str, ...] | None, where: str) -> np.ndarray:
@@ -116,7 +120,7 @@ def _numbered(targets: np.ndarray, names: tuple[str, ...] | None, where: str) ->
     numbers = {name: number for number, name in enumerate(names)}
     unknown = next((str(name) for name in targets.ravel().tolist() if name not in numbers), None)
     if unknown is not None:
-        raise ValueError(f"{where} holds the class {unknown!r}, which the training set has not")
+        raise ValueError(f"{where} holds the class {unknown!r}, which is none of {', '.join(names[:9])}")
     return np.array([numbers[name] for name in targets.ravel().tolist()], np.int64).reshape(targets.shape)
 
 

@@ -7,6 +7,7 @@ from functools import partial
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
 from flcog.advice.feedback import missing_feedback
 from flcog.client.messages import Clients, ClientsElsewhere, RollCall
@@ -15,7 +16,8 @@ from flcog.client.remote import check_facts
 from flcog.client.runtime import ClientRuntime
 from flcog.core.processes import Processes
 from flcog.core.randomness import make_rng
-from flcog.data import Exchange, FederatedDataModule, Federation
+from flcog.data import Exchange, FederatedDataModule, Federation, Preprocess
+from flcog.data.preprocess import standardisation
 from flcog.hosting import HostedData, check_data, check_separate, make_runtime, placed
 from flcog.method import (
     Attack,
@@ -83,15 +85,19 @@ class Assembly:
                 f"a server whose clients are in other processes is one process; got {self.processes.count}: set devices=1"
             )
         notes, server, federation = self._begin()
-        check_facts([("the server", RollCall.of(federation).labels), ("its clients", clients.begin().labels)])
-        exchanges = self._exchanged_by_messages(federation, clients, server.ledger, notes)
+        data = HostedData.of(self.datamodule)._replace(federation=federation)
+        # It evaluates, and trains one step for the form of all replies.
+        settings = replace(self.settings, executor="loop", chunk_size=None, compile=False)
+        own = make_runtime(settings, self.methods, self.client, data, self.processes, notes)
+        begun = clients.begin(own, self.settings.on_bad_update == "drop")
+        mine = RollCall.of(federation)
+        check_facts([("the server", {**mine.labels, **mine.data}), ("its clients", {**begun.labels, **begun.data})])
+        self._standardise(federation, clients)
+        own.exchanges = exchanges = self._exchanged_by_messages(federation, clients, server.ledger, notes)
         roll_call = clients.roll_call()
         self._make_states(server, len(roll_call.sizes))
         frozen = self.client.function.constants | scales(self.client.function.module)
         clients.set_up(roll_call.population, frozen)
-        data = HostedData.of(self.datamodule)._replace(federation=federation)
-        settings = replace(self.settings, executor="loop", chunk_size=None, compile=False)  # it evaluates and never trains
-        own = make_runtime(settings, self.methods, self.client, data, self.processes, notes)
         return _checked(self._engine(clients, own, exchanges, roll_call, notes), server)
 
     def _begin(self) -> tuple[Notes, ServerState, Federation]:
@@ -109,6 +115,24 @@ class Assembly:
         federation = placed(settings, HostedData.of(self.datamodule), function, device)
         check_data(settings, self.methods, function, federation, device)
         return notes, server, federation
+
+    def _standardise(self, federation: Federation, clients: ClientsElsewhere) -> None:
+        """Let the server and all clients standardise their inputs by the mean and deviation of all clients' rows."""
+        preprocess = federation.preprocess
+        if not (isinstance(preprocess, Preprocess) and preprocess.fitted == "common"):
+            return
+        if (private := next((method.name for method in self.methods if method.is_private), None)) is not None:
+            raise ValueError(
+                f"{private} does not protect the sums of all clients' columns, from which their common mean and deviation are made: give "
+                "data that are standardised already, or set standardise to own or false on the server and on every node"
+            )
+
+        def sums(mean: Tensor | None) -> Tensor:
+            return torch.stack([own for _, own in sorted(clients.standardise(mean, None).items())])
+
+        mean, std = standardisation(sums)
+        preprocess.take(mean, std)
+        clients.standardise(mean, std)
 
     def _make_states(self, server: ServerState, num_clients: int) -> None:
         """Make the methods' states at the server."""
@@ -180,9 +204,9 @@ class Assembly:
         for method in self.methods:
             if isinstance(method, DataExchange) and method.exchanges_data and method.start_round < self.settings.rounds:
                 ask = partial(clients.exchange, method.name)
-                summary = method.ask_clients(ask, clients.roll_call().sizes, self._rng(method))
+                summary = method.ask_clients(ask, clients.roll_call().sizes, federation.task, self._rng(method))
                 ledger.add(method.name, *summary.bytes_sent)
-                exchanges[method.name] = Exchange(federation, summary.bytes_sent, summary.digest)
+                exchanges[method.name] = summary.kind(federation=federation, bytes_sent=summary.bytes_sent, digest=summary.digest)
                 if summary.note:
                     notes.add(Note(summary.note))
         return exchanges

@@ -20,7 +20,7 @@ from flcog.client.remote import RemoteClients, answer_of
 from flcog.data import FederatedDataModule
 from flcog.hosting import HostedClients, host_clients
 from flcog.method import Callback, Method
-from flcog.wire.packing import pack, unpack
+from flcog.wire.packing import Limits, pack, unpack
 
 
 def make_runtime(
@@ -91,10 +91,10 @@ class Host:
         answer: tuple[str, Any] = unpack(self._connection.recv_bytes())
         return answer
 
-    def answer(self) -> Any:
+    def answer(self, limits: Limits | None = None) -> Any:
         kind, result = self.read()
         assert kind == "result", result
-        return result
+        return result if limits is None else unpack(pack(result), limits)
 
     def close(self) -> None:
         self._process.kill()  # torch would take seconds for an orderly exit

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -14,6 +15,7 @@ from flcog.core.types import Params
 from flcog.data import LABELLED, Exchange
 from flcog.label_statistics import label_table
 from flcog.method import Ask, ClientView, Cohort, DataExchange, DataHost, ExchangeSummary, FirstContact
+from flcog.wire.envelope import Field
 
 METRICS = ("kl", "l1", "l2", "cosine")
 
@@ -101,12 +103,18 @@ class FedDisco(DataExchange):
     def exchanges_data(self) -> bool:
         return self.target == "global"
 
-    def ask_clients(self, ask: Ask, sizes: Tensor, rng: Generator) -> ExchangeSummary:
+    def ask_clients(self, ask: Ask, sizes: Tensor, task: str, rng: Generator) -> ExchangeSummary:
         everybody = range(len(sizes))
-        messages = torch.stack(list(ask("count", dict.fromkeys(everybody, None)).values()))
-        ask("sum", dict.fromkeys(everybody, unmasked_sum(messages)))
+        like = lambda client, own: Field((own.num_classes,), torch.int64)  # noqa: E731
+        messages = torch.stack(list(ask("count", dict.fromkeys(everybody, None), like).values()))
+        total = unmasked_sum(messages)
+        if (total > sizes.sum()).any() or (task != "multilabel" and total.sum() != sizes.sum()):
+            raise ValueError(
+                f"FedDisco: {int(sizes.sum())} samples have {int(total.sum())} labels: the counts of some client are wrong"
+            )
+        ask("sum", dict.fromkeys(everybody, total), lambda client, own: None)
         num_bytes = 4 * messages.numel()  # up, and as many down: the sum goes to every client
-        return ExchangeSummary((num_bytes, num_bytes))
+        return ExchangeSummary((num_bytes, num_bytes), kind=partial(LabelSum, label_counts=total))
 
     def answer(self, step: str, messages: Mapping[int, Any], host: DataHost) -> dict[int, Any]:
         if step == "sum":

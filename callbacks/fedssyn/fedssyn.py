@@ -102,6 +102,10 @@ class Fedssyn(DataExchange):
         return self.share not in ("real", "none")
 
     @property
+    def is_private(self) -> bool:
+        return getattr(self.generator, "privacy", None) is not None
+
+    @property
     def public_noise(self) -> str:
         privacy: PrivateTraining | None = getattr(self.generator, "privacy", None)
         return "" if privacy is None or privacy.secret else "set generator.privacy.secret to true"
@@ -110,7 +114,7 @@ class Fedssyn(DataExchange):
     def exchanges_data(self) -> bool:
         return self.share != "none"
 
-    def ask_clients(self, ask: Ask, sizes: Tensor, rng: torch.Generator) -> ExchangeSummary:
+    def ask_clients(self, ask: Ask, sizes: Tensor, task: str, rng: torch.Generator) -> ExchangeSummary:
         self._check_rounds()
         count, shuffle = self._count(sizes.numpy()), np.random.default_rng(fold(rng.initial_seed(), "shuffle"))
         if self.share == "real":

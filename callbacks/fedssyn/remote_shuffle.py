@@ -13,8 +13,9 @@ from torch.utils import _pytree as pytree
 from flcog.callbacks.fedssyn.shuffling import capacity, deal
 from flcog.core import trees
 from flcog.core.source import Source
-from flcog.data import Partition, Samples
+from flcog.data import Federation, Partition, Samples
 from flcog.method import Ask, DataHost, ExchangeSummary
+from flcog.wire.envelope import Field
 
 Rows = tuple[Any, Any]
 """Inputs as the data set stores them, and targets."""
@@ -33,18 +34,20 @@ def share_synthetic(
         local: whether each client trains on the samples that it generated, which it does not send.
         shuffle: draws the samples that are sent, and their distribution.
     """
-    made = np.array(list(ask("generate", dict.fromkeys(range(len(sizes)), count)).values()))
+    made = np.array(list(ask("generate", dict.fromkeys(range(len(sizes)), count), lambda client, own: 0).values()))
+    if (wrong := np.flatnonzero((made < 0) | (made > count))).size:
+        raise ValueError(f"Fedssyn: client {wrong[0]} has generated {made[wrong[0]]} samples, and {count} were asked for")
     sent = capacity(sizes, p, made)
     chosen = {
         client: torch.from_numpy(np.sort(shuffle.permutation(n)[:number]))
         for client, (n, number) in enumerate(zip(made, sent, strict=True))
     }
     if local:
-        return _summary(0, sizes, sent, ask("keep", chosen))
-    pool = _joined(list(ask("send", chosen).values()))
+        return _summary(0, sizes, sent, ask("keep", chosen, _digest_like))
+    pool = _joined(list(ask("send", chosen, _samples_like(sent)).values()))
     received = deal(sent, capacity(sizes, p, np.full(len(sizes), sent.sum())), shuffle)
     shares = {client: _rows(pool, received.client(client)) for client in range(len(sizes))}
-    return _summary(_num_bytes(pool), sizes, received.sizes, ask("receive", shares))
+    return _summary(_num_bytes(pool), sizes, received.sizes, ask("receive", shares, _digest_like))
 
 
 def share_real(ask: Ask, sizes: np.ndarray, count: int, p: float | None, shuffle: np.random.Generator) -> ExchangeSummary:
@@ -53,10 +56,27 @@ def share_real(ask: Ask, sizes: np.ndarray, count: int, p: float | None, shuffle
     orders = [shuffle.permutation(n) for n in sizes]
     given = np.array([round(float(fraction) * n) for fraction, n in zip(fractions, sizes, strict=True)])
     positions = {client: torch.from_numpy(order) for client, order in enumerate(orders)}
-    pool = _joined(list(ask("give", {client: (positions[client], int(given[client])) for client in positions}).values()))
+    counts = {client: (positions[client], int(given[client])) for client in positions}
+    pool = _joined(list(ask("give", counts, _samples_like(given)).values()))
     received = Partition(shuffle.permutation(int(given.sum())), np.concatenate([[0], np.cumsum(given)]))
     shares = {client: _rows(pool, received.client(client)) for client in positions}
-    return _summary(_num_bytes(pool), sizes - given, given, ask("receive", shares))
+    return _summary(_num_bytes(pool), sizes - given, given, ask("receive", shares, _digest_like))
+
+
+def _samples_like(counts: Sequence[int] | np.ndarray) -> Any:
+    """An example of the samples that each client sends, in the form of the server's own."""
+
+    def like(client: int, own: Federation) -> Rows:
+        nothing = torch.zeros(0, dtype=torch.int64, device=own.train.labels.device)
+        form = lambda leaf: Field((int(counts[client]), *leaf.shape[1:]), leaf.dtype)  # noqa: E731
+        inputs, targets = own.train.gather(nothing), trees.rows(own.train.targets, nothing)
+        return trees.map_leaves(form, inputs), trees.map_leaves(form, targets)
+
+    return like
+
+
+def _digest_like(client: int, own: Federation) -> str:
+    return ""
 
 
 def answer_of_shuffle(step: str, messages: Mapping[int, Any], host: DataHost, keep_own: bool) -> dict[int, Any]:

@@ -118,6 +118,10 @@ class DPFedAvg(PrivateSum):
         return not self.repeatable
 
     @property
+    def is_private(self) -> bool:
+        return True
+
+    @property
     def public_noise(self) -> str:
         return "set repeatable to false" if self.repeatable else ""
 

@@ -89,6 +89,10 @@ class DPSGD(Withholding):
         return model
 
     @property
+    def is_private(self) -> bool:
+        return True
+
+    @property
     def public_noise(self) -> str:
         return "set repeatable to false" if self.repeatable else ""
 

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from flcog.client.store import ClientStore
 from flcog.core.types import Params, Slot
-from flcog.data import Federation
+from flcog.data import Federation, Preprocess
 from flcog.method import Optimisation, RoundKeys
 from flcog.wire.envelope import Envelope, Manifest
 from flcog.wire.packing import message
@@ -96,6 +96,7 @@ class RollCall(NamedTuple):
         num_classes: the number of labels, or of bins of a regression's target.
         bin_edges: the edges of these bins, if the clients have agreed on them.
         class_names: the names of the classes in label order, if they have names.
+        data: further facts in which all data agree, such as the columns of a table: short texts, or lists of them, by name.
     """
 
     sizes: Tensor
@@ -106,6 +107,7 @@ class RollCall(NamedTuple):
     num_classes: int
     bin_edges: Tensor | None = None
     class_names: Sequence[str] | None = None
+    data: Mapping[str, Any] = {}
 
     @classmethod
     def of(cls, federation: Federation) -> "RollCall":
@@ -113,7 +115,10 @@ class RollCall(NamedTuple):
         held_out = (federation.client_val, federation.client_test)
         val, test = (None if part is None else torch.from_numpy(part.sizes) for part in held_out)
         sizes, asked = torch.from_numpy(federation.partition.sizes), federation.split.num_clients
-        return cls(sizes, val, test, asked, federation.task, federation.num_classes, federation.edges, federation.class_names)
+        of_inputs = federation.preprocess
+        facts = {**federation.facts, **({"standardisation": of_inputs.fact} if isinstance(of_inputs, Preprocess) else {})}
+        kind = (federation.task, federation.num_classes, federation.edges, federation.class_names)
+        return cls(sizes, val, test, asked, *kind, facts)
 
     @property
     def clients(self) -> list[int]:
@@ -130,7 +135,14 @@ class RollCall(NamedTuple):
     def facts(self) -> dict[str, Any]:
         """Facts in which the data of all hosts agree, if they have them."""
         held_out = {f"client_{name}": "0" if getattr(self, name) is None else "a held-out part" for name in ("val", "test")}
-        return {"num_clients": len(self.sizes), "task": self.task, **self.labels, "num_classes": self.num_classes, **held_out}
+        return {
+            "num_clients": len(self.sizes),
+            "task": self.task,
+            **self.labels,
+            "num_classes": self.num_classes,
+            **held_out,
+            **self.data,
+        }
 
     @property
     def population(self) -> Population:
@@ -216,11 +228,19 @@ class Clients(Protocol):
 class ClientsElsewhere(Clients, Protocol):
     """The server's interface to clients in other processes, which begin a run by messages."""
 
-    def begin(self) -> RollCall:
-        """Begin a new run, without states and with the data before any exchange. Returns the clients and the sizes of their data."""
+    def begin(self, own: Any, drop: bool) -> RollCall:
+        """Begin a new run, without states and with the data before any exchange. Returns the clients and the sizes of their data.
 
-    def exchange(self, method: str, step: str, messages: Mapping[int, Any]) -> dict[int, Any]:
-        """Send clients messages of a method that exchanges data before round 1, and return their answers in the order of clients."""
+        Args:
+            own: the server's own :class:`flcog.client.runtime.ClientRuntime`, with whose answers those of all clients are compared.
+            drop: whether a round goes on without clients whose answer is bad.
+        """
+
+    def exchange(self, method: str, step: str, messages: Mapping[int, Any], like: Any) -> dict[int, Any]:
+        """Send clients messages of a method that exchanges data before round 1, and return their answers in the order of clients.
+
+        ``like`` gives an example of each answer (``flcog.client.answers.Like``).
+        """
 
     def set_up(self, population: Population, constants: Params) -> None:
         """Send clients the facts about all of them, and the weights that no client changes, such as LoRA's frozen weights.
@@ -231,6 +251,9 @@ class ClientsElsewhere(Clients, Protocol):
 
     def roll_call(self) -> RollCall:
         """The clients and the sizes of their data, after the exchanges so far."""
+
+    def standardise(self, mean: Tensor | None, std: Tensor | None) -> dict[int, Tensor]:
+        """The sums of each client for the common standardisation; nothing where std is given, which clients take over."""
 
 
 def unsent_by(tasks: Sequence[ClientTask]) -> set[str]:

@@ -1,26 +1,46 @@
 """Clients in other processes: the server's side and the hosts' side of every message. The transport of messages is the user's."""
 
 import itertools
+import warnings
 from collections.abc import Generator, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import torch
+from torch import Tensor
 
+from flcog.client.answers import MOST_SAMPLES, BadAnswer, Belief, HostError, Like, clean
 from flcog.client.executor import Choice
 from flcog.client.joined_scores import joined_numbers, joined_scores
 from flcog.client.messages import ClientReply, ClientTask, Download, Question, RollCall
+from flcog.client.runtime import ClientRuntime
 from flcog.client.store import ClientStore, StatesInMemory
+from flcog.core.text import clipped
 from flcog.core.types import Params, Slot
+from flcog.wire.packing import Limits, PackingError
 from flcog.wire.population import Population
 
 CALLS = (
-    *("begin", "exchange", "roll_call", "set_up", "stateful", "contact", "train", "commit", "evaluate", "losses"),
+    *("begin", "standardise", "exchange", "roll_call", "set_up", "stateful", "contact", "train", "commit", "evaluate", "losses"),
     *("personal_model", "snapshot", "restore"),
 )
 """The requests that a server sends to hosts."""
 
 QUESTIONS = ("evaluate", "personal_scores")
 """The questions that a request ``evaluate`` may contain."""
+
+
+FIXES = {
+    "columns": "give both tables as many columns, or list the same features",
+    "column": "give both tables the same columns in the same order, or list the same features",
+    "categories": "list the same categories for both",
+    "class_names": "list the same classes for both",
+    "num_classes": "set the same num_classes or classes for both",
+    "client_": "set the same client_val and client_test for both",
+    "standardisation": "set the same standardise, or mean and std, for both",
+    "inputs": "store the inputs in the same form and type",
+    "scale of images": "store the images on the same scale",
+}
+"""What users do about facts in which data differ, by the beginning of the fact's name."""
 
 
 class NoAnswer(TimeoutError):
@@ -33,10 +53,11 @@ class Host(Protocol):
     def send(self, name: str, *arguments: Any) -> None:
         """Send a request, without waiting for its answer."""
 
-    def answer(self) -> Any:
-        """Wait for the answer to the earliest request without one. An error at the host is raised here.
+    def answer(self, limits: Limits | None) -> Any:
+        """Wait for the answer to the earliest request without one, and unpack it within these limits. An error at the host is raised here.
 
-        If this raises :class:`NoAnswer`, the host's clients drop out of a round, or of an evaluation.
+        If this raises :class:`NoAnswer`, the host's clients drop out of a round, or of an evaluation. ``trainer.on_bad_update`` decides
+        whether they also do after a :class:`flcog.client.answers.BadAnswer` or a ``PackingError``.
         """
 
 
@@ -95,9 +116,9 @@ def check_facts(known: Iterable[tuple[str, Mapping[str, Any]]]) -> None:
         for fact, here in facts.items():
             other, there = first.setdefault(fact, (owner, here))
             if here != there:
+                fix = next((fix for kind, fix in FIXES.items() if fact.startswith(kind)), "set the same for both")
                 raise ValueError(
-                    f"the data of {other} have {fact}={there}, and those of {owner} {fact}={here}: set the same for both, such as "
-                    "classes, num_classes or client_val"
+                    f"the data of {other} have {fact}={clipped(str(there))}, and those of {owner} {fact}={clipped(str(here))}: {fix}"
                 )
 
 
@@ -114,6 +135,8 @@ class RemoteClients:
     """For messages: what a host is called, and how users divide the clients among hosts."""
     num_clients = 0
     """The number of clients that must have a host, if the data do not tell it."""
+    max_client_samples = MOST_SAMPLES
+    """The most samples of a client that the server believes."""
 
     def __init__(self, hosts: Sequence[Host]) -> None:
         self.hosts, self.executor = hosts, RemoteExecutor()
@@ -123,13 +146,14 @@ class RemoteClients:
         self._unread = [0] * len(hosts)
         """The number of each host's answers that nobody has read."""
 
-    def begin(self) -> RollCall:
+    def begin(self, own: ClientRuntime, drop: bool) -> RollCall:
+        self._belief, self._calls = Belief(own, self.num_clients, self.max_client_samples, drop), []
         self._take(self._all("begin"))
         check_facts((self._name(k), call.facts) for k, call in enumerate(self._calls))
         return self.roll_call()
 
     def _name(self, k: int) -> str:
-        return called(self.kind, k, self._calls[k].clients)
+        return called(self.kind, k, self._calls[k].clients if self._calls else ())
 
     def _take(self, calls: list[RollCall]) -> None:
         """Take over the hosts' roll calls, if each client has one host."""
@@ -141,7 +165,7 @@ class RemoteClients:
             if len(found) != 1:
                 fault = f"{len(found)} {self.kind}s host" if found else f"no connected {self.kind} hosts"
                 raise ValueError(f"{fault} client {client}: {self.division}")
-        self._calls, self._exchanged = calls, False
+        self._calls, self._exchanged, self._belief.num_clients = calls, False, len(calls[0].sizes)
         self._home = {client: k for client, (k,) in hosts.items()}
 
     def roll_call(self) -> RollCall:
@@ -156,8 +180,11 @@ class RemoteClients:
         names = next((call.class_names for call in self._calls if call.class_names), None)
         return first._replace(sizes=sizes, val=val, test=test, class_names=names)
 
-    def exchange(self, method: str, step: str, messages: Mapping[int, Any]) -> dict[int, Any]:
-        self._exchanged = True
+    def standardise(self, mean: Tensor | None, std: Tensor | None) -> dict[int, Tensor]:
+        return {client: sums for part in self._all("standardise", mean, std) for client, sums in part.items()}
+
+    def exchange(self, method: str, step: str, messages: Mapping[int, Any], like: Like) -> dict[int, Any]:
+        self._exchanged, self._belief.like = True, like
         parts = self._each("exchange", messages, lambda mine: (method, step, {client: messages[client] for client in mine}))
         return dict(sorted((client, answer) for _, part in parts for client, answer in part.items()))
 
@@ -267,19 +294,28 @@ class RemoteClients:
             self._unread[k] += 1
         errors: list[Exception] = []
         for k in arguments:
-            answer, error = self._read(k)
+            answer, error = self._read(k, name, arguments[k])
             if error is None:
                 yield k, answer
+            elif optional and isinstance(error, BadAnswer) and self._belief.drop:
+                warnings.warn(f"{error} (the answer counts as lost)", stacklevel=2)
             elif not (optional and isinstance(error, NoAnswer)):
                 errors.append(error)
         if errors:
             raise errors[0]
 
-    def _read(self, k: int) -> tuple[Any, Exception | None]:
-        """A host's answer to the earliest request without one, or its error."""
-        answer, error = None, None
+    def _read(self, k: int, name: str = "", arguments: tuple[Any, ...] = ()) -> tuple[Any, Exception | None]:
+        """A host's answer to the earliest request without one, if it has the form that the request asks for, or its error."""
+        answer: Any = None
+        error: Exception | None = None
+        form = self._belief.wanted(name, arguments, self._calls[k].clients if self._calls else ())
         try:
-            answer = self.hosts[k].answer()
+            answer = self.hosts[k].answer(form and form.limits)
+            answer = form.believed(answer) if form else answer
+        except HostError as raised:
+            error = BadAnswer(f"{self._name(k)}: {clean(str(raised))}")
+        except (BadAnswer, PackingError, TypeError, AttributeError) as raised:  # checks meet values of any kind
+            error = BadAnswer(f"{self._name(k)} has sent a bad answer to the request {name}: {clean(str(raised))}")
         except Exception as raised:
             error = raised
         self._unread[k] -= 1

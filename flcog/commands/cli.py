@@ -29,6 +29,8 @@ ALL = (
     Command("report", "flcog.commands.report.command:report"),
     Command("compare", "flcog.commands.compare.command:compare"),
     Command("deploy", "flcog.deploy.command:deploy"),
+    Command("server", "flcog.deploy.command:server"),
+    Command("node", "flcog.deploy.node:node"),
     Command("methods", "flcog.commands.methods:methods"),
     Command("cite", "flcog.commands.cite:cite"),
     Command("new", "flcog.commands.new.command:new"),

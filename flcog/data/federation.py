@@ -1,7 +1,7 @@
 """Federation: samples with their partition over clients. Exchange: the result of an exchange of data before round 1."""
 
-from collections.abc import Callable, Collection, Iterator, Sequence
-from dataclasses import dataclass, fields, replace
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar
@@ -46,6 +46,8 @@ class Federation(TopicList):
     """The split as the partitioner made it, before parts were held out; None if it is ``partition``."""
     edges: Tensor | None = None
     """The edges of a regression's bins, if they were agreed before; None computes them from the targets."""
+    facts: Mapping[str, Any] = field(default_factory=dict)
+    """Facts in which the data of all institutions agree, such as the columns of a table: texts, or lists of texts, by name."""
 
     is_complete: ClassVar[bool] = True
     """Whether it contains the data of all clients, and not the server's sets alone."""
@@ -115,6 +117,17 @@ class Federation(TopicList):
             whole=None,
             edges=self.bin_edges if self.task == "regression" else None,
         )
+
+    def sums(self, clients: Sequence[int], mean: Tensor | None) -> Tensor:
+        """The sums over each client's rows, held-out ones too, for :func:`flcog.data.preprocess.standardisation`."""
+        parts = [part for part in (self.partition, self.client_val, self.client_test) if part is not None]
+        rows = [np.sort(np.concatenate([part.client(client) for part in parts])) for client in clients]
+        counts = np.array([len(own) for own in rows])
+        values = self.train.inputs[torch.from_numpy(np.concatenate(rows))].cpu().double().numpy()
+        starts = np.concatenate([[0], np.cumsum(counts)[:-1]])
+        if mean is not None:
+            return torch.from_numpy(np.add.reduceat((values - mean.numpy()) ** 2, starts, axis=0))
+        return torch.from_numpy(np.concatenate([counts[:, None], np.add.reduceat(values, starts, axis=0)], 1))
 
     def load(self, samples: Samples, indices: Tensor, device: torch.device, keys: np.ndarray | None = None) -> tuple[Tree, Tree]:
         """Model-ready inputs and targets at ``indices``; augmented where ``keys`` (one per sample) are given."""

@@ -2,7 +2,8 @@
 
 import copy
 from collections.abc import Callable, Iterator, Sequence
-from typing import Literal
+from functools import partial
+from typing import Any, Literal
 
 import lightning as L
 import numpy as np
@@ -12,11 +13,11 @@ from torch import Tensor
 from flcog.core import checks
 from flcog.core.labels import require_targets
 from flcog.core.topic_list import TopicList
-from flcog.core.trees import Tree
+from flcog.core.trees import Tree, leaves
 from flcog.data.federation import Federation
 from flcog.data.order import Order
 from flcog.data.partition import IID, Partition, Partitioner, partition_by
-from flcog.data.preprocess import Preprocess
+from flcog.data.preprocess import Preprocess, standardisation
 from flcog.data.samples import Augment, Samples, Splits, Task, require_finite_inputs
 
 NUM_CLIENTS = 10
@@ -104,6 +105,10 @@ class FederatedDataModule(TopicList, L.LightningDataModule):
         """Random changes of training inputs, or None."""
         return None
 
+    def facts(self) -> dict[str, Any]:
+        """Facts in which the data of all institutions must agree, beside the task and the form of the inputs: short texts, or lists."""
+        return {}
+
     def setup(self, stage: str | None = None) -> None:
         if self._federation is not None:
             return
@@ -141,7 +146,11 @@ class FederatedDataModule(TopicList, L.LightningDataModule):
             order=self.order,
             class_names=self.class_names,
             whole=whole if self.client_test or self.client_val else None,
+            facts=self.facts() | _facts(splits.train),
         )
+        preprocess = self._federation.preprocess
+        if isinstance(preprocess, Preprocess) and preprocess.fitted:
+            preprocess.take(*standardisation(partial(self._federation.sums, range(self._federation.num_clients))))
 
     def _require_test_classes(self, test: Samples | None, option: str, fix: str) -> Samples:
         """Return the test set, or refuse an option that needs its classes."""
@@ -185,6 +194,19 @@ class FederatedDataModule(TopicList, L.LightningDataModule):
             self.setup()
         assert self._federation is not None
         return self._federation
+
+
+def _facts(samples: Samples) -> dict[str, Any]:
+    """The shape and type of stored inputs, and the scale of images, none of which tells of a sample."""
+    if not samples.stored:
+        return {}
+    found = {}
+    for place, leaf in enumerate(leaves(samples.inputs)):
+        found[f"inputs {place}"] = f"{str(leaf.dtype).removeprefix('torch.')} {list(leaf.shape[1:])}"
+        if leaf.is_floating_point() and leaf.ndim == 4:
+            low, high = float(leaf.min()), float(leaf.max())
+            found[f"scale of images {place}"] = "any" if low < 0 or high > 255 else "0 to 1" if high <= 1 else "0 to 255"
+    return found
 
 
 def _with_shares_of(samples: Samples, classes: Tensor, seed: int) -> Samples:

@@ -1,4 +1,7 @@
-"""From stored inputs to model inputs."""
+"""From stored inputs to model inputs, and the mean and deviation of the rows of several clients."""
+
+from collections.abc import Callable
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -11,15 +14,32 @@ class Preprocess:
 
     Args:
         mean, std: per channel, or one for all, on the [0, 1] scale; None leaves values as they are (after the uint8 scaling).
+        fitted: whose rows give mean and std, which :meth:`take` sets: those of all clients (``common``), or those of this machine's
+            (``own``). None if they are given.
     """
 
-    def __init__(self, mean: tuple[float, ...] | None = None, std: tuple[float, ...] | None = None) -> None:
+    def __init__(
+        self,
+        mean: tuple[float, ...] | None = None,
+        std: tuple[float, ...] | None = None,
+        fitted: Literal["common", "own"] | None = None,
+    ) -> None:
         if (mean is None) != (std is None) or (mean is not None and std is not None and len(mean) != len(std)):
             raise ValueError(f"mean and std come together, one value per channel; got mean={mean}, std={std}")
         if std is not None and not all(value > 0 for value in std):
             raise ValueError(f"std must be positive; got {std}")
-        self.mean, self.std = mean, std
+        self.mean, self.std, self.fitted = mean, std, fitted
         self._affine: dict[tuple[torch.device, bool], tuple[Tensor, Tensor]] = {}
+
+    def take(self, mean: Tensor, std: Tensor) -> None:
+        """Use this mean and standard deviation from now on."""
+        self.mean, self.std, self._affine = tuple(mean.tolist()), tuple(std.tolist()), {}
+
+    @property
+    def fact(self) -> str:
+        """The standardisation in one text, which is the same wherever it is the same."""
+        values = ", ".join(f"{mean:.6g} and {std:.6g}" for mean, std in zip(self.mean or (), self.std or (), strict=True))
+        return f"by the {self.fitted} mean" if self.fitted else f"by mean and deviation {values}"[:200] if values else "none"
 
     def __call__(self, inputs: Tree) -> Tree:
         return map_leaves(self._ready, inputs)
@@ -46,3 +66,32 @@ class Preprocess:
             unit = 255.0 if inputs.dtype == torch.uint8 else 1.0
             self._affine[key] = ((1 / (std * unit)).to(inputs.device), (-mean / std).to(inputs.device))
         return self._affine[key]
+
+
+Sums = Callable[[Tensor | None], Tensor]
+"""``sums(None)``: for each client, the number of its rows, then the sum of each column. ``sums(mean)``: the sums of the squared deviations
+from this mean. Both are float64, [clients, columns]."""
+
+
+def standardisation(sums: Sums) -> tuple[Tensor, Tensor]:
+    """The mean and standard deviation of each column over the rows of all clients; a column that never changes keeps its scale.
+
+    Clients tell sums and no rows. The same code computes a simulation and a deployment, so that both have the same numbers.
+
+    >>> rows = torch.tensor([[[1.0], [3.0]], [[5.0], [7.0]]])
+    >>> def sums(mean):
+    ...     counts = torch.full((2, 1), 2.0)
+    ...     return torch.cat([counts, rows.sum(1)], 1) if mean is None else (rows - mean).square().sum(1)
+    >>> [value.tolist() for value in standardisation(sums)]
+    [[4.0], [2.2360680103302]]
+    """
+    first = _added(sums(None))
+    mean = first[1:] / first[0]
+    std = (_added(sums(mean)) / first[0]).sqrt()
+    std[std == 0] = 1
+    return mean, std
+
+
+def _added(parts: Tensor) -> Tensor:
+    """The sum over clients, in the order of their numbers, which no number of threads changes."""
+    return torch.from_numpy(parts.numpy().sum(0))

@@ -8,8 +8,11 @@ from flcog.core.files import replacing, write_yaml
 from flcog.core.masking import masked
 from flcog.deploy.objects import CONFIG, SERVER
 
+FLOWER = ("flwr", "flcog deploy", "flower")
+"""Arguments of ``require``."""
+
 PACKAGE = "flcog_app"
-"""The app's package, which Flower sends to all nodes. Users' own modules that the config names belong beside its files."""
+"""The app's package, of which the server and each node have a copy. Users' own modules that the config names belong beside its files."""
 
 NODE = "node.yaml"
 """An example of the file that each node keeps for itself."""
@@ -33,11 +36,12 @@ publisher = "flcog"
 fab-exclude = ["/{node}"]
 
 [tool.flwr.app.components]
-serverapp = "{package}.server_app:app"
-clientapp = "{package}.client_app:app"
+serverapp = "flcog.deploy.tasks:server_app"
+clientapp = "flcog.deploy.tasks:client_app"
 
 [tool.flwr.app.config]
 clients = {clients} # of the whole federation
+max_client_samples = {samples} # the most samples that a client may have; a node that claims more is not believed
 nodes = {nodes} # the run begins when this number of nodes is connected
 timeout = 600.0 # seconds after which a node counts as missing
 min_clients = 1 # the run stops if fewer clients of a round reply
@@ -46,17 +50,8 @@ ckpt_path = "" # a checkpoint to continue from, or last
 root = "" # the folder of the runs' directories; by default that of the config, from the SuperLink's working directory
 """
 
-MODULE = '''"""The {side}'s part of the app."""
 
-from pathlib import Path
-
-from flcog.deploy.{side}_app import {side}_app
-
-app = {side}_app(Path(__file__).resolve().parent)
-'''
-
-
-def write_app(folder: Path, config: Mapping[str, Any], clients: int, nodes: int) -> None:
+def write_app(folder: Path, config: Mapping[str, Any], clients: int, nodes: int, samples: int) -> None:
     """Write an app.
 
     Args:
@@ -64,16 +59,16 @@ def write_app(folder: Path, config: Mapping[str, Any], clients: int, nodes: int)
         config: the full configuration of ``flcog fit``.
         clients: the number of clients.
         nodes: the number of nodes that the run waits for.
+        samples: the most samples that a client may have.
     """
     if masked(config) != config:
-        raise ValueError("the configuration contains a password or a key, and Flower sends the app to all nodes: remove it")
+        raise ValueError("the configuration contains a password or a key, and all nodes have a copy of the app: remove it")
     if (folder / "pyproject.toml").exists():
         raise ValueError(f"{folder} contains a pyproject.toml already: choose another folder with --out, or remove it")
     package = folder / PACKAGE
     package.mkdir(parents=True, exist_ok=True)
-    names = {"package": PACKAGE, "node": NODE, "clients": clients, "nodes": nodes}
+    names = {"package": PACKAGE, "node": NODE, "clients": clients, "nodes": nodes, "samples": samples}
     texts = {folder / "pyproject.toml": PROJECT.format(**names), package / "__init__.py": ""}
-    texts |= {package / f"{side}_app.py": MODULE.format(side=side) for side in ("server", "client")}
     for path, text in texts.items():
         with replacing(path, "w") as file:
             file.write(text)

@@ -4,25 +4,27 @@ import secrets
 import time
 from collections import deque
 from collections.abc import Generator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from flwr.app import Message
 from flwr.common.constant import ErrorCode
 
+from flcog.client.answers import HostError, clean, require
 from flcog.client.messages import ClientReply, ClientTask, Download, RollCall
 from flcog.client.remote import NoAnswer, RemoteClients, called
-from flcog.deploy.arrays import from_record
-from flcog.deploy.message_types import ANSWER, ERROR, TYPES
 from flcog.deploy.node import SETTING_UP
-from flcog.deploy.post import Post
+from flcog.deploy.post import ANSWER, TYPES, Post, from_record
 from flcog.method import Callback, Run
-from flcog.wire.packing import PackingError, pack, unpack
+from flcog.wire.packing import Limits, pack, unpack
 
 RETRY_SECONDS = 2.0
 """Seconds before a node that has failed is asked again."""
 
 LEFT = "the SuperLink does not know it any more"
+
+HEAD = 4096
+"""Bytes of an answer's header for its token, and for an error."""
 
 Requests = Sequence[tuple[str, tuple[Any, ...]]]
 """Requests of one message: names and arguments."""
@@ -63,12 +65,14 @@ class Letter:
         done: the number of requests before round 1 that the node has answered before.
         deadline: when the node counts as missing.
         identifier: of Flower's message.
+        token: that the answer must contain, so that no other node can answer.
     """
 
     requests: Requests
     done: int
     deadline: float
     identifier: str = ""
+    token: str = field(default_factory=secrets.token_hex)
 
 
 class FlowerNode:
@@ -109,7 +113,7 @@ class FlowerNode:
         done = len(self._journal) - sum(each in SETTING_UP for each, _ in requests)
         self._letters.append(self._sent(Letter(requests, done, time.monotonic() + self._post.timeout)))
 
-    def answer(self) -> Any:
+    def answer(self, limits: Limits | None) -> Any:
         letter = self._letters.popleft()
         if letter is None:
             return None
@@ -118,7 +122,9 @@ class FlowerNode:
         reason = ""
         while True:
             reply = self._post.wait_for(letter.identifier, letter.deadline)
-            kind, value = self._read(reply) if reply is not None else ("failed", "" if letter.identifier else LEFT)
+            kind, value = (
+                ("failed", "" if letter.identifier else LEFT) if reply is None else self._read(reply, letter.token, limits)
+            )
             if kind == "result":
                 return value
             reason = value or reason
@@ -135,13 +141,10 @@ class FlowerNode:
                 time.sleep(RETRY_SECONDS)
             letter = self._sent(letter)
 
-    def end(self) -> str:
-        """Ask the node's worker to end. Returns the identifier of the message."""
-        return self._post.push(self.number, TYPES["end"], {}, "end")
-
     def _sent(self, letter: Letter) -> Letter:
         progress = self._progress
         head = {
+            "token": letter.token,
             "run": progress.run,
             "accepted": {client: progress.accepted[client] for client in self.clients if client in progress.accepted},
             "round": progress.round,
@@ -155,23 +158,20 @@ class FlowerNode:
         letter.identifier = self._post.push(self.number, TYPES[letter.requests[-1][0]], parts, str(progress.round + 1))
         return letter
 
-    def _read(self, reply: Message) -> tuple[str, Any]:
+    def _read(self, reply: Message, token: str, limits: Limits | None) -> tuple[str, Any]:
         """The kind of a reply and its value: result, behind, or failed if the node must be asked again."""
         if reply.has_error():
             if reply.error.code in (ErrorCode.LOAD_CLIENT_APP_EXCEPTION, ErrorCode.INVALID_FAB):
-                raise ValueError(
-                    f"{self} cannot load the app ({reply.error.reason}): install flcog[flower] in the environment of its SuperNode, and "
-                    "look into its log"
-                )
-            return "failed", " ".join(reply.error.reason.split())
-        if ERROR in reply.content:
-            raise ValueError(f"{self}: {reply.content[ERROR]['text']}")
-        try:
-            kind, value = unpack(from_record(reply.content.get(ANSWER))["answer"])
-        except (PackingError, KeyError, TypeError, ValueError) as error:
-            raise ValueError(f"{self} has sent a reply that is no message of flcog: {error}") from None
+                raise ValueError(f"{self} does not run this app: {clean(reply.error.reason)}")
+            return "failed", clean(reply.error.reason)
+        parts = from_record(reply.content.get(ANSWER))
+        answer = unpack(parts.get("answer", b""), limits and limits._replace(header=limits.header + HEAD))
+        require(type(answer) is tuple and len(answer) == 3 and answer[0] == token, "it answers another request")
+        _, kind, value = answer
+        require(kind in ("result", "behind", "error"), "it is no answer")
+        require(kind != "error" or isinstance(value, str), "it is no answer")
         if kind == "error":
-            raise ValueError(f"{self}: {value}")
+            raise HostError(value)
         return kind, value
 
 
@@ -182,15 +182,19 @@ class DeployedClients(RemoteClients):
         nodes: the nodes.
         progress: the accepted rounds.
         num_clients: the number of clients that must have a node.
+        max_client_samples: the most samples of a client that the server believes.
         min_clients: the number of clients whose replies a round needs, if its cohort has as many.
     """
 
     may_be_lost = True
-    kind, division = "node", "give each client to one node (clients in --node-config), and start all nodes before the run"
+    kind, division = "node", "give each client to one node (--clients of flcog node), and start all nodes before the run"
 
-    def __init__(self, nodes: Sequence[FlowerNode], progress: Progress, num_clients: int, min_clients: int) -> None:
+    def __init__(
+        self, nodes: Sequence[FlowerNode], progress: Progress, num_clients: int, max_client_samples: int, min_clients: int
+    ) -> None:
         super().__init__(nodes)
-        self.nodes, self._progress, self.num_clients, self._min_clients = nodes, progress, num_clients, min_clients
+        self.nodes, self._progress, self._min_clients = nodes, progress, min_clients
+        self.num_clients, self.max_client_samples = num_clients, max_client_samples
 
     def _take(self, calls: list[RollCall]) -> None:
         for node, call in zip(self.nodes, calls, strict=True):

@@ -1,4 +1,4 @@
-"""The command ``flcog deploy``: writes a Flower app from a configuration, or tries it on this machine."""
+"""The commands ``flcog deploy``, which writes a Flower app from a configuration or tries it here, and ``flcog server``."""
 
 import tempfile
 import warnings
@@ -7,25 +7,25 @@ from pathlib import Path
 from flcog.commands.command_cli import CommandCLI
 from flcog.core.commands import parser_of
 from flcog.core.extras import require
-from flcog.deploy.application import NODE, write_app
+from flcog.deploy.application import FLOWER, NODE, PACKAGE, write_app
 from flcog.deploy.checks import check_run
 from flcog.deploy.numbering import shares
 
-FLOWER = ("flwr", "flcog deploy", "flower")
-
 
 def deploy(arguments: list[str]) -> None:
-    """Write a Flower app of a configuration, for clients at other institutions, or try it on this machine.
+    """Write a Flower app of a configuration, for clients at other institutions, or try it in this process.
 
     All further options are those of flcog fit: flcog deploy -c quickstart -c methods/scaffold --out app
     """
     parser = parser_of("deploy", deploy)
-    parser.add_argument("--out", type=Path, metavar="FOLDER", help="the folder of the app, which flwr run starts")
-    help = "start a SuperLink and N SuperNodes on this machine, with TLS and keys, train, and stop them"
+    parser.add_argument("--out", type=Path, metavar="FOLDER", help="the folder of the app")
+    help = "train with N nodes in this process, which send Flower's messages to each other"
     parser.add_argument("--try", dest="nodes", type=int, metavar="N", help=help)
+    help = "the most samples that a client may have; by default as many as the largest client of the configured data"
+    parser.add_argument("--max-client-samples", type=int, metavar="N", help=help)
     options, rest = parser.parse_known_args(arguments)
     if options.out is None and options.nodes is None:
-        raise ValueError("flcog deploy needs --out FOLDER, to write an app, or --try N, to train on N nodes on this machine")
+        raise ValueError("flcog deploy needs --out FOLDER, to write an app, or --try N, to train with N nodes in this process")
     if options.nodes is not None:
         if options.nodes < 1:
             raise ValueError(f"--try must be the number of nodes, at least 1; got {options.nodes}")
@@ -34,32 +34,49 @@ def deploy(arguments: list[str]) -> None:
         warnings.filterwarnings("ignore", "LightningCLI's args parameter")
         objects = CommandCLI(rest)
     check_run(objects.trainer.methods, objects.trainer.observers)
-    clients = objects.datamodule.federation.num_clients
+    federation = objects.datamodule.federation
+    clients, most = federation.num_clients, options.max_client_samples or int(federation.split.sizes.max())
     with tempfile.TemporaryDirectory(prefix="flcog-") as temporary:
         app = options.out or Path(temporary, "app")
         assert objects.trainer.config is not None
-        write_app(app, objects.trainer.config, clients, options.nodes or clients)
+        write_app(app, objects.trainer.config, clients, options.nodes or clients, most)
         if options.nodes is not None:
-            _try(app.resolve(), Path(temporary, "try"), clients, options.nodes, Path(objects.trainer.default_root_dir).resolve())
+            _try(
+                app.resolve(), Path(temporary, "states"), clients, options.nodes, Path(objects.trainer.default_root_dir).resolve()
+            )
         else:
-            print(f"{app}: start it with flwr run {app}; each node keeps a file like {app / NODE} to itself (docs/deployment.md)")
+            print(f"{app}: copy it to the server and to all nodes; each node keeps a file like {app / NODE} (docs/deployment.md)")
 
 
-def _try(app: Path, folder: Path, clients: int, nodes: int, root: Path) -> None:
-    """Train on this machine, and print the server's output."""
-    from flcog.deploy.loopback import Loopback  # needs Flower's packages
+def _try(app: Path, states: Path, clients: int, nodes: int, root: Path) -> None:
+    """Train in this process."""
+    from flwr.common.config import get_fused_config_from_dir  # flwr is an extra
 
-    hosted = shares(clients, nodes)
-    with Loopback(folder) as loopback:
-        print(f"SuperLink at {loopback.address}", flush=True)
-        for k, mine in enumerate(hosted):
-            loopback.register(f"node{k}")
-            words = {"config": str(app / NODE), "clients": " ".join(map(str, mine)), "state": str(folder / f"state{k}")}
-            loopback.start_node(f"node{k}", words)
-        for k in range(nodes):
-            loopback.wait_for_node(f"node{k}")
-        print(f"{nodes} SuperNodes are connected", flush=True)
-        run = loopback.run(app, {"nodes": nodes, "root": str(root)})
-        status = loopback.follow(run)
-    if status != "finished:completed":
-        raise ValueError(f"the run has ended as {status}: its output is above")
+    from flcog.deploy.server import train
+    from flcog.deploy.trial import Here, nodes_of
+
+    grid = Here(nodes_of(app, states, shares(clients, nodes)))
+    train(app / PACKAGE, grid, get_fused_config_from_dir(app, {"root": str(root)}))  # type: ignore[arg-type]
+
+
+def server(arguments: list[str]) -> None:
+    """Train the runs of an app that are submitted to a SuperLink on this machine, with this machine's own copy of the app.
+
+    flcog server app --secret secret --root-certificates ca.crt
+    """
+    parser = parser_of("server", server)
+    parser.add_argument("app", type=Path, help="this machine's copy of the app's folder, which flcog deploy has written")
+    parser.add_argument(
+        "--secret", type=Path, required=True, help="the file that the SuperLink has as --superexec-auth-secret-file"
+    )
+    parser.add_argument("--superlink", default="127.0.0.1:8000", help="the SuperLink's --host and --port (%(default)s)")
+    parser.add_argument(
+        "--root-certificates", type=Path, help="the authority of its certificate; none for a SuperLink without TLS"
+    )
+    options = parser.parse_args(arguments)
+    require(*FLOWER)
+    from flcog.deploy.server import wait_for_runs
+    from flcog.deploy.tasks import Runtime
+
+    authority = options.root_certificates and options.root_certificates.read_bytes()
+    wait_for_runs(Runtime(options.superlink, options.secret.read_bytes(), authority), options.app.resolve())

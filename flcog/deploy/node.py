@@ -1,7 +1,9 @@
-"""A node: it answers the server's requests about the clients that it hosts."""
+"""A node: it answers the server's requests about the clients that it hosts. ``flcog node`` runs one beside its SuperNode."""
 
 import traceback
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -10,22 +12,69 @@ import torch
 import flcog
 from flcog.client.remote import CALLS, answer_of
 from flcog.commands.refusals import refusal
+from flcog.core.commands import parser_of
+from flcog.core.extras import require
 from flcog.core.fabric import processes_of
 from flcog.data import FederatedDataModule
-from flcog.deploy.link import Parts
+from flcog.deploy.application import FLOWER, PACKAGE
 from flcog.deploy.numbering import hosted
 from flcog.deploy.objects import make_objects
 from flcog.deploy.states import NodeStates
-from flcog.deploy.supervision import Worker
 from flcog.hosting import HostedClients, host_clients
 from flcog.settings import Settings
 from flcog.wire.packing import PackingError, pack, unpack
 
-SETTING_UP = ("begin", "exchange", "set_up")
+SETTING_UP = ("begin", "standardise", "exchange", "set_up")
 """Requests before round 1. A node that was restarted gets all of them again."""
 
 ALLOWED = set(CALLS) - {"commit", "snapshot", "restore"}
 """Clients' states never leave their node: the server only names the rounds that it has accepted."""
+
+VERSIONS = {"flcog": flcog.__version__, "torch": torch.__version__.partition("+")[0]}
+
+Parts = Mapping[str, bytes]
+"""The parts of a message by name: each is a packed value."""
+
+
+def node(arguments: list[str]) -> None:
+    """Host clients of a deployment beside a SuperNode on this machine, with this machine's own copy of the app.
+
+    flcog node app --data node.yaml --clients 0 3 --state state --secret secret
+    """
+    parser = parser_of("node", node)
+    parser.add_argument("app", type=Path, help="this machine's copy of the app's folder, which flcog deploy has written")
+    parser.add_argument(
+        "--data", type=Path, required=True, help="the YAML file with this node's data, and trainer options of its own"
+    )
+    parser.add_argument("--clients", type=int, nargs="+", required=True, help="the numbers of the clients that this node hosts")
+    parser.add_argument("--state", type=Path, required=True, help="the folder of the clients' states")
+    parser.add_argument(
+        "--secret", type=Path, required=True, help="the file that the SuperNode has as --superexec-auth-secret-file"
+    )
+    parser.add_argument("--supernode", default="127.0.0.1:9094", help="the SuperNode's --host and --port (%(default)s)")
+    options = parser.parse_args(arguments)
+    require(*FLOWER)
+    from flcog.deploy.tasks import Runtime, answer_messages
+
+    place = Place(options.app.resolve() / PACKAGE, tuple(options.clients), options.data.resolve(), options.state.resolve())
+    answer_messages(Runtime(options.supernode, options.secret.read_bytes()), options.app.resolve(), Node(place).answer)
+
+
+@dataclass(frozen=True)
+class Place:
+    """A node's clients and files.
+
+    Args:
+        app: the folder with the app's ``config.yaml``.
+        clients: the numbers of the clients that the node hosts.
+        data: the YAML file with the node's data.
+        state: the folder of the clients' states.
+    """
+
+    app: Path
+    clients: tuple[int, ...]
+    data: Path
+    state: Path
 
 
 class Behind(Exception):
@@ -36,11 +85,11 @@ class Node:
     """Answers the server's requests.
 
     Args:
-        worker: the node's clients, data and folders.
+        place: the node's clients and files.
     """
 
-    def __init__(self, worker: Worker) -> None:
-        self._worker, self._states = worker, NodeStates(Path(worker.state))
+    def __init__(self, place: Place) -> None:
+        self.place, self._states = place, NodeStates(place.state)
         self._clients: HostedClients | None = None
         self._datamodule: FederatedDataModule | None = None
         self._settings: Settings | None = None
@@ -48,18 +97,21 @@ class Node:
         """The number of requests before round 1 that were answered."""
 
     def answer(self, parts: Parts) -> bytes:
-        """The packed answer to a message: the result of its last request, or an error in one line."""
+        """The packed answer to a message: its token, and the result of its last request or an error in one line."""
+        token = ""
         try:
-            return pack(("result", self._result(parts)))
+            head = _head(parts)
+            token = head["token"]
+            return pack((token, "result", self._result(head, parts)))
         except Behind:
-            return pack(("behind", None))
+            return pack((token, "behind", None))
         except Exception as error:
-            traceback.print_exc()
+            with suppress(OSError):  # the disk with the node's output may be full
+                traceback.print_exc()
             known = str(error) if isinstance(error, PackingError) else refusal(error)
-            return pack(("error", known or f"{type(error).__name__}: {error} (the traceback is in {self._worker.log})"))
+            return pack((token, "error", known or f"{type(error).__name__}: {error} (the node's output has the traceback)"))
 
-    def _result(self, parts: Parts) -> Any:
-        head = _head(parts)
+    def _result(self, head: Mapping[str, Any], parts: Parts) -> Any:
         if head["done"] not in (0, self._done):
             raise Behind
         self._states.turn_to(head["run"], head["accepted"], head["round"])
@@ -91,12 +143,11 @@ class Node:
         """Make the node's clients, once."""
         check_versions(facts)
         if self._datamodule is None:
-            worker = self._worker
-            objects = make_objects(Path(worker.app), [Path(worker.data)], "--trainer.logger", "false")
+            objects = make_objects(self.place.app, [self.place.data], "--trainer.logger", "false")
             trainer, model = objects.trainer, objects.model
             self._settings = settings = trainer.settings
             with settings.in_force():
-                self._datamodule = data = hosted(objects.datamodule, worker.clients, worker.of)
+                self._datamodule = data = hosted(objects.datamodule, self.place.clients, facts["clients"])
                 self._clients = host_clients(
                     settings, trainer.methods, model, data, processes_of(trainer.fabric), trainer.lightning
                 )
@@ -107,7 +158,7 @@ class Node:
 def _head(parts: Parts) -> dict[str, Any]:
     """The description of a message's requests."""
     head = unpack(parts.get("head", b""))
-    wanted = {"run": str, "accepted": dict, "round": int, "done": int, "facts": dict, "requests": list}
+    wanted = {"token": str, "run": str, "accepted": dict, "round": int, "done": int, "facts": dict, "requests": list}
     if not isinstance(head, dict) or any(not isinstance(head.get(name), kind) for name, kind in wanted.items()):
         raise PackingError(f"a message's head has {', '.join(wanted)}; got {str(head)[:80]}")
     if sum(count for _, count in head["requests"]) != len(parts) - 1:
@@ -115,12 +166,9 @@ def _head(parts: Parts) -> dict[str, Any]:
     return head
 
 
-def facts_of(datamodule: FederatedDataModule) -> dict[str, Any]:
-    """Facts in which server and nodes must agree."""
-    return {**VERSIONS, "batch_size": datamodule.batch_size, "drop_last": datamodule.drop_last}
-
-
-VERSIONS = {"flcog": flcog.__version__, "torch": torch.__version__.partition("+")[0]}
+def facts_of(datamodule: FederatedDataModule, clients: int) -> dict[str, Any]:
+    """Facts in which server and nodes must agree, and the number of all clients."""
+    return {**VERSIONS, "batch_size": datamodule.batch_size, "drop_last": datamodule.drop_last, "clients": clients}
 
 
 def check_versions(facts: dict[str, Any]) -> None:
@@ -132,7 +180,7 @@ def check_versions(facts: dict[str, Any]) -> None:
 
 def check_alike(datamodule: FederatedDataModule, facts: dict[str, Any]) -> None:
     """Refuse a server that makes other batches."""
-    for name, here in facts_of(datamodule).items():
+    for name, here in facts_of(datamodule, facts["clients"]).items():
         if facts.get(name) != here:
             raise ValueError(
                 f"this node's data have {name}={here}, the server's {facts.get(name)}: set the same in both YAML files"

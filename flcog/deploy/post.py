@@ -1,15 +1,57 @@
 """Messages between the server and the nodes over Flower's Grid, with their bytes and times."""
 
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
-from flwr.app import Message, RecordDict
+import httpx
+from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
 from flwr.serverapp import Grid
 from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects
+from flwr.supercore.run import RunNotRunningException
 
-from flcog.deploy.arrays import to_record
-from flcog.deploy.message_types import REQUEST, TIMES
+from flcog.client.answers import BadAnswer
+
+TYPES = {
+    "begin": "query.begin",
+    "roll_call": "query.roll_call",
+    "standardise": "query.standardise",
+    "exchange": "query.exchange",
+    "set_up": "query.set_up",
+    "contact": "train.contact",
+    "train": "train",
+    "evaluate": "evaluate",
+    "losses": "evaluate.losses",
+    "personal_model": "query.personal_model",
+}
+"""The type of Flower's message for each request."""
+
+REQUEST, ANSWER, TIMES = "flcog.request", "flcog.answer", "flcog.times"
+"""The records of a message."""
+
+PACKED = "flcog.packed"
+"""The serialisation of the arrays in these records: bytes of ``flcog.wire.packing``. Nothing is ever unpickled."""
+
+FIGURES = ("comm/wire_up_bytes", "comm/wire_down_bytes", "time/nodes_wait", "time/nodes_work")
+"""Columns of ``metrics.csv``: bytes with Flower's headers, and seconds."""
+
+
+def to_record(parts: Mapping[str, bytes]) -> ArrayRecord:
+    """A record with the parts of a message. Flower cuts arrays into pieces, and sends equal ones once."""
+    return ArrayRecord({name: Array(dtype="uint8", shape=(len(part),), stype=PACKED, data=part) for name, part in parts.items()})
+
+
+def from_record(record: Any) -> dict[str, bytes]:
+    """The parts of a message. Records of other senders are refused."""
+    if not isinstance(record, ArrayRecord) or any(array.stype != PACKED for array in record.values()):
+        raise ValueError(f"a message of flcog contains an ArrayRecord with the serialisation {PACKED}")
+    return {name: array.data for name, array in record.items()}
+
+
+def reply_to(message: Message, answer: bytes, seconds: float) -> Message:
+    """The reply to a message, with a packed answer and the time that it took."""
+    content = RecordDict({ANSWER: to_record({"answer": answer}), TIMES: ConfigRecord({"work": seconds})})
+    return Message(content, reply_to=message)
 
 
 class Post:
@@ -24,7 +66,7 @@ class Post:
     def __init__(self, grid: Grid, poll: float, timeout: float) -> None:
         self.grid, self.poll, self.timeout = grid, poll, timeout
         self._waiting: set[str] = set()
-        self._replies: dict[str, Message] = {}
+        self._replies: dict[str, Message | BadAnswer] = {}
         self.figures = dict.fromkeys(FIGURES, 0.0)
         """The bytes and times since the last round."""
 
@@ -46,35 +88,40 @@ class Post:
         """The reply to a message; None if it has not come by the deadline (by ``time.monotonic``), or was not sent."""
         began = time.monotonic()
         while identifier in self._waiting:
-            for reply in self.grid.pull_messages(list(self._waiting)):
-                self._take(reply)
+            for each in list(self._waiting):
+                self._pull(each)
             if identifier in self._waiting:
                 if time.monotonic() > deadline:
                     self._waiting.discard(identifier)
                     break
                 time.sleep(self.poll)
         self.figures["time/nodes_wait"] += time.monotonic() - began
-        return self._replies.pop(identifier, None)
+        reply = self._replies.pop(identifier, None)
+        if isinstance(reply, BadAnswer):
+            raise reply
+        return reply
 
-    def _take(self, reply: Message) -> None:
-        identifier = reply.metadata.reply_to_message_id
-        if identifier not in self._waiting:
-            return
-        self._waiting.discard(identifier)
-        self._replies[identifier] = reply
-        self.figures["comm/wire_up_bytes"] += wire_bytes(reply)
-        times: Any = reply.content.get(TIMES, {}) if reply.has_content() else {}
-        for name in ("start", "work"):  # of the slowest node
-            self.figures[f"time/nodes_{name}"] = max(self.figures[f"time/nodes_{name}"], float(times.get(name, 0.0)))
+    def _pull(self, identifier: str) -> None:
+        """Look for the reply to one message, because Flower raises an error if any message of several cannot be read."""
+        try:
+            for reply in self.grid.pull_messages([identifier]):
+                self._waiting.discard(identifier)
+                self._replies[identifier] = reply
+                self.figures["comm/wire_up_bytes"] += wire_bytes(reply)
+                times = reply.content.get(TIMES) if reply.has_content() else None
+                work = times.get("work") if isinstance(times, ConfigRecord) else None
+                if isinstance(work, float) and 0 <= work <= self.timeout:  # of the slowest node, as it says
+                    self.figures["time/nodes_work"] = max(self.figures["time/nodes_work"], work)
+        except (httpx.HTTPError, RunNotRunningException):
+            raise
+        except Exception as error:
+            self._waiting.discard(identifier)
+            self._replies[identifier] = BadAnswer(f"Flower cannot read it: {error}")
 
     def take_figures(self) -> dict[str, float]:
         """The bytes and times since the last call."""
         figures, self.figures = self.figures, dict.fromkeys(FIGURES, 0.0)
         return figures
-
-
-FIGURES = ("comm/wire_up_bytes", "comm/wire_down_bytes", "time/nodes_wait", "time/nodes_start", "time/nodes_work")
-"""Columns of ``metrics.csv``: bytes with Flower's headers, and seconds."""
 
 
 def wire_bytes(message: Message) -> int:

@@ -131,6 +131,11 @@ class Method(KeepsNoState):
         return self.overrides("prepare_data")
 
     @property
+    def is_private(self) -> bool:
+        """Whether it promises differential privacy."""
+        return False
+
+    @property
     def public_noise(self) -> str:
         """The change of options that draws private noise from the system's entropy, if it follows the run's seed; empty otherwise.
 

@@ -37,6 +37,24 @@ class PackingError(ValueError):
     """A value that cannot be packed, or bytes that are damaged or of another format."""
 
 
+class Limits(NamedTuple):
+    """The most bytes of a message that is unpacked.
+
+    Args:
+        header: of the header, which takes much more memory once it is read.
+        values: of the tensors' values.
+    """
+
+    header: int
+    values: int
+
+    @classmethod
+    def of(cls, data: bytes) -> "Limits":
+        """The bytes of a packed message."""
+        _, _, length = PREFIX.unpack_from(data)
+        return cls(length, len(data) - PREFIX.size - length)
+
+
 class _Layout(NamedTuple):
     """One tensor's place among the values.
 
@@ -81,8 +99,8 @@ def pack(tree: Any) -> bytes:
     return b"".join([FORMAT, struct.pack("<I", crc), *parts])
 
 
-def unpack(data: bytes | bytearray | memoryview) -> Any:
-    """The inverse of :func:`pack`. Tensors lie on the CPU. Damaged bytes raise a :class:`PackingError`."""
+def unpack(data: bytes | bytearray | memoryview, limits: Limits | None = None) -> Any:
+    """The inverse of :func:`pack`. Tensors lie on the CPU. Damaged bytes, and more bytes than the limits, raise a :class:`PackingError`."""
     view = memoryview(data).cast("B")
     if len(view) < PREFIX.size or bytes(view[: len(FORMAT)]) != FORMAT:
         raise PackingError(f"these {len(view)} bytes are no message of flcog: they begin with {bytes(view[:8])!r}")
@@ -91,6 +109,11 @@ def unpack(data: bytes | bytearray | memoryview) -> Any:
         raise PackingError("the message is damaged: its checksum does not match its content; send it again")
     if length > len(view) - PREFIX.size:
         raise PackingError(f"the message's header should have {length} bytes; the message ends after {len(view) - PREFIX.size}")
+    got = Limits(length, len(view) - PREFIX.size - length)
+    if limits is not None and not (got.header <= limits.header and got.values <= limits.values):
+        raise PackingError(
+            f"the message has {got.header} and {got.values} bytes, and at most {limits.header} and {limits.values} are due"
+        )
     try:
         header = json.loads(bytes(view[PREFIX.size : PREFIX.size + length]))
         tree, rows = header["tree"], header["tensors"]
@@ -102,10 +125,13 @@ def unpack(data: bytes | bytearray | memoryview) -> Any:
     if len(values) != expected:
         raise PackingError(f"the message's tensors should have {expected} bytes; it has {len(values)}")
     tensors, begin = [], 0
-    for layout in layouts:
-        tensors.append(_tensor(layout, values[begin : begin + layout.num_bytes]))
-        begin += layout.num_bytes
-    return _rebuild(tree, tensors)
+    try:
+        for layout in layouts:
+            tensors.append(_tensor(layout, values[begin : begin + layout.num_bytes]))
+            begin += layout.num_bytes
+        return _rebuild(tree, tensors)
+    except (RuntimeError, OverflowError) as error:  # lengths beyond 2^63, or lists in lists without end
+        raise PackingError(f"the message contains a value that cannot be made: {type(error).__name__}") from error
 
 
 def _describe(value: Any, tensors: dict[int, tuple[int, Tensor]]) -> Any:
@@ -157,9 +183,10 @@ def _rebuild(described: Any, tensors: list[Tensor]) -> Any:
         return MESSAGES[kind](**{name: _rebuild(each, tensors) for name, each in content.items()})
     except PackingError:
         raise
-    except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
-        text = json.dumps(described)
-        raise PackingError(f"the message contains a value that this version of flcog does not know: {text[:80]}") from error
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise PackingError(
+            f"the message contains a value that this version of flcog does not know: {[*described][:1]}"
+        ) from error
 
 
 def _order(tensor: Tensor) -> list[int]:

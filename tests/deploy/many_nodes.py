@@ -14,7 +14,6 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from flwr.supercore.task_identity import TaskIdentity
 
 from deploy.deployments import rows
 from deploy.test_node import softmax
@@ -25,12 +24,11 @@ from flcog.deploy.application import write_app
 def main(nodes: int) -> None:
     torch.set_num_threads(1)
     os.environ |= {"PL_GLOBAL_SEED": "0", "PL_SEED_WORKERS": "0"}
-    TaskIdentity._run_id, TaskIdentity._task_id, TaskIdentity._node_id = 1, 1, 0
     content = softmax(num_clients=nodes, partitioner="flcog.datamodules.IID")
     content["trainer"] |= {"rounds": 6, "clients_per_round": 10, "callbacks": ["flcog.callbacks.SCAFFOLD"]}
     with TemporaryDirectory() as place:
         folder = Path(place)
-        write_app(folder / "app", content, nodes, nodes)
+        write_app(folder / "app", content, nodes, nodes, 1000)
         grid = Grid(folder / "app", folder / "state", lambda *message: None, nodes, nodes)
         train_app(folder, grid, clients=nodes, timeout=600.0)
         messages: Counter[str] = Counter()

@@ -14,25 +14,39 @@ from torch.utils import _pytree as pytree
 from deploy.deployments import config
 from flcog.client.messages import ClientReply
 from flcog.client.remote import RemoteClients
-from flcog.deploy.node import VERSIONS, Node
+from flcog.deploy.node import VERSIONS, Node, Place
 from flcog.deploy.objects import make_objects
 from flcog.deploy.states import NodeStates
-from flcog.deploy.supervision import Worker
-from flcog.wire.packing import pack, unpack
+from flcog.wire.packing import Limits, pack, unpack
 
-FACTS = {**VERSIONS, "batch_size": 8, "drop_last": False}
+FACTS = {**VERSIONS, "batch_size": 8, "drop_last": False, "clients": 6}
 
 
-def node(folder: Path, content: dict[str, Any], clients: tuple[int, ...] = (0, 3), of: int = 6) -> Node:
+def node(folder: Path, content: dict[str, Any], clients: tuple[int, ...] = (0, 3)) -> Node:
     """A node with the configuration's own data."""
     for name, part in (("config", content | {"data": None}), ("node", {"data": content["data"]})):
         (folder / f"{name}.yaml").write_text(yaml.safe_dump({key: value for key, value in part.items() if value is not None}))
-    return Node(Worker("1", str(folder / "state"), str(folder), clients, of, str(folder / "node.yaml"), (1, "")))
+    return Node(Place(folder, clients, folder / "node.yaml", folder / "state"))
 
 
 def message(name: str = "begin", *arguments: Any, **head: Any) -> dict[str, bytes]:
-    given = {"run": "a1", "accepted": {}, "round": 0, "done": 0, "facts": FACTS, "requests": [[name, len(arguments)]]}
+    given = {
+        "token": "t",
+        "run": "a1",
+        "accepted": {},
+        "round": 0,
+        "done": 0,
+        "facts": FACTS,
+        "requests": [[name, len(arguments)]],
+    }
     return {"head": pack(given | head)} | {f"0.{k}": pack(argument) for k, argument in enumerate(arguments)}
+
+
+def told(answer: bytes) -> tuple[str, Any]:
+    """The kind and the value of an answer."""
+    token, kind, value = unpack(answer)
+    assert token in ("t", "")
+    return kind, value
 
 
 def softmax(**data: Any) -> dict[str, Any]:
@@ -76,7 +90,7 @@ REFUSED = {
 @pytest.mark.parametrize("name", REFUSED)
 def test_a_node_unlike_the_server_says_so_in_one_line(tmp_path: Path, name: str) -> None:
     data, head, says = REFUSED[name]
-    kind, text = unpack(node(tmp_path, softmax(**data)).answer(message(**head)))
+    kind, text = told(node(tmp_path, softmax(**data)).answer(message(**head)))
     assert kind == "error" and "\n" not in text
     with pytest.raises(ValueError, match=says):
         raise ValueError(text)
@@ -98,14 +112,14 @@ def test_a_node_that_lacks_something_names_it_in_one_line(tmp_path: Path, change
     change(content)
     content.setdefault("data", None)
     answering = node(tmp_path, content)
-    kind, text = unpack(answering.answer(message()))
+    kind, text = told(answering.answer(message()))
     assert kind == "error" and says in text and "\n" not in text and "Traceback" not in text
 
 
 def test_a_node_without_its_file_says_so(tmp_path: Path) -> None:
     answering = node(tmp_path, softmax())
     (tmp_path / "node.yaml").unlink()
-    kind, text = unpack(answering.answer(message()))
+    kind, text = told(answering.answer(message()))
     assert kind == "error" and text.startswith(f"there is no file {tmp_path / 'node.yaml'}")
 
 
@@ -133,7 +147,7 @@ def test_malformed_messages_are_refused_without_unpickling(
 ) -> None:
     for name in ("load", "loads", "Unpickler"):
         monkeypatch.setattr(pickle, name, lambda *_: pytest.fail("it was unpickled"))
-    kind, text = unpack(node(tmp_path, softmax()).answer(parts))
+    kind, text = told(node(tmp_path, softmax()).answer(parts))
     assert kind in ("error", "behind") and (kind == "behind" or "\n" not in text)
 
 
@@ -149,16 +163,16 @@ class Direct:
         self.sent.append(message(name, *arguments, done=sum(map(setting_up, ("begin", "set_up")))))
         self.answers.append(self.node.answer(self.sent[-1]))
 
-    def answer(self) -> Any:
+    def answer(self, limits: Limits | None = None) -> Any:
         self._read += 1
-        kind, result = unpack(self.answers[self._read - 1])
+        kind, result = told(self.answers[self._read - 1])
         assert kind == "result", result
         return result
 
     @property
     def uploads(self) -> list[torch.Tensor]:
         """The update that each client sent in its only round."""
-        lists = [result for _, result in map(unpack, self.answers) if isinstance(result, list)]
+        lists = [result for _, result in map(told, self.answers) if isinstance(result, list)]
         replies = [reply for each in lists for reply in each if isinstance(reply, ClientReply)]
         return [row for reply in replies for row in torch.cat([v.flatten(1) for v in reply.envelope.delta.values()], 1)]
 
@@ -194,7 +208,7 @@ def test_nodes_draw_private_noise_that_the_server_cannot_compute(tmp_path: Path,
     objects.trainer.connect(DirectClients(hosts))
     objects.trainer.fit(objects.model, objects.datamodule)
     for host in hosts:
-        replayed = Direct(Node(replace(host.node._worker, state=str(tmp_path / "replayed"))))
+        replayed = Direct(Node(replace(host.node.place, state=tmp_path / "replayed")))
         replayed.answers = [replayed.node.answer(each) for each in host.sent]
         # The server's messages do not determine the answers, so the server cannot compute the noise.
         assert all(abs(correlation(a, b)) < 0.06 for a, b in zip(host.uploads, replayed.uploads, strict=True))
@@ -226,7 +240,7 @@ PUBLIC = {
 def test_noise_that_follows_the_seed_is_refused(tmp_path: Path, method: str) -> None:
     content = softmax()
     content["trainer"]["callbacks"] = [{"class_path": f"flcog.callbacks.{method}", "init_args": PUBLIC[method]}]
-    kind, text = unpack(node(tmp_path, content).answer(message()))
+    kind, text = told(node(tmp_path, content).answer(message()))
     change = "repeatable to false" if method != "Fedssyn" else "generator.privacy.secret to true"
     says = "everybody who knows the run's seed could remove this noise, and the server does"
     assert (kind, text) == ("error", f"{method}: {says}: set {change}")
@@ -235,20 +249,20 @@ def test_noise_that_follows_the_seed_is_refused(tmp_path: Path, method: str) -> 
 @pytest.mark.usefixtures("_from_elsewhere")
 def test_states_and_unknown_requests_stay_on_the_node(tmp_path: Path) -> None:
     answering = node(tmp_path, softmax())
-    kind, call = unpack(answering.answer(message()))
+    kind, call = told(answering.answer(message()))
     assert kind == "result" and call.sizes.nonzero().flatten().tolist() == [0, 3]
     for name in ("snapshot", "restore", "commit", "__class__"):
-        kind, text = unpack(answering.answer(message(name, done=1)))
+        kind, text = told(answering.answer(message(name, done=1)))
         assert kind == "error" and text.startswith("a node answers ")
-    kind, text = unpack(answering.answer(message("evaluate", [("snapshot", 0)], done=1)))
+    kind, text = told(answering.answer(message("evaluate", [("snapshot", 0)], done=1)))
     assert kind == "error" and text == "a host answers the questions evaluate, personal_scores; got snapshot"
-    assert unpack(answering.answer(message("roll_call", done=2)))[0] == "behind"
+    assert told(answering.answer(message("roll_call", done=2)))[0] == "behind"
 
 
 @pytest.mark.usefixtures("_from_elsewhere")
 def test_data_of_a_nodes_own_clients_get_their_numbers(tmp_path: Path) -> None:
-    kind, call = unpack(node(tmp_path, softmax(num_clients=2), clients=(4, 1), of=6).answer(message()))
-    own = unpack(node(tmp_path, softmax(num_clients=2), clients=(0, 1), of=2).answer(message()))[1]
+    kind, call = told(node(tmp_path, softmax(num_clients=2), clients=(4, 1)).answer(message()))
+    own = told(node(tmp_path, softmax(num_clients=2), clients=(0, 1)).answer(message(facts=FACTS | {"clients": 2})))[1]
     assert (
         kind == "result" and call.sizes[[4, 1]].tolist() == own.sizes.tolist() and int(call.sizes.sum()) == int(own.sizes.sum())
     )
@@ -294,4 +308,4 @@ def test_a_node_leaves_torchs_precision_as_it_was(tmp_path: Path) -> None:
     content, before = softmax(), torch.get_default_dtype()
     content["trainer"]["precision"] = "64-true"
     hosts = node(tmp_path, content)
-    assert unpack(hosts.answer(message()))[0] == "result" and torch.get_default_dtype() == before
+    assert told(hosts.answer(message()))[0] == "result" and torch.get_default_dtype() == before

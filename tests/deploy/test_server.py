@@ -1,8 +1,6 @@
 """The server against nodes in this process, over a stand-in for Flower's Grid that loses, damages and refuses messages."""
 
-import io
-import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,19 +12,17 @@ pytest.importorskip("flwr")
 
 from flwr.app import ArrayRecord, Error, Message, RecordDict
 from flwr.common.constant import ErrorCode
-from flwr.supercore.task_identity import TaskIdentity
 
 from deploy.deployments import CLIENTS, NODES, history, rows
 from deploy.test_node import softmax
-from flcog.deploy import clients, server_app
-from flcog.deploy.application import NODE, PACKAGE, write_app
-from flcog.deploy.arrays import from_record, to_record
-from flcog.deploy.message_types import ANSWER, REQUEST, TYPES
+from flcog.deploy import clients
+from flcog.deploy.application import PACKAGE, write_app
 from flcog.deploy.node import Node
 from flcog.deploy.numbering import shares
 from flcog.deploy.objects import make_objects
-from flcog.deploy.post import Post
-from flcog.deploy.supervision import Worker
+from flcog.deploy.post import ANSWER, TYPES, Post
+from flcog.deploy.server import failure_of, train
+from flcog.deploy.trial import Here, nodes_of
 
 pytestmark = pytest.mark.slow
 
@@ -34,7 +30,7 @@ Fault = Callable[[int, str, int, Node], Any]
 """Decides the fate of a message, from its node's index, its type, the number of earlier messages of this type to the node, and the node."""
 
 
-class Grid:
+class Grid(Here):
     """Delivers messages to nodes at once.
 
     Args:
@@ -46,56 +42,33 @@ class Grid:
     """
 
     def __init__(self, app: Path, state: Path, fault: Fault, clients: int = CLIENTS, nodes: int = NODES) -> None:
-        self.workers = [
-            Worker("1", str(state / str(k)), str(app / PACKAGE), tuple(mine), clients, str(app / NODE), (1, ""))
-            for k, mine in enumerate(shares(clients, nodes))
-        ]
-        self.nodes, self.fault = list(map(Node, self.workers)), fault
-        self.replies: dict[str, Message] = {}
+        super().__init__(nodes_of(app, state, shares(clients, nodes)))
+        self.fault, self.refused = fault, ""
         self.seen: dict[tuple[int, str], int] = {}
 
-    def get_node_ids(self) -> list[int]:
-        return [k + 1 for k in range(len(self.nodes))]
-
-    def push_messages(self, messages: Iterable[Message]) -> list[str]:
-        found = []
-        for message in messages:
-            message.metadata.__dict__["_message_id"] = message.object_id
-            reply = self.answer(message)
-            found.append("" if isinstance(reply, str) else message.metadata.message_id)
-            if isinstance(reply, Message):
-                self.replies[message.metadata.message_id] = reply
-        return found
+    def _push(self, message: Message) -> str:
+        reply = super()._push(message)
+        return "" if self.refused == message.metadata.message_id else reply
 
     def answer(self, message: Message) -> Any:
         k, kind = message.metadata.dst_node_id - 1, message.metadata.message_type
-        if kind == TYPES["end"]:
-            return Message(RecordDict(), reply_to=message)
         before = self.seen.get((k, kind), 0)
         self.seen[k, kind] = before + 1
         fault = self.fault(k, kind, before, self.nodes[k])
-        if isinstance(fault, Error):
+        if isinstance(fault, Error | RecordDict):
             return Message(fault, reply_to=message)
         if fault is False or fault == "unknown":
-            return fault
+            self.refused = message.metadata.message_id if fault else ""
+            return None
         if fault == "restart":
-            self.nodes[k] = Node(self.workers[k])
-        content = fault if isinstance(fault, RecordDict) else None
-        if content is None:
-            packed = self.nodes[k].answer(from_record(message.content[REQUEST]))
-            content = RecordDict({ANSWER: to_record({"answer": packed})})
-        return None if fault == "reply lost" else Message(content, reply_to=message)
-
-    def pull_messages(self, identifiers: Iterable[str]) -> list[Message]:
-        return [self.replies.pop(each) for each in identifiers if each in self.replies]
+            self.nodes[k] = Node(self.nodes[k].place)
+        reply = super().answer(message)
+        return None if fault == "reply lost" else reply
 
 
 @pytest.fixture(autouse=True)
 def _quickly(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(clients, "RETRY_SECONDS", 0.0)
-    monkeypatch.setattr(TaskIdentity, "_run_id", 1)
-    monkeypatch.setattr(TaskIdentity, "_task_id", 1)
-    monkeypatch.setattr(TaskIdentity, "_node_id", 0)
     for name in ("PL_GLOBAL_SEED", "PL_SEED_WORKERS"):
         monkeypatch.setenv(name, "0")  # seed_everything sets them; monkeypatch restores them
 
@@ -112,7 +85,7 @@ def deployed(
     content = softmax(**(data or {}))
     methods = ["flcog.callbacks.SCAFFOLD", "flcog.callbacks.FedDisco"]
     content["trainer"] |= {"rounds": rounds, "callbacks": [*methods, *callbacks]}
-    write_app(folder / "app", content, CLIENTS, NODES)
+    write_app(folder / "app", content, CLIENTS, NODES, 1000)
     train_app(folder, Grid(folder / "app", folder / "state", fault), **options)
     return folder / "runs"
 
@@ -120,13 +93,13 @@ def deployed(
 def train_app(folder: Path, grid: Any, **options: Any) -> None:
     """Train the app in ``folder/app``."""
     defaults = {"poll": 0.01, "timeout": 0.5, "nodes": len(grid.nodes), "clients": CLIENTS, "min_clients": 1, "ckpt_path": ""}
-    server_app.train(folder / "app" / PACKAGE, grid, {**defaults, "root": str(folder / "runs"), **options})
+    train(folder / "app" / PACKAGE, grid, {**defaults, "max_client_samples": 1000, "root": str(folder / "runs"), **options})
 
 
 def test_a_round_asks_the_nodes_of_its_clients_alone(tmp_path: Path) -> None:
     content = softmax(num_clients=12)
     content["trainer"] |= {"rounds": 4, "clients_per_round": 2, "callbacks": ["flcog.callbacks.SCAFFOLD"]}
-    write_app(tmp_path / "app", content, 12, 12)
+    write_app(tmp_path / "app", content, 12, 12, 1000)
     grid = Grid(tmp_path / "app", tmp_path / "state", lambda *message: None, 12, 12)
     train_app(tmp_path, grid, clients=12)
     count = {kind: sum(number for (_, each), number in grid.seen.items() if each == kind) for _, kind in grid.seen}
@@ -232,17 +205,7 @@ def test_a_server_resumes_with_the_states_on_the_nodes(tmp_path: Path) -> None:
     runs = deployed(tmp_path, FAULTS["none"], rounds=2)
     config = tmp_path / "app" / PACKAGE / "config.yaml"
     config.write_text(config.read_text().replace("rounds: 2", "rounds: 3"))
-    grid: Any = Grid(tmp_path / "app", tmp_path / "state", FAULTS["none"])
-    options = {
-        "poll": 0.01,
-        "timeout": 1,
-        "nodes": NODES,
-        "clients": CLIENTS,
-        "min_clients": 1,
-        "ckpt_path": "last",
-        "root": str(runs),
-    }
-    server_app.train(tmp_path / "app" / PACKAGE, grid, options)
+    train_app(tmp_path, Grid(tmp_path / "app", tmp_path / "state", FAULTS["none"]), ckpt_path="last")
     assert history(runs) == simulation(tmp_path)
 
 
@@ -257,15 +220,19 @@ REFUSED: dict[str, tuple[Fault, dict[str, Any], str]] = {
     "a damaged reply": (
         lambda k, kind, before, node: GARBAGE if kind == "train" else None,
         {},
-        "the node of clients 0, 3 has sent a reply that is no message of flcog",
+        "the node of clients 0, 3 has sent a bad answer to the request train: these 0 bytes are no message of flcog",
     ),
     "no flcog": (
         lambda k, kind, before, node: Error(1, "no module flcog") if k == 1 else None,
         {},
-        "node 2 cannot load the app",
+        "node 2 does not run this app: no module flcog",
     ),
     "too few nodes": (FAULTS["none"], {"nodes": 4}, "3 of 4 nodes are connected after 0.5 s: start the others, or set nodes"),
-    "a client without a node": (FAULTS["none"], {"clients": 7}, "no connected node hosts client 6: give each client to one node"),
+    "a client without a node": (
+        FAULTS["none"],
+        {"clients": 7},
+        "the node's data have 6 clients, and the node hosts 2 of 7: give data",
+    ),
     "a node that leaves before round 1": (
         lambda k, kind, before, node: "unknown" if k == 2 else None,
         {},
@@ -279,16 +246,13 @@ REFUSED: dict[str, tuple[Fault, dict[str, Any], str]] = {
 }
 
 
-def test_flower_prints_no_traceback_of_a_failure_in_one_line(tmp_path: Path) -> None:
-    server_app.server_app(tmp_path)
-    printed, handler = io.StringIO(), logging.StreamHandler()
-    handler.setStream(printed)
-    logging.getLogger("flwr").addHandler(handler)
-    for error in (server_app.RunFailure("one line"), KeyError("a fault")):
-        logging.getLogger("flwr").error("ServerApp raised an exception", exc_info=error)
-    logging.getLogger("flwr").removeHandler(handler)
-    assert printed.getvalue().count("ServerApp raised an exception") == 2
-    assert "one line" not in printed.getvalue() and "KeyError: 'a fault'" in printed.getvalue()
+def test_a_failure_is_told_in_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_app(tmp_path / "app", softmax(), CLIENTS, NODES, 1000)
+    grid: Any = Grid(tmp_path / "app", tmp_path / "state", FAULTS["none"])
+    failure = failure_of(
+        tmp_path / "app" / PACKAGE, grid, {"poll": 0.01, "timeout": 0.1, "nodes": 4, "clients": CLIENTS, "root": ""}
+    )
+    assert failure.startswith("3 of 4 nodes are connected after 0.1 s") and "Traceback" not in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("name", REFUSED)
