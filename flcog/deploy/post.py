@@ -11,6 +11,7 @@ from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects
 from flwr.supercore.run import RunNotRunningException
 
 from flcog.client.answers import BadAnswer
+from flcog.wire.packing import PackingError
 
 TYPES = {
     "begin": "query.begin",
@@ -44,7 +45,7 @@ def to_record(parts: Mapping[str, bytes]) -> ArrayRecord:
 def from_record(record: Any) -> dict[str, bytes]:
     """The parts of a message. Records of other senders are refused."""
     if not isinstance(record, ArrayRecord) or any(array.stype != PACKED for array in record.values()):
-        raise ValueError(f"a message of flcog contains an ArrayRecord with the serialisation {PACKED}")
+        raise PackingError(f"a message of flcog contains an ArrayRecord with the serialisation {PACKED}")
     return {name: array.data for name, array in record.items()}
 
 

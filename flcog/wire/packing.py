@@ -105,15 +105,15 @@ def unpack(data: bytes | bytearray | memoryview, limits: Limits | None = None) -
     if len(view) < PREFIX.size or bytes(view[: len(FORMAT)]) != FORMAT:
         raise PackingError(f"these {len(view)} bytes are no message of flcog: they begin with {bytes(view[:8])!r}")
     _, crc, length = PREFIX.unpack_from(view)
-    if zlib.crc32(view[len(FORMAT) + 4 :]) != crc:
-        raise PackingError("the message is damaged: its checksum does not match its content; send it again")
-    if length > len(view) - PREFIX.size:
-        raise PackingError(f"the message's header should have {length} bytes; the message ends after {len(view) - PREFIX.size}")
     got = Limits(length, len(view) - PREFIX.size - length)
+    if got.values < 0:
+        raise PackingError(f"the message's header should have {length} bytes; the message ends after {len(view) - PREFIX.size}")
     if limits is not None and not (got.header <= limits.header and got.values <= limits.values):
         raise PackingError(
             f"the message has {got.header} and {got.values} bytes, and at most {limits.header} and {limits.values} are due"
         )
+    if zlib.crc32(view[len(FORMAT) + 4 :]) != crc:
+        raise PackingError("the message is damaged: its checksum does not match its content; send it again")
     try:
         header = json.loads(bytes(view[PREFIX.size : PREFIX.size + length]))
         tree, rows = header["tree"], header["tensors"]

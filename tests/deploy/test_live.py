@@ -194,7 +194,7 @@ def test_every_kind_of_process_may_be_killed(deployment: Deployment, tmp_path: P
     until(240, lambda: len(rows(root)) == 4)
     deployment.kill("server")
     deployment.start_server()
-    assert deployment.finish(run) == "finished:failed"
+    assert deployment.finish(run) == "finished:failed", deployment.log("server")
     run = deployment.run({"root": str(root), "ckpt_path": "last"})
     assert deployment.finish(run) == "finished:completed", deployment.log("server")
     assert history(root) == simulated(tmp_path / "simulated", config("flcog.callbacks.SCAFFOLD", rounds=6))
