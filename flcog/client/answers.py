@@ -161,7 +161,7 @@ class Belief:
             require(call.task in (*LABELLED, "unlabelled"), "its task is unknown")
             for name, most in (("asked", MOST_SAMPLES), ("num_classes", MOST_CLASSES)):
                 value = getattr(call, name)
-                require(type(value) is int and 0 < value <= most, f"{name} is no number from 1 to {most}")
+                require(type(value) is int and 0 <= value <= most, f"{name} is no number from 0 to {most}")
             edges, names = call.bin_edges, call.class_names
             require(
                 edges is None or (isinstance(edges, Tensor) and edges.ndim == 1 and len(edges) < call.num_classes), "bin_edges"

@@ -11,8 +11,16 @@ def check_run(methods: Sequence[Method], observers: Sequence[Callback]) -> None:
     """Refuse a run before its app is written, and again before it starts, because users may edit the app."""
     check_methods(methods)
     check_separate(methods)
-    _check_rounds(methods)
-    _check_checkpoints(observers)
+    if (asynchronous := asynchronous_of(methods)) is not None:
+        raise ValueError(
+            f"{asynchronous.name} decides by simulated time when clients arrive, and nodes train in real time: remove it"
+        )
+    for observer in observers:
+        if isinstance(observer, Checkpoint) and (observer.every_n_rounds != 1 or not observer.enabled):
+            raise ValueError(
+                f"nodes keep the states of two rounds, so a deployment writes a checkpoint after every round; got every_n_rounds="
+                f"{observer.every_n_rounds}, enabled={observer.enabled}: leave both out, and enable_checkpointing"
+            )
 
 
 def check_methods(methods: Sequence[Method]) -> None:
@@ -27,21 +35,3 @@ def check_methods(methods: Sequence[Method]) -> None:
                 f"{method.name} cannot be deployed: it simulates the exchange of keys between clients, and the server would know all "
                 f"keys. Remove {method.name}"
             )
-
-
-def _check_checkpoints(observers: Sequence[Callback]) -> None:
-    """Refuse checkpoints that are older than the states on the nodes."""
-    for observer in observers:
-        if isinstance(observer, Checkpoint) and (observer.every_n_rounds != 1 or not observer.enabled):
-            raise ValueError(
-                f"nodes keep the states of two rounds, so a deployment writes a checkpoint after every round; got every_n_rounds="
-                f"{observer.every_n_rounds}, enabled={observer.enabled}: leave both out, and enable_checkpointing"
-            )
-
-
-def _check_rounds(methods: Sequence[Method]) -> None:
-    """Refuse rounds whose clients train by the simulated clock alone."""
-    if (asynchronous := asynchronous_of(methods)) is not None:
-        raise ValueError(
-            f"{asynchronous.name} decides by simulated time when clients arrive, and nodes train in real time: remove it"
-        )

@@ -119,7 +119,8 @@ class Node:
         for i, (name, count) in enumerate(head["requests"]):
             arguments = [unpack(parts[f"{i}.{k}"]) for k in range(count)]
             if name == "begin":
-                check_alike(self._build(head["facts"]), head["facts"])
+                here = facts_of(self._build(head["facts"]), head["facts"]["clients"])
+                check_alike(head["facts"], here, "set the same in both YAML files")
                 self._done = 0
             elif self._clients is None:
                 raise Behind
@@ -141,7 +142,7 @@ class Node:
 
     def _build(self, facts: dict[str, Any]) -> FederatedDataModule:
         """Make the node's clients, once."""
-        check_versions(facts)
+        check_alike(facts, VERSIONS, "install the same version on both")
         if self._datamodule is None:
             objects = make_objects(self.place.app, [self.place.data], "--trainer.logger", "false")
             trainer, model = objects.trainer, objects.model
@@ -171,17 +172,8 @@ def facts_of(datamodule: FederatedDataModule, clients: int) -> dict[str, Any]:
     return {**VERSIONS, "batch_size": datamodule.batch_size, "drop_last": datamodule.drop_last, "clients": clients}
 
 
-def check_versions(facts: dict[str, Any]) -> None:
-    """Refuse a server with other versions."""
-    for name, version in VERSIONS.items():
-        if facts.get(name) != version:
-            raise ValueError(f"this node has {name} {version}, the server {facts.get(name)}: install the same version on both")
-
-
-def check_alike(datamodule: FederatedDataModule, facts: dict[str, Any]) -> None:
-    """Refuse a server that makes other batches."""
-    for name, here in facts_of(datamodule, facts["clients"]).items():
-        if facts.get(name) != here:
-            raise ValueError(
-                f"this node's data have {name}={here}, the server's {facts.get(name)}: set the same in both YAML files"
-            )
+def check_alike(facts: Mapping[str, Any], here: Mapping[str, Any], fix: str) -> None:
+    """Refuse a server with other facts."""
+    for name, mine in here.items():
+        if facts.get(name) != mine:
+            raise ValueError(f"this node has {name}={mine}, the server {facts.get(name)}: {fix}")

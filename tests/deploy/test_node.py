@@ -66,17 +66,17 @@ REFUSED = {
     "another torch": (
         {},
         {"facts": FACTS | {"torch": "1.0"}},
-        "this node has torch .*, the server 1.0: install the same version",
+        "this node has torch=.*, the server 1.0: install the same version",
     ),
     "another flcog": (
         {},
         {"facts": FACTS | {"flcog": "0.0"}},
-        "this node has flcog .*, the server 0.0: install the same version",
+        "this node has flcog=.*, the server 0.0: install the same version",
     ),
     "another batch": (
         {},
         {"facts": FACTS | {"batch_size": 9}},
-        "this node's data have batch_size=8, the server's 9: set the same",
+        "this node has batch_size=8, the server 9: set the same",
     ),
     "too few clients": (
         {"num_clients": 4},
