@@ -29,7 +29,7 @@ ALL = (
     Command("report", "flcog.commands.report.command:report"),
     Command("compare", "flcog.commands.compare.command:compare"),
     Command("deploy", "flcog.deploy.command:deploy"),
-    Command("server", "flcog.deploy.command:server"),
+    Command("server", "flcog.deploy.server:server"),
     Command("node", "flcog.deploy.node:node"),
     Command("methods", "flcog.commands.methods:methods"),
     Command("cite", "flcog.commands.cite:cite"),

@@ -1,4 +1,4 @@
-"""The commands ``flcog deploy``, which writes a Flower app from a configuration or tries it here, and ``flcog server``."""
+"""The command ``flcog deploy``: writes a Flower app from a configuration, or tries it in this process."""
 
 import tempfile
 import warnings
@@ -57,26 +57,3 @@ def _try(app: Path, states: Path, clients: int, nodes: int, root: Path) -> None:
 
     grid = Here(nodes_of(app, states, shares(clients, nodes)))
     train(app / PACKAGE, grid, get_fused_config_from_dir(app, {"root": str(root)}))  # type: ignore[arg-type]
-
-
-def server(arguments: list[str]) -> None:
-    """Train the runs of an app that are submitted to a SuperLink on this machine, with this machine's own copy of the app.
-
-    flcog server app --secret secret --root-certificates ca.crt
-    """
-    parser = parser_of("server", server)
-    parser.add_argument("app", type=Path, help="this machine's copy of the app's folder, which flcog deploy has written")
-    parser.add_argument(
-        "--secret", type=Path, required=True, help="the file that the SuperLink has as --superexec-auth-secret-file"
-    )
-    parser.add_argument("--superlink", default="127.0.0.1:8000", help="the SuperLink's --host and --port (%(default)s)")
-    parser.add_argument(
-        "--root-certificates", type=Path, help="the authority of its certificate; none for a SuperLink without TLS"
-    )
-    options = parser.parse_args(arguments)
-    require(*FLOWER)
-    from flcog.deploy.server import wait_for_runs
-    from flcog.deploy.tasks import Runtime
-
-    authority = options.root_certificates and options.root_certificates.read_bytes()
-    wait_for_runs(Runtime(options.superlink, options.secret.read_bytes(), authority), options.app.resolve())

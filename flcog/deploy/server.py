@@ -3,70 +3,47 @@
 import time
 import traceback
 from collections.abc import Mapping
-from contextlib import suppress
+from functools import partial
 from pathlib import Path
-from queue import Queue
 from typing import Any
-
-import httpx
-from flwr.common.config import get_fused_config_from_dir
-from flwr.common.serde import run_from_proto
-from flwr.proto.runtime_pb2 import PullTaskInputRequest
-from flwr.serverapp import Grid
-from flwr.supercore.constant import TaskType
-from flwr.supercore.logger import flush_logs, mirror_output_to_queue, start_log_uploader, stop_log_uploader
-from flwr.supercore.run import RunNotRunningException
-from flwr.supercore.task_identity import TaskIdentity
-from flwr.superlink.grid import HttpGrid
 
 from flcog.commands.complaint import complain
 from flcog.commands.refusals import refusal
-from flcog.deploy.application import PACKAGE
+from flcog.core.commands import parser_of
+from flcog.core.extras import require
+from flcog.deploy.application import FLOWER, PACKAGE
 from flcog.deploy.checks import check_run
-from flcog.deploy.clients import DeployedClients, FlowerNode, Progress
 from flcog.deploy.node import facts_of
 from flcog.deploy.objects import SERVER, make_objects
-from flcog.deploy.post import Post
-from flcog.deploy.tasks import Runtime, finish, hash_of, refusal_of
 
 
-def wait_for_runs(runtime: Runtime, app: Path) -> None:
-    """Train the runs of an app that somebody submits to the SuperLink, one after another and without end.
+def server(arguments: list[str]) -> None:
+    """Train the runs of an app that are submitted to a SuperLink on this machine, with this machine's own copy of the app.
 
-    Args:
-        runtime: the SuperLink's.
-        app: this machine's copy of the app.
+    flcog server app --secret secret --root-certificates ca.crt
     """
-    pinned, output = hash_of(app), Queue[str | None]()
-    mirror_output_to_queue(output)  # for flwr log
-    for token, asked in runtime.tasks(TaskType.SERVER_APP):
-        with runtime.work(token) as client:
-            started = client.PullTaskInput(PullTaskInputRequest())
-            run = run_from_proto(started.run)
-            TaskIdentity.task_id, TaskIdentity.run_id, TaskIdentity.node_id = started.task_id, run.run_id, started.context.node_id
-            upload = start_log_uploader(output, 0, run.run_id, client)
-            failure = refusal_of(app, pinned, asked)
-            if failure:
-                print(failure, flush=True)
-            else:
-                grid = HttpGrid(runtime.address, runtime.certificates is None, runtime.certificates, token=token)
-                grid.set_run(run)
-                try:
-                    failure = failure_of(app / PACKAGE, grid, get_fused_config_from_dir(app, run.override_config))
-                finally:
-                    grid.close()
-            flush_logs(output)
-            stop_log_uploader(output, upload)
-            with suppress(httpx.HTTPError):  # somebody has stopped the run
-                finish(client, failure)
+    parser = parser_of("server", server)
+    parser.add_argument("app", type=Path, help="this machine's copy of the app's folder, which flcog deploy has written")
+    parser.add_argument(
+        "--secret", type=Path, required=True, help="the file that the SuperLink has as --superexec-auth-secret-file"
+    )
+    parser.add_argument("--superlink", default="127.0.0.1:8000", help="the SuperLink's --host and --port (%(default)s)")
+    parser.add_argument(
+        "--root-certificates", type=Path, help="the authority of its certificate; none for a SuperLink without TLS"
+    )
+    options = parser.parse_args(arguments)
+    require(*FLOWER)
+    from flcog.deploy.tasks import Runtime, train_runs
+
+    authority = options.root_certificates and options.root_certificates.read_bytes()
+    runtime, app = Runtime(options.superlink, options.secret.read_bytes(), authority), options.app.resolve()
+    train_runs(runtime, app, partial(failure_of, app / PACKAGE))
 
 
-def failure_of(folder: Path, grid: Grid, options: Mapping[str, Any]) -> str:
+def failure_of(folder: Path, grid: Any, options: Mapping[str, Any]) -> str:
     """Train a run. Returns the reason if it fails."""
     try:
         train(folder, grid, options)
-    except RunNotRunningException:
-        return "the run was stopped"
     except Exception as error:
         if (reason := refusal(error)) is None:
             traceback.print_exc()
@@ -76,7 +53,7 @@ def failure_of(folder: Path, grid: Grid, options: Mapping[str, Any]) -> str:
     return ""
 
 
-def train(folder: Path, grid: Grid, options: Mapping[str, Any]) -> None:
+def train(folder: Path, grid: Any, options: Mapping[str, Any]) -> None:
     """Train until all rounds are done.
 
     Args:
@@ -85,6 +62,9 @@ def train(folder: Path, grid: Grid, options: Mapping[str, Any]) -> None:
         options: the run's configuration: ``nodes``, ``clients``, ``max_client_samples``, ``min_clients``, ``timeout``, ``poll``,
             ``ckpt_path``, ``root``.
     """
+    from flcog.deploy.clients import DeployedClients, FlowerNode, Progress  # these need Flower's packages
+    from flcog.deploy.post import Post
+
     post = Post(grid, float(options["poll"]), float(options["timeout"]))
     progress = Progress(post)
     root = ("--trainer.default_root_dir", str(options["root"])) if options["root"] else ()
@@ -108,7 +88,7 @@ def options_of(options: Mapping[str, Any], name: str) -> int:
     return value
 
 
-def connected(post: Post, wanted: int) -> list[int]:
+def connected(post: Any, wanted: int) -> list[int]:
     """Wait until enough nodes are connected, and return their numbers."""
     deadline = time.monotonic() + post.timeout
     while len(nodes := list(post.grid.get_node_ids())) < wanted:

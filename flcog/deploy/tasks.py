@@ -10,15 +10,18 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from queue import Queue
 from typing import Any
 
 import httpx
 from flwr.app import Context, Error, Message
 from flwr.cli.build import build_fab_from_disk
 from flwr.clientapp import ClientApp
+from flwr.common.config import get_fused_config_from_dir
 from flwr.common.constant import ErrorCode, SubStatus
-from flwr.proto.runtime_pb2 import AcquireTaskRequest, PushTaskOutputRequest, SendTaskHeartbeatRequest
-from flwr.serverapp import ServerApp
+from flwr.common.serde import run_from_proto
+from flwr.proto.runtime_pb2 import AcquireTaskRequest, PullTaskInputRequest, PushTaskOutputRequest, SendTaskHeartbeatRequest
+from flwr.serverapp import Grid, ServerApp
 from flwr.supercore.constant import TaskType
 from flwr.supercore.heartbeat import HeartbeatSender
 from flwr.supercore.interceptors import (
@@ -26,7 +29,11 @@ from flwr.supercore.interceptors import (
     RuntimeVersionHttpInterceptor,
     SuperExecAuthHttpInterceptor,
 )
+from flwr.supercore.logger import flush_logs, mirror_output_to_queue, start_log_uploader, stop_log_uploader
+from flwr.supercore.run import RunNotRunningException
 from flwr.supercore.runtime import RuntimeHttpClient
+from flwr.supercore.task_identity import TaskIdentity
+from flwr.superlink.grid import HttpGrid
 from flwr.supernode.runtime.run_clientapp import pull_task_input, push_message
 
 from flcog.deploy.post import REQUEST, from_record, reply_to
@@ -157,6 +164,39 @@ def answer_messages(runtime: Runtime, app: Path, answer: Callable[[Mapping[str, 
 def _tell(text: str) -> None:
     with suppress(OSError):  # the disk with the output may be full
         print(f"{time.strftime('%H:%M:%S')} {text}", flush=True)
+
+
+def train_runs(runtime: Runtime, app: Path, failure_of: Callable[[Grid, Mapping[str, Any]], str]) -> None:
+    """Train the runs of an app that somebody submits to a SuperLink, one after another and without end.
+
+    Args:
+        runtime: the SuperLink's.
+        app: this machine's copy of the app.
+        failure_of: trains a run with its options, and returns the reason if it fails.
+    """
+    pinned, output = hash_of(app), Queue[str | None]()
+    mirror_output_to_queue(output)  # for flwr log
+    for token, asked in runtime.tasks(TaskType.SERVER_APP):
+        with runtime.work(token) as client:
+            started = client.PullTaskInput(PullTaskInputRequest())
+            run = run_from_proto(started.run)
+            TaskIdentity.task_id, TaskIdentity.run_id, TaskIdentity.node_id = started.task_id, run.run_id, started.context.node_id
+            upload = start_log_uploader(output, 0, run.run_id, client)
+            if failure := refusal_of(app, pinned, asked):
+                _tell(failure)
+            else:
+                grid = HttpGrid(runtime.address, runtime.certificates is None, runtime.certificates, token=token)
+                grid.set_run(run)
+                try:
+                    failure = failure_of(grid, get_fused_config_from_dir(app, run.override_config))
+                except RunNotRunningException:
+                    failure = "the run was stopped"
+                finally:
+                    grid.close()
+            flush_logs(output)
+            stop_log_uploader(output, upload)
+            with suppress(httpx.HTTPError):  # somebody has stopped the run
+                finish(client, failure)
 
 
 UNINVITED = "flcog runs no code that Flower delivers: start flower-superlink and flower-supernode with --isolation process"
