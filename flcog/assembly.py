@@ -204,7 +204,7 @@ class Assembly:
         for method in self.methods:
             if isinstance(method, DataExchange) and method.exchanges_data and method.start_round < self.settings.rounds:
                 ask = partial(clients.exchange, method.name)
-                summary = method.ask_clients(ask, clients.roll_call().sizes, federation.task, self._rng(method))
+                summary = method.ask_clients(ask, clients.roll_call().sizes, self._rng(method))
                 ledger.add(method.name, *summary.bytes_sent)
                 exchanges[method.name] = summary.kind(federation=federation, bytes_sent=summary.bytes_sent, digest=summary.digest)
                 if summary.note:

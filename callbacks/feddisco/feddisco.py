@@ -12,7 +12,7 @@ from torch import Generator, Tensor
 from flcog.callbacks.feddisco.secure_sum import masked, unmasked_sum
 from flcog.core.checks import at_least, one_of
 from flcog.core.types import Params
-from flcog.data import LABELLED, Exchange
+from flcog.data import LABELLED, Exchange, Federation
 from flcog.label_statistics import label_table
 from flcog.method import Ask, ClientView, Cohort, DataExchange, DataHost, ExchangeSummary, FirstContact
 from flcog.wire.envelope import Field
@@ -103,16 +103,21 @@ class FedDisco(DataExchange):
     def exchanges_data(self) -> bool:
         return self.target == "global"
 
-    def ask_clients(self, ask: Ask, sizes: Tensor, task: str, rng: Generator) -> ExchangeSummary:
+    def ask_clients(self, ask: Ask, sizes: Tensor, rng: Generator) -> ExchangeSummary:
         everybody = range(len(sizes))
-        like = lambda client, own: Field((own.num_classes,), torch.int64)  # noqa: E731
+        tasks = set[str]()
+
+        def like(client: int, own: Federation) -> Field:
+            tasks.add(own.task)
+            return Field((own.num_classes,), torch.int64)
+
         messages = torch.stack(list(ask("count", dict.fromkeys(everybody, None), like).values()))
         total = unmasked_sum(messages)
-        if (total > sizes.sum()).any() or (task != "multilabel" and total.sum() != sizes.sum()):
+        if (total > sizes.sum()).any() or (tasks - {"multilabel"} and total.sum() != sizes.sum()):
             raise ValueError(
                 f"FedDisco: {int(sizes.sum())} samples have {int(total.sum())} labels: the counts of some client are wrong"
             )
-        ask("sum", dict.fromkeys(everybody, total), lambda client, own: None)
+        ask("sum", dict.fromkeys(everybody, total), None)
         num_bytes = 4 * messages.numel()  # up, and as many down: the sum goes to every client
         return ExchangeSummary((num_bytes, num_bytes), kind=partial(LabelSum, label_counts=total))
 

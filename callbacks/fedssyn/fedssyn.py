@@ -114,7 +114,7 @@ class Fedssyn(DataExchange):
     def exchanges_data(self) -> bool:
         return self.share != "none"
 
-    def ask_clients(self, ask: Ask, sizes: Tensor, task: str, rng: torch.Generator) -> ExchangeSummary:
+    def ask_clients(self, ask: Ask, sizes: Tensor, rng: torch.Generator) -> ExchangeSummary:
         self._check_rounds()
         count, shuffle = self._count(sizes.numpy()), np.random.default_rng(fold(rng.initial_seed(), "shuffle"))
         if self.share == "real":

@@ -34,7 +34,7 @@ def share_synthetic(
         local: whether each client trains on the samples that it generated, which it does not send.
         shuffle: draws the samples that are sent, and their distribution.
     """
-    made = np.array(list(ask("generate", dict.fromkeys(range(len(sizes)), count), lambda client, own: 0).values()))
+    made = np.array(list(ask("generate", dict.fromkeys(range(len(sizes)), count), 0).values()))
     if (wrong := np.flatnonzero((made < 0) | (made > count))).size:
         raise ValueError(f"Fedssyn: client {wrong[0]} has generated {made[wrong[0]]} samples, and {count} were asked for")
     sent = capacity(sizes, p, made)
@@ -43,11 +43,11 @@ def share_synthetic(
         for client, (n, number) in enumerate(zip(made, sent, strict=True))
     }
     if local:
-        return _summary(0, sizes, sent, ask("keep", chosen, _digest_like))
+        return _summary(0, sizes, sent, ask("keep", chosen, ""))
     pool = _joined(list(ask("send", chosen, _samples_like(sent)).values()))
     received = deal(sent, capacity(sizes, p, np.full(len(sizes), sent.sum())), shuffle)
     shares = {client: _rows(pool, received.client(client)) for client in range(len(sizes))}
-    return _summary(_num_bytes(pool), sizes, received.sizes, ask("receive", shares, _digest_like))
+    return _summary(_num_bytes(pool), sizes, received.sizes, ask("receive", shares, ""))
 
 
 def share_real(ask: Ask, sizes: np.ndarray, count: int, p: float | None, shuffle: np.random.Generator) -> ExchangeSummary:
@@ -60,7 +60,7 @@ def share_real(ask: Ask, sizes: np.ndarray, count: int, p: float | None, shuffle
     pool = _joined(list(ask("give", counts, _samples_like(given)).values()))
     received = Partition(shuffle.permutation(int(given.sum())), np.concatenate([[0], np.cumsum(given)]))
     shares = {client: _rows(pool, received.client(client)) for client in positions}
-    return _summary(_num_bytes(pool), sizes - given, given, ask("receive", shares, _digest_like))
+    return _summary(_num_bytes(pool), sizes - given, given, ask("receive", shares, ""))
 
 
 def _samples_like(counts: Sequence[int] | np.ndarray) -> Any:
@@ -73,10 +73,6 @@ def _samples_like(counts: Sequence[int] | np.ndarray) -> Any:
         return trees.map_leaves(form, inputs), trees.map_leaves(form, targets)
 
     return like
-
-
-def _digest_like(client: int, own: Federation) -> str:
-    return ""
 
 
 def answer_of_shuffle(step: str, messages: Mapping[int, Any], host: DataHost, keep_own: bool) -> dict[int, Any]:

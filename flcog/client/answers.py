@@ -1,8 +1,8 @@
-"""What the server believes of a host's answer: the clients, fields, shapes, types and sizes that it asked for, and nothing else.
+"""The form in which the server believes a host's answer: the clients, fields, shapes, types and sizes that it asked for.
 
 The server knows the form of every answer before it arrives. A reply to a task has the form of the reply that the server's own client sends
-after one step. An answer may have no more bytes than that form has; then it is unpacked and compared, and what the server can compute
-itself, such as the bytes that it counts, replaces what the host says.
+after one step. An answer may have no more bytes than this form. Then the server unpacks and compares it, and replaces every value
+that it can compute itself, such as the counted bytes.
 """
 
 import itertools
@@ -39,13 +39,12 @@ MOST_TEXT = 200
 MOST_CLASSES = 10**6
 MOST_SAMPLES = 2**40
 
-Like = Callable[[int, Federation], Any]
-"""``like(client, own)``: an example of a client's answer in an exchange, with a :class:`Field` for each tensor; None for no answer. ``own``
-are the server's own data, which have the form of all clients'."""
+Like = Callable[[int, Federation], Any] | Any
+"""An example of a client's answer in an exchange, or a function that returns it (``flcog.method.data_exchange.Ask``)."""
 
 
 class BadAnswer(ValueError):
-    """An answer that is not what the server asked for."""
+    """An answer of another form than the server asked for."""
 
 
 class HostError(BadAnswer):
@@ -101,7 +100,7 @@ class Belief:
     num_clients: int = 0
     max_samples: int = MOST_SAMPLES
     drop: bool = False
-    like: Like = lambda client, own: None
+    like: Like = None
     """Gives an example of each client's answer in the exchange under way."""
     _replies: dict[Any, tuple[ClientReply, Limits]] = field(default_factory=dict)
 
@@ -190,7 +189,7 @@ class Belief:
 
     def _exchange(self, messages: Mapping[int, Any]) -> Wanted:
         """The answers of clients to messages before round 1."""
-        found = {client: self.like(client, self.own.federation) for client in messages}
+        found = {client: self.like(client, self.own.federation) if callable(self.like) else self.like for client in messages}
         return wanted({client: example for client, example in found.items() if example is not None})
 
     def _contact(self, received: Download, newcomers: Mapping[str, Sequence[int]]) -> Wanted:

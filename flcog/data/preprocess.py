@@ -14,8 +14,8 @@ class Preprocess:
 
     Args:
         mean, std: per channel, or one for all, on the [0, 1] scale; None leaves values as they are (after the uint8 scaling).
-        fitted: whose rows give mean and std, which :meth:`take` sets: those of all clients (``common``), or those of this machine's
-            (``own``). None if they are given.
+        fitted: whose rows give mean and std, which :meth:`take` sets: all clients' (``common``), or this machine's (``own``). None if mean
+            and std are given.
     """
 
     def __init__(

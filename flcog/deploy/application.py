@@ -12,7 +12,7 @@ FLOWER = ("flwr", "flcog deploy", "flower")
 """Arguments of ``require``."""
 
 PACKAGE = "flcog_app"
-"""The app's package, of which the server and each node have a copy. Users' own modules that the config names belong beside its files."""
+"""The app's package. The server and each node have a copy. Users' own modules that the config names belong beside its files."""
 
 NODE = "node.yaml"
 """An example of the file that each node keeps for itself."""

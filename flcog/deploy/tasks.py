@@ -119,7 +119,7 @@ def finish(client: RuntimeHttpClient, failure: str = "") -> None:
 
 
 def hash_of(app: Path) -> str:
-    """The hash of an app, by which Flower knows it."""
+    """The hash that Flower gives to an app."""
     return hashlib.sha256(build_fab_from_disk(app)).hexdigest()
 
 

@@ -14,8 +14,9 @@ from flcog.method.method import Method
 Ask = Callable[[str, Mapping[int, Any], Any], dict[int, Any]]
 """``ask(step, messages, like)`` sends each client its message, and returns the clients' answers. Both are sorted by client.
 
-``like(client, own)`` is an example of a client's answer, with a :class:`flcog.wire.envelope.Field` for each tensor, or None for no answer.
-The server believes an answer only if it has this form. ``own`` are the server's own data, which have the form of all clients'.
+The server believes an answer only if it has the form of an example: ``like`` is the example, with a tensor or a
+:class:`flcog.wire.envelope.Field` for each tensor, None if clients do not answer, or a function ``like(client, own)`` that returns the
+example of a client. ``own`` are the server's own data, which have the form of all clients'.
 """
 
 
@@ -74,13 +75,12 @@ class DataExchange(Method, protocol=True):
         """Whether there is an exchange with the method's present arguments."""
         return True
 
-    def ask_clients(self, ask: Ask, sizes: Tensor, task: str, rng: torch.Generator) -> ExchangeSummary:
+    def ask_clients(self, ask: Ask, sizes: Tensor, rng: torch.Generator) -> ExchangeSummary:
         """The server's part. *Chain, once; plain Python.*
 
         Args:
             ask: sends messages to clients and returns their answers.
             sizes: the size of each client's training set, int64 [num_clients].
-            task: the kind of label.
             rng: draws the server's random numbers. Its initial seed is ``host.seed``.
         """
         raise NotImplementedError
@@ -101,5 +101,5 @@ class DataExchange(Method, protocol=True):
             return Exchange(federation)
         host = DataHost(federation, rng.initial_seed(), workspace)
         sizes = torch.from_numpy(federation.partition.sizes)
-        summary = self.ask_clients(lambda step, messages, like: self.answer(step, messages, host), sizes, federation.task, rng)
+        summary = self.ask_clients(lambda step, messages, like: self.answer(step, messages, host), sizes, rng)
         return replace(host.result(), bytes_sent=summary.bytes_sent, digest=summary.digest)

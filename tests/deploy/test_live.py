@@ -5,7 +5,6 @@ import shutil
 import signal
 import ssl
 import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -217,25 +216,14 @@ def rejoined(deployment: Deployment) -> bool:
 def test_late_and_full_nodes_drop_out(deployment: Deployment, tmp_path: Path) -> None:
     """Node 1 is stopped in one round, and node 2 cannot write its states, like a node with a full disk."""
     deployment.start_nodes()
-    run = deployment.run({"root": str(tmp_path / "runs"), "timeout": 20.0, "min_clients": 1})
-    until(120, lambda: len(rows(tmp_path / "runs")) == 1)
+    run = deployment.run({"root": str(tmp_path / "runs"), "timeout": 45.0, "min_clients": 1})
+    until(240, lambda: len(rows(tmp_path / "runs")) == 1)
     os.killpg(deployment.processes["node1"].pid, signal.SIGSTOP)
     full = str(deployment.processes["node2"].pid)
     subprocess.run(["prlimit", "--pid", full, "--fsize=1024:unlimited"], check=True)
-    until(120, lambda: len(rows(tmp_path / "runs")) == 2)
+    until(240, lambda: len(rows(tmp_path / "runs")) == 2)
     os.killpg(deployment.processes["node1"].pid, signal.SIGCONT)
     subprocess.run(["prlimit", "--pid", full, "--fsize=unlimited"], check=True)
     assert deployment.finish(run) == "finished:completed", deployment.log("server")
     lost = [float(row.get("clients/lost") or 0) for row in rows(tmp_path / "runs")]
     assert lost[0] == lost[3] == 0 and max(lost) == 4 and "File too large" in deployment.log("server"), lost
-
-
-def test_the_processes_of_the_page_do_not_run_as_root() -> None:
-    """Somebody who is not root can start all of them: no port below 1024, no file outside the folder."""
-    if os.getuid() != 0:
-        pytest.skip("the other tests show it")
-    user = shutil.which("setpriv")
-    assert user is not None
-    words = [user, "--reuid=65534", "--regid=65534", "--clear-groups", "flcog", "server", "--help"]
-    environment = {**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}", "HOME": "/tmp"}
-    subprocess.run(words, env=environment, check=True, capture_output=True)

@@ -6,7 +6,9 @@ from types import SimpleNamespace
 from typing import Any
 
 import lightning as L
+import numpy as np
 import pytest
+import yaml
 
 pytest.importorskip("flwr")
 
@@ -17,6 +19,7 @@ from deploy.deployments import CLIENTS, NODES, history, rows
 from deploy.test_node import softmax
 from flcog.deploy import clients
 from flcog.deploy.application import PACKAGE, write_app
+from flcog.deploy.command import deploy
 from flcog.deploy.node import Node
 from flcog.deploy.numbering import shares
 from flcog.deploy.objects import make_objects
@@ -261,3 +264,16 @@ def test_faults_end_the_run_in_one_line(tmp_path: Path, name: str) -> None:
     with pytest.raises((ValueError, OSError), match=says) as caught:
         deployed(tmp_path, fault, **options)
     assert "\n" not in str(caught.value)
+
+
+def test_a_trial_reads_relative_paths_from_the_users_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    inputs, targets = np.random.default_rng(0).normal(size=(40, 6)).astype("float32"), np.arange(40) % 3
+    np.savez(tmp_path / "mine.npz", train_inputs=inputs, train_targets=targets, test_inputs=inputs, test_targets=targets)
+    network = {"class_path": "flcog.models.SoftmaxRegression", "init_args": {"in_features": 6, "num_classes": 3}}
+    content = softmax()
+    content["model"]["init_args"]["model"] = network
+    content["data"] = {"class_path": "flcog.datamodules.ArrayData", "init_args": {"path": "mine.npz", "num_clients": 2}}
+    (tmp_path / "mine.yaml").write_text(yaml.safe_dump(content))
+    monkeypatch.chdir(tmp_path)
+    deploy(["-c", "mine.yaml", "--try", "2", "--out", "app"])
+    assert history(tmp_path / "runs") == simulation(tmp_path)
