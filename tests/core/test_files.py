@@ -220,10 +220,6 @@ def test_every_file_is_written_with_these_functions() -> None:
         'slurm.py: with (self.run.folder / OUTPUT).open("ab") as output:',  # and so does each run in a queue
         'early_processes.py: with os.fdopen(pipe, "w") as message:',  # a pipe to another process
         r'git.py: (empty / "HEAD").write_text(f"{commit}\n")',  # in a folder that is deleted after git's answer
-        'loopback.py: (self.folder / "home" / "config.toml").write_text(',  # the folder is temporary
-        'loopback.py: with (self.folder / f"{name}.log").open("w") as log:',  # Flower's process writes it itself
-        'supervision.py: with worker.log.open("ab") as log:',  # the worker writes it itself
-        'worker.py: file = path.open("w")',  # a lock file
         'history_figure.py: self.savefig(file, format="png", dpi=110, bbox_inches="tight")',  # into memory
         'rows_when_read.py: with path.open("ab") as file:',  # an incomplete row does not match its checksum
     ], found
