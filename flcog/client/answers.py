@@ -56,11 +56,18 @@ class Wanted(NamedTuple):
 
     Args:
         limits: the most bytes of the packed answer.
-        believed: returns what the server believes of the unpacked answer, or raises a :class:`BadAnswer`.
+        believed: returns the part of an answer that the server believes, or raises a :class:`BadAnswer`.
     """
 
     limits: Limits
     believed: Callable[[Any], Any]
+
+    def of(self, answer: Any) -> Any:
+        """The part of an answer that the server believes. Checks meet values of any kind."""
+        try:
+            return self.believed(answer)
+        except (TypeError, AttributeError) as error:
+            raise BadAnswer(str(error)) from None
 
 
 def wanted(like: Any) -> Wanted:

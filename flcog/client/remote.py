@@ -311,10 +311,10 @@ class RemoteClients:
         form = self._belief.wanted(name, arguments, self._calls[k].clients if self._calls else ())
         try:
             answer = self.hosts[k].answer(form and form.limits)
-            answer = form.believed(answer) if form else answer
+            answer = form.of(answer) if form else answer
         except HostError as raised:
             error = BadAnswer(f"{self._name(k)}: {clean(str(raised))}")
-        except (BadAnswer, PackingError, TypeError, AttributeError) as raised:  # checks meet values of any kind
+        except (BadAnswer, PackingError) as raised:
             error = BadAnswer(f"{self._name(k)} has sent a bad answer to the request {name}: {clean(str(raised))}")
         except Exception as raised:
             error = raised

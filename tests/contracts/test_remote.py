@@ -199,7 +199,7 @@ def test_clients_elsewhere_are_refused_in_one_line(hosts: list[Host], tmp_path: 
     trainer, arguments = connected(hosts, tmp_path, next(iter(CASES)), [])
     with pytest.raises(ValueError, match="check calls clients' hooks in this process: use a trainer that is not connected"):
         trainer.check(*arguments)
-    with pytest.raises(AssertionError, match=r"a host answers begin, exchange, .*; got store"):
+    with pytest.raises(AssertionError, match=r"a host answers begin, standardise, exchange, .*; got store"):
         hosts[0].send("store")
         hosts[0].answer()
 
