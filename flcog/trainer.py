@@ -19,7 +19,6 @@ from torch.utils.data import DataLoader, Dataset
 from flcog.advice import Finding, advise
 from flcog.client.messages import ClientsElsewhere, Split
 from flcog.core import checks, lost_processes
-from flcog.core.allocations import keep_allocations
 from flcog.core.fabric import as_torchrun_started, launch, make_fabric
 from flcog.core.files import short
 from flcog.core.lightning_packages import OtherCallback, overrides
@@ -531,7 +530,6 @@ class FederatedTrainer(TopicList):
         if plan.stage == TrainerFn.FITTING and self._has_fitted:
             self.hooks.renew()
         self._has_fitted = self._has_fitted or plan.stage == TrainerFn.FITTING
-        keep_allocations()
         request = Request(
             settings=settings or self.settings,
             methods=self.methods,

@@ -1,7 +1,9 @@
 """The examples and commands in the README and in the pages under docs/ work as they are shown."""
 
-import argparse
+import contextlib
 import copy
+import functools
+import io
 import itertools
 import re
 import shlex
@@ -18,8 +20,8 @@ from harness import ROOT
 
 import flcog
 import flcog.datamodules
-from flcog.commands import completion, shipped_configs
-from flcog.commands.cli import COMMANDS, main
+from flcog.commands import shipped_configs
+from flcog.commands.cli import main
 from flcog.commands.methods import first_paragraph
 from flcog.core.text import markdown
 from flcog.datamodules import Digits
@@ -163,14 +165,21 @@ NOT_SHIPPED = re.compile(r"[A-Z_.]+|(runs|lightning_logs)/.*|crowd\.yaml")
 """Placeholders for a config of the reader."""
 
 
+@functools.cache
+def options_of(*command: str) -> set[str]:
+    """The options that a command's help lists."""
+    with contextlib.redirect_stdout(io.StringIO()) as printed, suppress(SystemExit):
+        main([*command, "--help"])
+    lines = re.findall(r"^ +(-.*?)(?:  |$)", printed.getvalue(), re.MULTILINE)
+    return {option for line in lines for option in re.findall(r"(?<!\S)-(?:-[a-z_][\w.-]*|\w\b)", line)}
+
+
 @pytest.mark.parametrize(("page", "line"), SHOWN, ids=str)
-def test_a_command_that_a_page_shows_exists(page: str, line: str) -> None:
+def test_a_command_that_a_page_shows_exists(page: str, line: str, command_line: None) -> None:
     """The command, its options and the shipped configs that it names exist."""
-    words = shlex.split(re.split(r" -- |;|\||\.\.\.", line)[0])
-    parser = argparse.ArgumentParser()
-    completion.add_options(parser, COMMANDS[words[1]], words)
-    known = {option for action in parser._actions for option in action.option_strings}
-    for option, value in itertools.pairwise([*words[1:], ""]):
+    words = shlex.split(re.split(r" -- |;|\||\.\.\.", line)[0])[1:]
+    known = options_of(*itertools.takewhile(lambda word: not word.startswith("-"), words))
+    for option, value in itertools.pairwise([*words, ""]):
         if option == "-c" and value and not NOT_SHIPPED.fullmatch(value):
             assert shipped_configs.shipped(value), f"there is no config {value}"
         if option.startswith("--"):

@@ -12,7 +12,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from flcog.commands.import_from import IMPORT_FROM, import_only_from
+from flcog.commands.of_a_run import IMPORT_FROM, import_only_from
 from flcog.core.commands import parser_of
 from flcog.run.record import read_config, read_record
 

@@ -5,19 +5,25 @@ modules.
 """
 
 import argparse
+import gc
+import itertools
+import math
 import os
 import sys
+import time
 from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
 
 import flcog
 import flcog.callbacks
-from flcog.commands import completion
-from flcog.commands.complaint import complain, guess
-from flcog.commands.execution import execute
+from flcog.commands.config_file import check_config, split_config
+from flcog.commands.errors import guess, shown_errors
+from flcog.commands.shipped_configs import with_paths
 from flcog.core import early_processes
 from flcog.core.child_processes import end_with_parent
 from flcog.core.commands import Command, TrainerCommand
-from flcog.core.output import open_standard_streams
+from flcog.core.output import discard, open_standard_streams
 
 ALL = (
     *(TrainerCommand(verb, f"flcog.trainer:FederatedTrainer.{verb}") for verb in ("fit", "validate", "test")),
@@ -43,28 +49,61 @@ SHARED_OUT = ("fit", "validate", "test", "bench")
 
 COMMANDS: dict[str, Command] = {command.name: command for command in ALL}
 
+COMPLETION = "_ARGCOMPLETE"
+"""A shell sets this environment variable to ask for completions."""
+
+began: float | None = None
+"""The time of the command, before it imports torch, by ``time.perf_counter``."""
+
 
 def main(argv: list[str] | None = None) -> None:
     """Find the command and run it."""
+    global began
+    began = time.perf_counter()
     open_standard_streams()
     end_with_parent()
     words = sys.argv[1:] if argv is None else argv
-    if completion.ASKED in os.environ:
-        completion.complete(_parser)
+    if COMPLETION in os.environ:
+        complete()
     if words and words[0] in ("-h", "--help", "--version"):
         _parser().parse_args(words)
     try:
-        command = _asked(words)
-    except ValueError as error:
-        complain(str(error))
-        raise SystemExit(2) from None
-    if argv is None and command.name in SHARED_OUT:
-        early_processes.prepare(words, "flcog.commands.command_cli", "flcog.commands.cli:main")
-    execute(command, words[1:], argv)
+        with shown_errors():
+            command = _asked(words)
+            if argv is None and command.name in SHARED_OUT:
+                others = number_of_processes(words) - 1
+                early_processes.prepare(others, "flcog.commands.command_cli", "flcog.commands.cli:main")
+            _run(command, words[1:], argv)
+            if sys.stdout is not None:  # the shell may have closed it (>&-)
+                sys.stdout.flush()
+    except BrokenPipeError:  # as | head closes it after ten lines
+        discard(sys.stdout)
+        raise SystemExit(1) from None
+    except KeyboardInterrupt:
+        raise SystemExit(130) from None  # a run's Checkpoint, or compare, has printed how to resume
 
 
-def _parser(words: Sequence[str] = ()) -> argparse.ArgumentParser:
-    """Make the parser of the list of commands, with the options of the command that is being completed."""
+def _run(command: Command, arguments: Sequence[str], argv: list[str] | None) -> None:
+    """Run a command.
+
+    Args:
+        command: the command.
+        arguments: the words after its name.
+        argv: the argument of ``main``.
+    """
+    gc.disable()  # collections while torch and Lightning are imported take half a second and free nothing
+    run = command.run
+    gc.enable()
+    if isinstance(command, TrainerCommand):
+        from flcog.commands.command_cli import CommandCLI
+
+        CommandCLI(argv, command)
+    else:
+        run(list(arguments))
+
+
+def _parser() -> argparse.ArgumentParser:
+    """Make the parser of the list of commands."""
     parser = argparse.ArgumentParser(
         prog="flcog",
         description="Federated learning for PyTorch Lightning.",
@@ -73,10 +112,39 @@ def _parser(words: Sequence[str] = ()) -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"flcog {flcog.__version__}", help="print the version and exit")
     listed = parser.add_subparsers(title="commands", metavar="COMMAND")
     for command in ALL:
-        own = listed.add_parser(command.name, help=command.summary)
-        if command.name in words[1:2]:
-            completion.add_options(own, command, words)
+        listed.add_parser(command.name, help=command.summary)
     return parser
+
+
+def complete() -> None:
+    """Let argcomplete complete the command's name, and jsonargparse the options of a command that reads configs."""
+    line = os.environ["COMP_LINE"]
+    command = COMMANDS.get((line.split()[1:2] or [""])[0])
+    if isinstance(command, TrainerCommand) and f" {command.name} " in line:
+        from flcog.commands.command_cli import CommandCLI
+
+        # argcomplete and jsonargparse cannot complete subcommands together, so the command's name is taken out of the line.
+        os.environ["COMP_LINE"] = line.replace(f" {command.name}", "", 1)
+        os.environ["COMP_POINT"] = str(int(os.environ["COMP_POINT"]) - len(command.name) - 1)
+        CommandCLI()
+    import argcomplete
+
+    argcomplete.autocomplete(_parser())
+
+
+def number_of_processes(words: Sequence[str]) -> int:
+    """The product of the options ``devices`` and ``processes_per_device``, where they are numbers."""
+    given: dict[str, Any] = {}
+    for before, word in itertools.pairwise(["", *with_paths(words)]):
+        path, (option, sign, value) = Path(split_config(before, word)[1]), word.partition("=")
+        if path.is_file():
+            given |= check_config(path).get("trainer", {})
+        elif sign:
+            given[option.removeprefix("--trainer.")] = value
+        else:
+            given[before.removeprefix("--trainer.")] = word
+    counts = (str(given.get(name, 1)) for name in ("devices", "processes_per_device"))
+    return math.prod(int(count) for count in counts if count.isdecimal())
 
 
 def _asked(words: Sequence[str]) -> Command:

@@ -1,100 +1,29 @@
 """FederatedCLI: LightningCLI around the federated trainer, for the ``flcog`` command and for users' own scripts."""
 
-import re
+import os
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
-from pathlib import Path
-from typing import Any, cast
+from collections.abc import Callable
+from contextlib import ExitStack
+from typing import Any
 
-import lightning as L
+from jsonargparse import Namespace
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI, SaveConfigCallback
 from torch import nn
-from torch.utils.data import Dataset
 
 import flcog.callbacks
 import flcog.datamodules
-from flcog.commands.callback_options import reach_by_name, take_changes
-from flcog.commands.complaint import complain, guess
-from flcog.commands.config_file import check_config
-from flcog.commands.errors import base_class_refusal, explain
-from flcog.commands.import_from import find_modules_here
-from flcog.commands.lightning_config import without, without_lightning_defaults
-from flcog.commands.refusals import mistakes_in_one_line
+from flcog.commands.callback_options import reach_by_name, with_changes
+from flcog.commands.errors import shown_errors
+from flcog.commands.parser import DATA, Parser
 from flcog.commands.saved_config import SavedConfig
 from flcog.commands.shipped_configs import with_paths
 from flcog.core import lost_processes
 from flcog.core.lazy import load
-from flcog.core.lightning_packages import OtherDataModule
 from flcog.method import Callback
 from flcog.trainer import FederatedTrainer
 
 NOT_OF_THE_RUN = ("config", "ckpt_path")
 """Options of ``fit`` that describe how a run goes on from others. They are not part of its configuration."""
-
-ONLY_FIT = ("init_from",)
-"""Entries of a run's ``config.yaml`` that are options of ``fit`` alone."""
-
-DATA = (L.LightningDataModule, Dataset, OtherDataModule)
-"""The classes of data that the command line accepts. flcog's own data modules are LightningDataModules."""
-
-
-class Parser(LightningArgumentParser):
-    """Explains a mistake in one line, and suggests the option that was probably meant."""
-
-    changes: Sequence[tuple[str, str]] = ()
-    """Changes that the config being read makes to callbacks of an earlier config."""
-    ignored: Sequence[str] = ()
-    """Entries of a run's config.yaml that only ``fit`` has."""
-
-    def parse_args(self, args: Sequence[str] | None = None, *rest: Any, **options: Any) -> Any:  # type: ignore[override]
-        # jsonargparse passes `--model.model.weights null` to the class's own parser as Python writes it, `--weights=None`, and that
-        # parser reads a string.
-        if args is not None:
-            args = with_paths(re.sub(r"^(--[^=]+=)None$", r"\1null", argument) for argument in args)
-        return super().parse_args(args, *rest, **options)
-
-    def parse_path(self, path: Any, *rest: Any, **options: Any) -> Any:
-        if Path(path).is_file():
-            check_config(Path(path))
-        return super().parse_path(path, *rest, **options)
-
-    def parse_string(self, content: str, *rest: Any, **options: Any) -> Any:  # type: ignore[override]
-        content, self.changes = take_changes(without(self.ignored, without_lightning_defaults(content)))
-        return super().parse_string(content, *rest, **options)
-
-    def parse_object(self, obj: Any, namespace: Any = None, *rest: Any, **options: Any) -> Any:
-        """Put keywords of another package, such as timm's, into the argument that their class has for them."""
-        if place := getattr(getattr(self, "owner", None), "takes_keywords", None):
-            given, known = dict(obj.items()), {action.dest for action in self._actions}
-            others = {name: given.pop(name) for name in list(given) if name not in known and not guess(name, known)}
-            earlier = given.get(place, (namespace or {}).get(place)) or {}
-            obj = {**given, place: {**earlier, **others}} if others else obj
-        return super().parse_object(obj, namespace, *rest, **options)
-
-    def add_class_arguments(self, theclass: type, nested_key: str | None = None, *rest: Any, **options: Any) -> Any:
-        if nested_key is None:
-            self.owner = theclass  # the parser of one class's options, for messages
-        return super().add_class_arguments(theclass, nested_key, *rest, **options)
-
-    def add_lightning_class_args(
-        self, lightning_class: Any, nested_key: str, subclass_mode: bool = False, required: bool = True
-    ) -> list[str]:
-        """Lightning's method, which also accepts networks, data sets, and flcog's methods and observers."""
-        classes = lightning_class if isinstance(lightning_class, tuple) else (lightning_class,)
-        if not all(isinstance(each, type) and issubclass(each, (nn.Module, *DATA, Callback)) for each in classes):
-            return super().add_lightning_class_args(lightning_class, nested_key, subclass_mode, required)
-        if any(issubclass(each, Callback) for each in classes):
-            self.callback_keys.append(nested_key)
-        if subclass_mode:
-            self.add_subclass_arguments(lightning_class, nested_key, fail_untyped=False, required=required)
-            return []
-        return list(self.add_class_arguments(classes[0], nested_key, fail_untyped=False, sub_configs=True))
-
-    def error(self, message: str, ex: Exception | None = None) -> Any:
-        reason = explain(self, message)
-        complain(reason)
-        raise SystemExit(2) from ValueError(reason)
 
 
 class FederatedCLI(LightningCLI):
@@ -150,7 +79,10 @@ class FederatedCLI(LightningCLI):
         for package in (sys.modules["flcog"], flcog.callbacks, flcog.datamodules):
             load(package)  # jsonargparse finds a class by its name alone only after it was imported
         self.find_modules()
-        with _errors_said_once() if run else nullcontext():
+        with ExitStack() as stack:
+            if run:
+                stack.enter_context(shown_errors())
+                stack.enter_context(lost_processes.fails_for_all())  # a single process shows the error
             super().__init__(
                 model_class=model_class,  # type: ignore[arg-type]
                 datamodule_class=datamodule_class,
@@ -171,8 +103,12 @@ class FederatedCLI(LightningCLI):
 
     @staticmethod
     def find_modules() -> None:
-        """Let class paths name modules in the working directory."""
-        find_modules_here()
+        """Let class paths name modules in the working directory, as ``python -m flcog`` does and an installed script does not.
+
+        The directory comes last on the path: a file called random.py or torch.py there must not replace the module of that name.
+        """
+        if os.getcwd() not in sys.path:
+            sys.path.append(os.getcwd())
 
     @staticmethod
     def subcommands() -> dict[str, set[str]]:
@@ -192,20 +128,20 @@ class FederatedCLI(LightningCLI):
         reach_by_name(parser)
         parser.link_arguments("seed_everything", "trainer.seed", compute_fn=int)
 
-    def _add_subcommands(self, parser: LightningArgumentParser, **options: Any) -> None:
-        super()._add_subcommands(parser, **options)
-        for verb in {"validate", "test", "predict"} & self._subcommand_parsers.keys():
-            cast(Parser, self._subcommand_parsers[verb]).ignored = ONLY_FIT
+    def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
+        """Parse the command line, where ``-c`` also takes the name of a config that comes with flcog."""
+        if isinstance(args, dict | Namespace):
+            self.config = parser.parse_object(args)
+        else:
+            self.config = parser.parse_args(with_changes(with_paths(sys.argv[1:] if args is None else args)))
 
     def _parse_ckpt_path(self) -> None:
         """flcog's checkpoints do not change the configuration."""
 
     def _set_seed(self) -> None:
-        seed = self._get(self.config, "seed_everything")
-        if not isinstance(seed, bool) and not 0 <= seed < 1 << 32:
-            raise ValueError(f"seed_everything must be at least 0 and less than {1 << 32}, as numpy requires; got {seed}")
+        drawn = self._get(self.config, "seed_everything") is True
         super()._set_seed()
-        if seed is True:  # the seed was drawn after the trainer's was linked to the option
+        if drawn:  # the seed was drawn after the trainer's was linked to the option
             config = self.config[self.subcommand] if self.subcommand else self.config
             config["trainer"]["seed"] = config["seed_everything"]
 
@@ -214,9 +150,6 @@ class FederatedCLI(LightningCLI):
         options = {**self._get(self.config_init, "trainer"), **kwargs}
         always = self.trainer_defaults.get("callbacks") or []
         callbacks = [*(options.get("callbacks") or []), *callbacks, *(always if isinstance(always, list) else [always])]
-        for part in (self.model, self.datamodule, *callbacks):
-            if problem := base_class_refusal(part):
-                raise ValueError(problem)
         options["callbacks"] = callbacks + self._config_savers()
         trainer = self.trainer_class(**options)
         self._dump_config()
@@ -248,10 +181,3 @@ class FederatedCLI(LightningCLI):
     def _call_if_defined(self, name: str) -> None:
         if callable(hook := getattr(self, name, None)):
             hook()
-
-
-@contextmanager
-def _errors_said_once() -> Iterator[None]:
-    """Show a user's mistake in one line, of one process."""
-    with mistakes_in_one_line(), lost_processes.fails_for_all():
-        yield

@@ -1,13 +1,32 @@
 """Shared by commands that read a run: make its trainer, model and data from its config, and find its checkpoint."""
 
-import warnings
+import os
+import sys
 from pathlib import Path
 
 from flcog.commands.command_cli import CommandCLI
-from flcog.commands.federated_cli import ONLY_FIT, Parser
-from flcog.commands.import_from import import_only_from
 from flcog.core.fabric import make_fabric
 from flcog.run.record import read_config
+
+IMPORT_FROM = (
+    "a folder with your own modules that the run's config names. Without it nothing is imported from the run's folder or the working "
+    "directory, because a run may come from a stranger"
+)
+"""The help of the option ``--import-from``."""
+
+
+def import_only_from(folder: Path | None) -> None:
+    """Import modules from the installed packages and from ``folder``, but not from the working directory.
+
+    ``python -m flcog`` puts the working directory on Python's path, where an installed script does not.
+    """
+    if not sys.flags.safe_path and sys.path[:1] in ([""], [os.getcwd()]):
+        del sys.path[0]
+    if folder is None:
+        return
+    if not folder.is_dir():
+        raise ValueError(f"--import-from {folder} is no folder: give the folder that contains your own modules")
+    sys.path.append(str(folder.resolve()))
 
 
 class _RunReader(CommandCLI):
@@ -16,10 +35,6 @@ class _RunReader(CommandCLI):
     @staticmethod
     def find_modules() -> None:
         pass
-
-    def add_core_arguments_to_parser(self, parser: Parser) -> None:  # type: ignore[override]
-        super().add_core_arguments_to_parser(parser)
-        parser.ignored = ONLY_FIT
 
 
 def open_run(run: Path, import_from: Path | None, *options: str) -> CommandCLI:
@@ -34,9 +49,7 @@ def open_run(run: Path, import_from: Path | None, *options: str) -> CommandCLI:
     config = run / "config.yaml"
     if not config.is_file():
         raise ValueError(f"{run} holds no config.yaml: give the directory of a run started by `flcog fit`")
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "LightningCLI's args parameter")  # it mistakes our own command's words for its options
-        return _RunReader(["--config", str(config), "--trainer.logger", "false", *_devices_here(run), *options])
+    return _RunReader(["--config", str(config), "--trainer.logger", "false", *_devices_here(run), *options])
 
 
 def _devices_here(run: Path) -> list[str]:

@@ -7,8 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from flcog.commands.import_from import IMPORT_FROM
-from flcog.commands.of_a_run import checkpoint_of, open_run
+from flcog.commands.of_a_run import IMPORT_FROM, checkpoint_of, open_run
 from flcog.core.commands import parser_of
 from flcog.core.files import short
 from flcog.run.directory import own_file

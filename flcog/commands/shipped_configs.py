@@ -1,13 +1,13 @@
 """Find the configs that come with the package by name: ``-c quickstart``, ``-c methods/fedprox``, ``flcog compare digits``."""
 
 import difflib
+import itertools
 import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
+from flcog.commands.config_file import split_config
 from flcog.core.commands import parser_of
-
-OPTIONS = ("-c", "--config")
 
 
 def folder() -> Path:
@@ -51,17 +51,14 @@ def near(given: str) -> str:
 
 
 def with_paths(arguments: Iterable[str]) -> list[str]:
-    """Replace the names of shipped configs on a command line by their paths."""
-    words, before = [], ""
-    for word in arguments:
-        option, sign, value = word.partition("=")
-        if before in OPTIONS:
-            words.append(find(word))
-        elif sign and option in OPTIONS:
-            words.append(f"{option}={find(value)}")
-        else:
-            words.append(word)
-        before = word
+    """Replace the names of shipped configs on a command line by their paths. Refuse a name of neither a file nor a config."""
+    words = []
+    for before, word in itertools.pairwise(["", *arguments]):
+        option, config = split_config(before, word)
+        path = find(config) if config else ""
+        if path and not (_is_file(Path(path)) or re.search(r"[:{\n]", path)):  # neither an address nor a config's own text
+            raise ValueError(f"-c takes a YAML file, or a name that flcog configs lists: there is no file {path}.{near(path)}")
+        words.append(option + path)
     return words
 
 

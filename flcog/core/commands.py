@@ -1,14 +1,13 @@
 """Subcommands of ``flcog``: a name and the place of a function. Families of methods list their own subcommands."""
 
 import argparse
-import ast
 import inspect
 import pkgutil
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
-from flcog.core.lazy import definition
+from flcog.core.lazy import documentation
 from flcog.core.text import first_paragraph
 
 
@@ -37,7 +36,7 @@ class Command:
     @property
     def summary(self) -> str:
         """The help in one line for the list of commands, read without importing the function."""
-        return first_paragraph(ast.get_docstring(definition(self.place)) or "")
+        return first_paragraph(documentation(self.place))
 
 
 @dataclass(frozen=True)

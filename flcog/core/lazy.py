@@ -4,8 +4,7 @@ import ast
 import importlib
 import importlib.util
 import sys
-from collections.abc import Callable, Iterable
-from importlib.machinery import PathFinder
+from collections.abc import Callable
 from typing import Any
 
 
@@ -15,19 +14,21 @@ def lazily(package: str) -> tuple[Callable[[str], Any], Callable[[], list[str]]]
     Type checkers and editors read these imports, and so does this function. No second list of names is needed.
     """
     module = sys.modules[package]
-    conditions = [statement for statement in ast.parse(source_of(package)).body if isinstance(statement, ast.If)]
-    places = imported_names(conditions[0].body)  # the first condition is TYPE_CHECKING
+    condition = next(statement for statement in _tree(package).body if isinstance(statement, ast.If))
+    imports = [statement for statement in condition.body if isinstance(statement, ast.ImportFrom)]
+    places = {alias.asname or alias.name: (str(each.module), alias.name) for each in imports for alias in each.names}
 
     def __getattr__(name: str) -> Any:
-        if name not in places:
-            if not name.startswith("_") and importlib.util.find_spec(f"{package}.{name}") is not None:
-                return importlib.import_module(f"{package}.{name}")  # as flcog.callbacks after import flcog
-            raise AttributeError(f"module {package!r} has no attribute {name!r}")
-        origin, original = places[name]
-        inside = f"{origin}.{original}"
-        value = importlib.import_module(inside) if origin == package else getattr(importlib.import_module(origin), original)
-        setattr(module, name, value)
-        return value
+        if name in places:
+            origin, original = places[name]
+            own = origin == package  # a module of the package itself
+            value = importlib.import_module(f"{origin}.{original}" if own else origin)
+            value = value if own else getattr(value, original)
+            setattr(module, name, value)
+            return value
+        if not name.startswith("_") and importlib.util.find_spec(f"{package}.{name}") is not None:
+            return importlib.import_module(f"{package}.{name}")  # as flcog.callbacks after import flcog
+        raise AttributeError(f"module {package!r} has no attribute {name!r}")
 
     return __getattr__, lambda: sorted({*vars(module), *places})
 
@@ -38,32 +39,18 @@ def load(package: Any) -> None:
         getattr(package, name)
 
 
-def source_of(module: str) -> str:
-    """Return the source of a module without importing it, for example to read a docstring.
-
-    Only the first two of its parent packages are imported, and these import nothing else.
-    """
-    first, second, *inner = [*module.split("."), ""]
-    spec = importlib.util.find_spec(f"{first}.{second}".rstrip("."))
-    for name in filter(None, inner):
-        assert spec is not None
-        spec = PathFinder.find_spec(f"{spec.name}.{name}", spec.submodule_search_locations)
-    assert spec is not None and spec.loader is not None
-    text = spec.loader.get_source(module)  # type: ignore[attr-defined]
-    assert isinstance(text, str)
-    return text
-
-
-def definition(place: str) -> Any:
-    """The syntax tree of a class or a function, given as "module:Class.function". The module is not imported."""
+def documentation(place: str) -> str:
+    """Return the docstring of a function, given as "module:Class.function", without importing its module."""
     module, names = place.split(":")
-    node: Any = ast.parse(source_of(module))
+    node: Any = _tree(module)
     for name in names.split("."):
         node = next(part for part in node.body if getattr(part, "name", None) == name)
-    return node
+    return ast.get_docstring(node) or ""
 
 
-def imported_names(statements: Iterable[ast.stmt]) -> dict[str, tuple[str, str]]:
-    """The names that ``from ... import`` statements import, each with its module and its name in that module."""
-    imports = [statement for statement in statements if isinstance(statement, ast.ImportFrom)]
-    return {alias.asname or alias.name: (str(statement.module), alias.name) for statement in imports for alias in statement.names}
+def _tree(module: str) -> ast.Module:
+    """Parse a module. Only its parent packages are imported, and those of flcog import nothing large."""
+    spec = importlib.util.find_spec(module)
+    assert spec is not None and spec.origin is not None
+    with open(spec.origin, encoding="utf-8") as file:
+        return ast.parse(file.read())

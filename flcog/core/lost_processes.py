@@ -140,7 +140,6 @@ def launch(fabric: Fabric, num_nodes: int, per_device: int = 1) -> None:
             fabric.launch()
     finally:
         subprocess_script._launch_process_observer, subprocess_script.subprocess = lightnings
-        early_processes.dismiss()
     if _relatives.children or _relatives.parent is not None:
         sys.excepthook = functools.partial(_uncaught, sys.excepthook)
     if fabric.world_size > 1:

@@ -1,8 +1,6 @@
-"""Find the user's code in an error, and name the hook, so that the command line reports it in one line."""
+"""Call the user's hooks, name them in errors, and find the user's code in an error."""
 
-import itertools
 import os
-import re
 import sysconfig
 import traceback
 from collections.abc import Iterator
@@ -112,37 +110,3 @@ def place_in_users_code(error: BaseException) -> str:
     """The file and line of the user's code where the error arose, such as ``my_model.py, line 12``; empty if it arose elsewhere."""
     lines = [(frame, line) for frame, line in traceback.walk_tb(error.__traceback__) if is_users(frame)]
     return f"{short(Path(lines[-1][0].f_code.co_filename))}, line {lines[-1][1]}" if lines else ""
-
-
-def hook_in_users_code(error: BaseException) -> str:
-    """The user's function that flcog called and that raised the error, such as ``MyModel.training_step``.
-
-    It is empty if the error arose in flcog itself, or in a constructor that the parser of the command line called.
-    """
-    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
-    made = [number for number, frame in enumerate(frames) if frame.f_globals.get("__name__", "").startswith("jsonargparse.")]
-    frames = [frame for frame in frames[made[-1] + 1 if made else 0 :] if is_ours(frame) or is_users(frame)]
-    if isinstance(error, AttributeError) and frames and is_ours(frames[-1]) and frames[-1].f_code.co_name == "__getattr__":
-        frames.pop()  # The mistake is in the code that reads the attribute, not in the object of flcog's that lacks it.
-    called = next((frame for before, frame in itertools.pairwise(frames) if is_ours(before) and is_users(frame)), None)
-    if called is None or is_ours(frames[-1]):
-        return ""
-    name = called.f_code.co_qualname.rpartition("<locals>.")[2]
-    return f"{type(called.f_locals['self']).__name__}.{called.f_code.co_name}" if "self" in called.f_locals else name
-
-
-def hook_with_other_parameters(error: BaseException) -> str:
-    """The user's function, such as ``MyModel.training_step``, if the error is that it does not take the arguments of the call."""
-    last = [frame for frame, _ in traceback.walk_tb(error.__traceback__)][-1]
-    found = re.match(r"(\S+)\.(\w+)\(\) (?:takes|missing|got) ", str(error))
-    if not isinstance(error, TypeError) or found is None or is_users(last):
-        return ""
-    import lightning as L  # takes seconds, and messages appear at once
-    from torch import nn
-    from torch.utils.data import Dataset
-
-    kinds: list[type] = [nn.Module, L.LightningDataModule, L.Callback, Dataset]
-    for kind in kinds:
-        kinds.extend(kind.__subclasses__())
-    users = any(kind.__qualname__ == found[1] and kind.__module__.partition(".")[0] not in BASES for kind in kinds)
-    return f"{found[1].rpartition('.')[2]}.{found[2]}" if users else ""

@@ -11,7 +11,7 @@ import torch
 
 import flcog
 from flcog.client.remote import CALLS, answer_of
-from flcog.commands.refusals import refusal
+from flcog.commands.errors import refusal
 from flcog.core.commands import parser_of
 from flcog.core.extras import require
 from flcog.core.fabric import processes_of

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from flcog.commands.command_cli import CommandCLI
-from flcog.commands.refusals import refusal
+from flcog.commands.errors import refusal
 from flcog.deploy.checks import check_methods
 from flcog.method import Callback
 

@@ -8,7 +8,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import torchmetrics
 
 ROOT = Path(__file__).parents[2]
 
@@ -35,7 +34,7 @@ def test_torchvision_is_imported_only_where_a_model_or_data_set_needs_it() -> No
     assert len(files) > 100 and not early
 
 
-LATE = {"torchvision", "scipy.signal", "scipy.stats", "sklearn", "pandas", "wandb"}
+LATE = {"sklearn", "pandas", "wandb"}
 """Packages that are slow to import and not needed in the first round of a run."""
 
 FIRST_ROUND = f"""
@@ -48,8 +47,6 @@ class Look(flcog.Callback):
 
 trainer = flcog.FederatedTrainer(rounds=1, local_steps=1, accelerator="cpu", callbacks=[Look()])
 trainer.fit(flcog.Classifier(flcog.models.SimpleCNN(1, 10)), flcog.datamodules.Digits(num_clients=2))
-import torchmetrics
-assert torchmetrics.functional.accuracy and torchmetrics.detection.MeanAveragePrecision
 """
 
 
@@ -58,9 +55,3 @@ def test_the_first_round_starts_without_large_packages(tmp_path: Path) -> None:
     environment = {name: value for name, value in os.environ.items() if not name.startswith("WANDB")}
     environment |= {"HOME": str(tmp_path), "NETRC": str(tmp_path / "none")}
     subprocess.run([sys.executable, "-c", FIRST_ROUND], cwd=tmp_path, env=environment, check=True)
-
-
-def test_every_name_of_torchmetrics_is_there() -> None:
-    for package in (torchmetrics, torchmetrics.functional):
-        assert not [name for name in package.__all__ if not hasattr(package, name)]
-        assert set(package.__all__) <= set(dir(package)) and not hasattr(package, "nonsense")

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from flcog.commands.cli import number_of_processes
 from flcog.core import early_processes
 
 TARGET = """
@@ -31,39 +32,33 @@ def _by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
         ("fit --trainer.devices=3 --trainer.processes_per_device=2", "", 6),
         ("fit -c config.yaml", "trainer:\n  devices: 4\n", 4),
         ("fit -c config.yaml --trainer.devices 2", "trainer: {devices: 4}\n", 2),
-        ("fit --config=config.yaml", "# devices: many\ntrainer:\n  devices: auto", 1),
-        ("fit -c missing.yaml --trainer.num_devices=2", "", 1),
+        ("fit --config=config.yaml", "trainer: {devices: auto}", 1),
+        ("fit -c quickstart --trainer.num_devices=2", "", 1),
     ],
 )
 def test_how_many(words: str, config: str, count: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "config.yaml").write_text(config)
-    assert early_processes.number_of_processes(words.split()) == count
+    assert number_of_processes(words.split()) == count
 
 
 def test_an_early_process_runs_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "target.py").write_text(TARGET)
     monkeypatch.syspath_prepend(tmp_path)
-    early_processes.prepare(["--trainer.devices=3"], "json.tool", "target:run")
-    first, second = (waiting.process for waiting in early_processes._waiting)
-    monkeypatch.setattr(sys, "argv", ["flcog", "fit"])
     monkeypatch.chdir(tmp_path)
+    early_processes.prepare(2, "json.tool", "target:run")
+    first, second = early_processes.waiting
+    monkeypatch.setattr(sys, "argv", ["flcog", "fit"])
     process = early_processes.start(["unused"], os.environ | {"LOCAL_RANK": "1"})
     assert process is second and process.wait(60) == 0
     assert (tmp_path / "heard").read_text() == "1 flcog fit True"
-    early_processes.dismiss()
-    assert first.returncode and not early_processes._waiting
+    early_processes.waiting.clear()
+    first.communicate()
+    assert first.returncode == 0, "it ends with the first process, which closes the pipe"
     assert early_processes.start([sys.executable, "-c", ""], dict(os.environ)).wait(60) == 0, "a new process"
-
-
-def test_one_that_nobody_needs_ends_with_the_first_process(tmp_path: Path) -> None:
-    early_processes.prepare(["--trainer.devices=2"], "json", "target:run")
-    waiting = early_processes._waiting.pop()
-    os.close(waiting.pipe)
-    assert waiting.process.wait(60) == 0
 
 
 def test_a_cluster_starts_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SLURM_NTASKS", "2")
-    early_processes.prepare(["--trainer.devices=2"], "json", "target:run")
-    assert not early_processes._waiting
+    early_processes.prepare(1, "json", "target:run")
+    assert not early_processes.waiting

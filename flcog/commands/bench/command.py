@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from flcog.commands import execution
+from flcog.commands import cli
 from flcog.commands.bench.against import BATCHED, Contender, apart, interpreters, job_of, left_out, started
 from flcog.commands.bench.bare import BareLoop, OneModel, batches_of
 from flcog.commands.bench.contenders.job import save
@@ -85,8 +85,8 @@ def bench(
                 names = [rival.name for rival in rivals]
                 print_ratios(trainer, names, rounds) if vary is None else print_table(contestants, names, rounds)
     if processes.is_first:
-        if execution.began is not None:  # no script called this function
-            start = ready - execution.began
+        if cli.began is not None:  # no script called this function
+            start = ready - cli.began
             print(f"start: the first round can begin {start:.1f} s after the command (imports, configuration, data)")
         bench_reading(trainer, repeats)
     if profile is not None:

@@ -16,7 +16,7 @@ from lightning.pytorch.cli import LightningArgumentParser
 
 from flcog.commands.command_cli import CommandCLI
 from flcog.commands.compare.runs import SPLIT_SEED, Run
-from flcog.commands.refusals import refusal
+from flcog.commands.errors import refusal
 from flcog.core.weight_files import digest_of, read_weights
 from flcog.method import Callback
 

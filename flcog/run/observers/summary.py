@@ -2,14 +2,15 @@
 
 import math
 import statistics
+import sys
 import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 
+import torch
 from rich.console import Console
 from rich.text import Text
 
-from flcog.core.allocations import peak_memory
 from flcog.core.files import short
 from flcog.core.monitor import lower_is_better, main_metric
 from flcog.core.text import clock, figure, human, seconds
@@ -102,6 +103,18 @@ def costs(run: Run) -> Rows:
     place = "on the GPU" if run.processes.device.type == "cuda" else "of this process"
     memory = [] if peak is None else [("memory", f"{human(peak)} at its peak, {place}")]
     return [("sent", ", ".join(sent)), ("took", took), *memory, where]
+
+
+def peak_memory(device: torch.device) -> int | None:
+    """Return the peak memory of this process in bytes: torch's on a GPU, otherwise the machine's. None if it is unknown."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device)
+    try:
+        import resource
+    except ImportError:  # Windows
+        return None
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024
 
 
 def suggestions(run: Run) -> Rows:

@@ -1,0 +1,314 @@
+"""A mistake in the configuration gets one line, and an error in the user's code a traceback of that code, with client, round and step."""
+
+import re
+import shlex
+import sys
+import traceback
+import zipfile
+from pathlib import Path
+from types import FunctionType
+from typing import Any
+
+import lightning as L
+import pytest
+from harness import ROOT
+from lightning.pytorch.demos.boring_classes import BoringDataModule, BoringModel
+from torch.utils.data import Dataset
+
+import flcog
+from flcog.commands.cli import main
+from flcog.commands.errors import refusal, shown_errors
+from flcog.commands.predict import read_inputs
+from flcog.server import aggregate
+
+QUICKSTART = str(ROOT / "configs" / "quickstart.yaml")
+
+
+@pytest.fixture(autouse=True)
+def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command_line: None) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "excepthook", sys.__excepthook__)
+
+
+def refused(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
+    """The one line that a command prints before it exits with 2."""
+    with pytest.raises(SystemExit) as exit:
+        main(arguments)
+    lines = [line for line in capsys.readouterr().err.splitlines() if line.strip() and not line.startswith("Seed set")]
+    assert exit.value.code == 2 and len(lines) == 1 and lines[0].startswith("flcog: error: "), lines
+    assert "Union" not in lines[0] and "<class" not in lines[0]
+    return lines[0]
+
+
+# Options after `fit -c configs/quickstart.yaml`, and the parts that the error line must contain, separated by |.
+OPTIONS = {
+    # A value of a wrong type, or out of its range.
+    "--trainer.rounds abc": "trainer.rounds: expected int; got abc",
+    "--trainer.clients_per_round abc": "trainer.clients_per_round: expected int; expected float; got abc",
+    "--trainer.executor foo": "trainer.executor: |'auto', 'loop', 'vmap'|foo",
+    "--data.batch_size abc": "data.batch_size (Digits): expected int; got abc",
+    "--data.partitioner.beta abc": "data.partitioner.beta (Dirichlet): expected float; got abc",
+    "--trainer.callbacks+=FedProx --trainer.callbacks.mu=abc": "trainer.callbacks.mu (FedProx): expected float; got abc",
+    "--trainer.callbacks+=FedProx --trainer.callbacks.mu=-1": "FedProx: mu must be at least 0; got -1.0",
+    "--data.partitioner.beta 0": "beta must be positive and finite; got 0.0",
+    "--model.optimizer.lr -1": "Classifier: the optimizer refuses|learning rate: -1.0",
+    # An option that does not exist.
+    "--trainer.roundz 3": "Did you mean 'trainer.rounds'?",
+    "--rounds 3": "Did you mean 'trainer.rounds'?",
+    "--num_clients 3": "Did you mean 'data.num_clients'?",
+    "trainer.rounds=3": "Did you mean 'trainer.rounds'?",
+    "--trainer.max_epochs 3": "trainer.max_epochs belongs to lightning.Trainer: use rounds",
+    "--data.num_client 3": "data (Digits): there is no option 'num_client'. Did you mean 'num_clients'?",
+    "--model.optimizer.lrr 3": "there is no option 'lrr'. Did you mean 'lr'?",
+    "--trainer.seed 3": "seed_everything",
+    # A class that does not exist, or that is no subclass.
+    "--trainer.callbacks+=Scafold": "trainer.callbacks: there is no class 'Scafold'. Did you mean 'SCAFFOLD'?",
+    "--trainer.callbacks+=flcog.callbacks.Scafold": "module 'flcog.callbacks' has no attribute 'Scafold'|Did you mean 'SCAFFOLD'?",
+    "--trainer.callbacks+=nowhere.Method": "No module named 'nowhere'",
+    "--data Digit": "data: there is no class 'Digit'. Did you mean 'Digits'?",
+    "--model flcog.callbacks.FedProx": "subclass of Module|flcog.callbacks.FedProx",
+    "--model.model torch.nn.Lineare": "module 'torch.nn' has no attribute 'Lineare'. Did you mean 'Linear'?",
+    "--model.model torch.nn.Linear": "in_features",
+    # Files, and two of the same.
+    "-c nowhere.yaml": "there is no file nowhere.yaml",
+    "-c quikstart": "there is no file quikstart. Did you mean 'quickstart'?",
+    "--trainer.callbacks+=FedProx --trainer.callbacks+=FedProx": "FedProx is listed 2 times",
+    "--trainer.local_epochs 1": "exactly one of trainer.local_steps and trainer.local_epochs; got both",
+    "--trainer.devices foo": "devices=foo|devices of this machine",
+    "--ckpt_path nowhere.ckpt": "no checkpoint at nowhere.ckpt",
+    "--trainer.accelerator cpu --trainer.processes_per_device 1000": "asks for 1,000 processes on this machine, which has",
+}
+
+
+@pytest.mark.parametrize("options", OPTIONS)
+def test_an_option_is_refused_in_one_line(options: str, capsys: pytest.CaptureFixture[str]) -> None:
+    line = refused(["fit", "-c", QUICKSTART, "--trainer.logger=false", *shlex.split(options)], capsys)
+    assert all(words in line for words in OPTIONS[options].split("|")), line
+
+
+COMMANDS = {
+    "": "give a command, as in flcog fit|partition, bench|; flcog --help",
+    "fitt -c Q": "there is no command 'fitt'. Did you mean 'fit'?|validate|bench|compare",
+    "-c Q fit": "the command comes first, its options after it: flcog fit -c FILE",
+    "fit": "model|give a config by -c FILE",
+    "fit --model flcog.Classifier": "Classifier",
+    "partition -c Q --plott x.png": "Did you mean 'plot'?",
+    "partition -c Q --plot x.foo": "cannot draw x.foo: a figure's name ends with",
+    "fit -c folder": "there is no file folder",
+    "export folder": "folder holds no checkpoints: give the directory of a run",
+    f"report {'x' * 300}": "File name too long",
+    "test -c Q --ckpt_path notes.ckpt": "notes.ckpt is no readable flcog checkpoint",
+}
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_a_command_is_refused_in_one_line(command: str, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "notes.ckpt").write_text("e")
+    line = refused([QUICKSTART if word == "Q" else word for word in command.split()], capsys)
+    assert all(words in line for words in COMMANDS[command].split("|")), line
+
+
+CONFIGS = {
+    b"trainer: {rounds: 3}\n# caf\xe9\n": "config.yaml is not UTF-8 text (byte 26): save it as UTF-8",
+    b"": "holds nothing: a config is a mapping with trainer, model, data",
+    b"- trainer\n": "holds a list",
+    b"trainer:\n  rounds: 3\n   local_steps: 2\n": "config.yaml is no YAML: mapping values are not allowed here (line 3, column 15)",
+    b"trainer:\n  rounds: 3\n  rounds: 4\n": "config.yaml has 'rounds' twice, in lines 2 and 3: keep one",
+    b"trainer: 3\n": "trainer must be a mapping of options; got 3",
+    b"trainer: {roundz: 3}": "there is no option 'trainer.roundz'. Did you mean 'trainer.rounds'?",
+    b"data: {init_args: {num_client: 3}}": "data (Digits): there is no option 'num_client'. Did you mean 'num_clients'?",
+    b"model: {lr: 3}": "there is no option 'lr'",
+    b"trainer: {callbacks: [FedProx, SCAFOLD]}": "Did you mean 'SCAFFOLD'?",
+    b"trainer: {callbacks: [{mu: 1}]}": "give a class by its class_path, and its options under init_args; got 'mu' beside them",
+    b"trainer: {callbacks: [{class_path: FedProx, mu: 1}]}": "give a class by its class_path, and its options under init_args",
+    b"trainer: {callbacks: [{class_path: FedProx, init_args: {mu: lots}}]}": "(FedProx): expected float; got lots",
+}
+
+
+@pytest.mark.parametrize("content", CONFIGS, ids=range(len(CONFIGS)))
+def test_a_config_is_refused_in_one_line(content: bytes, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "config.yaml").write_bytes(content)
+    line = refused(["fit", "-c", QUICKSTART, "-c", "config.yaml"], capsys)
+    assert CONFIGS[content] in line, line
+
+
+def test_a_model_without_a_class_path(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "config.yaml").write_text("model: {lr: 0.1}")
+    assert "model (Module): give a class by its class_path" in refused(["fit", "-c", "config.yaml"], capsys)
+
+
+def test_what_a_config_may_hold(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """An anchor with its alias, and the same key in two mappings, are no duplicates."""
+    listed = "    - {class_path: FedProx, init_args: {}}\n    - {class_path: SCAFFOLD, init_args: {}}\n"
+    (tmp_path / "config.yaml").write_text(f"trainer:\n  rounds: &seven 7\n  local_steps: *seven\n  callbacks:\n{listed}")
+    with pytest.raises(SystemExit) as exit:
+        main(["fit", "-c", QUICKSTART, "-c", "config.yaml", "--print_config"])
+    assert exit.value.code == 0 and "rounds: 7" in capsys.readouterr().out
+
+
+# Errors in the user's code --------------------------------------------------------------------------------------------------------
+
+
+def shown(error: BaseException, capsys: pytest.CaptureFixture[str]) -> str:
+    """What Python prints of an error that ends it."""
+    capsys.readouterr()
+    with pytest.raises(type(error)) as caught, shown_errors():
+        raise error
+    sys.excepthook(type(error), caught.value, caught.value.__traceback__)
+    return capsys.readouterr().err
+
+
+MODULES = {
+    "import flcog\nclass A(flcog.Method)\n    pass": ("SyntaxError: expected ':'", 'own_code.py", line 2'),
+    "import flcog\nclass A(flcog.Methd): pass": (
+        "AttributeError: module 'flcog' has no attribute 'Methd'",
+        'own_code.py", line 2',
+    ),
+    "import flcog, not_installed": ("ModuleNotFoundError: No module named 'not_installed'", 'own_code.py", line 1'),
+    "import flcog\nclass A(flcog.Method):\n    def sever_step(self): pass": (
+        "defines 'sever_step', which is no hook; did you mean 'server_step'?",
+        'own_code.py", line 2',
+    ),
+    "import flcog\nclass A(flcog.Callback):\n    def __init__(self):\n        int('x')": (
+        "ValueError: invalid literal",
+        "line 4, in __init__",
+    ),
+}
+
+
+@pytest.mark.parametrize("code", MODULES, ids=range(len(MODULES)))
+def test_an_error_in_a_users_module(code: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "own_code.py").write_text(code)
+    sys.modules.pop("own_code", None)  # another test may have imported it
+    with pytest.raises(Exception) as caught:
+        main(["fit", "-c", QUICKSTART, "--trainer.logger=false", "--trainer.callbacks+=own_code.A"])
+    lines = shown(caught.value, capsys)
+    assert all(words in lines for words in MODULES[code]), lines
+    assert "jsonargparse" not in lines and "flcog/commands" not in lines
+
+
+class Model(BoringModel):
+    pass
+
+
+class Data(BoringDataModule):
+    pass
+
+
+class Watcher(L.Callback):
+    pass
+
+
+def broken(base: type, hook: str) -> Any:
+    """An instance of a subclass of ``base`` whose hook looks up a missing key."""
+
+    def fail(self: Any, *arguments: Any, **options: Any) -> None:
+        {}["x"]
+
+    method = FunctionType(fail.__code__.replace(co_name=hook, co_qualname=hook), globals())
+    return type(base.__name__, (base,), {hook: method, "__module__": __name__})()
+
+
+def fails(tmp_path: Path, part: Any, **options: Any) -> Exception:
+    """The exception of a run with this module, data, callback or method."""
+    model = part if isinstance(part, L.LightningModule) else BoringModel()
+    data = part if isinstance(part, L.LightningDataModule | Dataset) else BoringDataModule()
+    trainer = flcog.FederatedTrainer(
+        rounds=1,
+        local_steps=2,
+        logger=False,
+        accelerator="cpu",
+        default_root_dir=str(tmp_path),
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        callbacks=[part] if isinstance(part, L.Callback | flcog.Callback) else None,
+        **options,
+    )
+    with pytest.raises(Exception) as caught:
+        trainer.fit(model, data)
+    return caught.value
+
+
+IN_A_CLIENT = r"in client \d, round 1, local step 1 of 2"
+HOOKS: dict[tuple[type, str], str] = {
+    **dict.fromkeys(((Model, "training_step"), (Model, "optimizer_step"), (Model, "forward")), IN_A_CLIENT),
+    **dict.fromkeys(((Data, "on_after_batch_transfer"), (Watcher, "on_train_batch_end")), IN_A_CLIENT),
+    **dict.fromkeys(((Model, "configure_optimizers"), (Model, "setup"), (Data, "setup"), (Data, "train_dataloader")), ""),
+    **dict.fromkeys(((Model, "on_train_epoch_end"), (Model, "validation_step"), (Watcher, "on_train_epoch_end")), "round 1"),
+}
+
+
+@pytest.mark.parametrize(("base", "hook"), HOOKS, ids=lambda part: getattr(part, "__name__", part))
+def test_the_users_code_is_shown_with_client_and_round(
+    base: type, hook: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lines = shown(fails(tmp_path, broken(base, hook)), capsys)
+    assert 'test_errors.py", line' in lines and f"in {hook}\n" in lines and "\nKeyError: 'x'\n" in lines
+    assert re.search(HOOKS[base, hook], lines) and "/flcog/" not in lines and "/lightning/" not in lines, lines
+
+
+class ReadsRound(flcog.Method):
+    def loss(self, apply: Any, params: Any, batch: Any, task_loss: Any, ctx: Any) -> Any:
+        return ctx.round * task_loss
+
+
+def test_a_field_that_a_context_lacks(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The error belongs to the hook that reads the field, and Python proposes no field of tuples."""
+    lines = shown(fails(tmp_path, ReadsRound(), executor="loop"), capsys)
+    said = "a Context has no 'round': the server knows it as cohort.round and can send it by broadcast"
+    assert f"AttributeError: {said}\n" in lines and re.search(IN_A_CLIENT, lines) and "return ctx.round * task_loss" in lines
+
+
+def test_a_fault_of_flcog_keeps_its_traceback(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail(*arguments: Any, **options: Any) -> None:
+        {}["x"]
+
+    # The function counts as a part of flcog's own file.
+    code = fail.__code__.replace(co_filename=aggregate.__file__)
+    monkeypatch.setattr(aggregate.Aggregate, "combine", FunctionType(code, vars(aggregate)))
+    error = fails(tmp_path, Model())
+    assert refusal(error) is None and "/flcog/trainer.py" in shown(error, capsys)
+
+
+def test_a_variable_asks_for_the_whole_traceback(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FLCOG_TRACEBACK", "1")
+    error = fails(tmp_path, broken(Model, "training_step"))
+    with pytest.raises(KeyError), shown_errors():
+        raise error
+    assert sys.excepthook is sys.__excepthook__ and "/flcog/" in "".join(traceback.format_exception(error))
+    with pytest.raises(ValueError, match="beta must be positive"):
+        main(["fit", "-c", QUICKSTART, "--data.partitioner.beta=0"])
+
+
+# Inputs of flcog predict ----------------------------------------------------------------------------------------------------------
+
+
+def array(shape: str, kind: str) -> bytes:
+    """A .npy file whose header declares an array, followed by only eight bytes of data."""
+    header = f"{{'descr': '{kind}', 'fortran_order': False, 'shape': {shape}, }}".ljust(117).encode() + b"\n"
+    return b"\x93NUMPY\x01\x00" + len(header).to_bytes(2, "little") + header + bytes(8)
+
+
+INPUTS = {
+    "table": (b"a,b\n1,2\n", "cannot be read as .npy or .npz"),
+    "petabytes": (array("(1000000000, 1000, 1000)", "|u1"), "cannot be read as .npy or .npz"),
+    "text": (array("(1,)", "<U2"), "of type <U2"),
+    "objects": (array("(1,)", "|O"), "cannot be read as .npy or .npz"),
+    "no samples": (array("(0, 8, 8, 1)", "|u1"), "a sample in each row"),
+}
+
+
+@pytest.mark.parametrize("packed", [False, True], ids=["npy", "npz"])
+@pytest.mark.parametrize("form", INPUTS)
+def test_inputs_that_are_no_numbers(form: str, packed: bool, tmp_path: Path) -> None:
+    content, said = INPUTS[form]
+    path = tmp_path / "inputs.npz"
+    path.write_bytes(content)
+    if packed:
+        with zipfile.ZipFile(path, "w") as archive:
+            archive.writestr("inputs.npy", content)
+    with pytest.raises(ValueError, match=re.escape(said)):
+        read_inputs(path)
