@@ -1,8 +1,6 @@
 """FedAvgM: momentum at the server, as in its paper, and as the programs of FedCOG and FedDisco compute it."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 
@@ -46,8 +44,6 @@ class FedAvgM(Method):
 
     beta: float = 0.9
     lr: float = 1.0
-
-    former_options: ClassVar[Mapping[str, str]] = {"form": "use the class FedAvgMInFedCOG or FedAvgMInFedDisco"}
 
     def __post_init__(self) -> None:
         super().__post_init__()

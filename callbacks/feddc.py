@@ -50,7 +50,6 @@ class FedDC(Method):
     evaluate_mean: bool = True
 
     sums_client_states: ClassVar[bool] = True
-    former_options: ClassVar[Mapping[str, str]] = {"form": "use the class FedDCInFedDisco"}
 
     @property
     def refuses_later(self) -> Mapping[str, str]:  # type: ignore[override]

@@ -53,7 +53,6 @@ class FedDyn(Method):
     evaluate_mean: bool = True
 
     sums_client_states: ClassVar[bool] = True
-    former_options: ClassVar[Mapping[str, str]] = {"form": "use the class FedDynInFedDisco"}
 
     @property
     def refuses_later(self) -> Mapping[str, str]:  # type: ignore[override]

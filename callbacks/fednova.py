@@ -33,9 +33,6 @@ class FedNova(Method):
         >>> trainer = flcog.FederatedTrainer(rounds=1, local_epochs=2, callbacks=[FedNova()], logger=False)
     """
 
-    former_options: ClassVar[Mapping[str, str]] = dict.fromkeys(
-        ("form", "batch_size"), "use the class FedNovaInFedDisco(batch_size=64)"
-    )
     excludes: ClassVar[Mapping[str, str]] = dict.fromkeys(
         ("DENSE", "FedDC", "FedDyn", "FedExP", "FedGen", "FlexLoRA", "LocalModels"),
         "it reads the changes of clients' models, and FedNova's clients send theirs divided by their numbers of steps",
@@ -74,8 +71,6 @@ class FedNovaInFedDisco(FedNova):
     """
 
     batch_size: int = 64
-
-    former_options: ClassVar[Mapping[str, str]] = {}
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -1,6 +1,5 @@
 """SCAFFOLD: control variates remove the clients' differences from their gradients."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -44,7 +43,6 @@ class SCAFFOLD(Method):
     server_lr: float = 1.0
 
     sums_client_states: ClassVar[bool] = True
-    former_options: ClassVar[Mapping[str, str]] = {"form": "use the class SCAFFOLDInFedDisco"}
 
     def __post_init__(self) -> None:
         super().__post_init__()

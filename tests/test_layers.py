@@ -32,7 +32,7 @@ LAYERS = (
     ("flcog.datamodules",),
     ("flcog.evaluation_limits", "flcog.evaluation"),
     ("flcog.wire",),
-    ("flcog.method", "flcog.hooks"),
+    ("flcog.method",),
     ("flcog.client",),
     ("flcog.server",),
     ("flcog.execute",),

@@ -9,7 +9,7 @@ from lightning.pytorch.cli import SaveConfigCallback
 from flcog.core.files import OWNER_ONLY, replacing
 from flcog.core.masking import masked
 from flcog.method import Callback, Run
-from flcog.run.earlier_files import keep_earlier
+from flcog.run.directory import keep_earlier
 
 
 class SavedConfig(Callback):

@@ -9,7 +9,6 @@ from torch import Tensor
 from flcog.apply import Apply, OwnForward
 from flcog.core.precision import number_dtype
 from flcog.core.types import Batch, Params, Slot
-from flcog.method.former_hooks import FORMER_FIELDS, FORMER_LEFT_OUT
 from flcog.wire.packing import message
 
 
@@ -111,8 +110,7 @@ class Context(NamedTuple):
     optimisation: Optimisation
 
     def __getattr__(self, name: str) -> Any:
-        new = FORMER_FIELDS.get(name)
-        hint = f"write ctx.{new}" if new else OF_THE_SERVER.get(name) or f"it has {', '.join(self._fields)}"
+        hint = OF_THE_SERVER.get(name) or f"it has {', '.join(self._fields)}"
         # Python adds no similar name, such as count, which tuples have, to an error that names its object.
         raise AttributeError(f"a Context has no {name!r}: {hint}", obj=self)
 
@@ -160,17 +158,6 @@ class Upload(NamedTuple):
     state: Slot
     mean: Mapping[str, Tensor | Params] = {}
     sum: Mapping[str, Tensor | Params] = {}
-
-
-def _new_upload(cls: type[Upload], *values: Any, _new: Any = Upload.__new__, **options: Any) -> Upload:
-    """Name the new spelling of a former argument. A named tuple cannot define ``__new__`` in its class."""
-    if "left_out" in options:
-        raise ValueError(f"Upload has no left_out any more: {FORMER_LEFT_OUT}")
-    upload: Upload = _new(cls, *values, **options)
-    return upload
-
-
-Upload.__new__ = _new_upload  # type: ignore[method-assign,assignment]
 
 
 class FirstContact(NamedTuple):

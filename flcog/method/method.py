@@ -8,10 +8,10 @@ assigns parameters, gradients, losses or weights.
 
 import difflib
 import inspect
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -23,7 +23,6 @@ from flcog.data import LABELLED, Exchange, Federation
 from flcog.method.client_view import ClientView
 from flcog.method.cohort import Cohort, Messages
 from flcog.method.context import BatchFunction, Context, FirstContact, GradientFunction, Personal, Plan, Upload
-from flcog.method.former_hooks import check_arguments, check_former
 from flcog.method.observer import Callback
 from flcog.method.own_state import KeepsNoState
 
@@ -56,7 +55,6 @@ class Method(KeepsNoState):
             modules than a ``ClientModule``.
         excludes: the names of classes that cannot run together with this method, each with the reason.
         refuses_later: the names of classes that cannot be listed after this method, each with the reason.
-        former_options: options of earlier versions, each with its replacement.
         needs_label_counts: whether it reads ``ctx.data.label_counts`` in its pure hooks.
         over_data: a pure function whose mean over the client's samples ``finish_client`` receives as ``ctx.data.mean``, such as
             FedWalk's loss. The engine calls it after training with the client's final parameters and each batch of a pass over its
@@ -80,7 +78,6 @@ class Method(KeepsNoState):
     needs_adapters: ClassVar[bool] = False
     excludes: ClassVar[Mapping[str, str]] = {}
     refuses_later: ClassVar[Mapping[str, str]] = {}
-    former_options: ClassVar[Mapping[str, str]] = {}
     needs_label_counts: ClassVar[bool] = False
     over_data: ClassVar[BatchFunction | None] = None
     sums_client_states: ClassVar[bool] = False
@@ -99,8 +96,6 @@ class Method(KeepsNoState):
         for name, value in vars(cls).items():
             if name.startswith("_") or not inspect.isfunction(value):
                 continue
-            if name not in known or name == "over_data":
-                check_former(cls.__name__, name)
             if name in known:
                 if name in HOOKS:
                     check_arguments(cls.__name__, value, getattr(Method, name))
@@ -108,12 +103,6 @@ class Method(KeepsNoState):
             close = difflib.get_close_matches(name, HOOKS + OBSERVER_HOOKS, n=1)
             hint = f"; did you mean {close[0]!r}?" if close else f". Hooks are: {', '.join(HOOKS)}."
             raise TypeError(f"{cls.__name__} defines {name!r}, which is no hook{hint} Helpers start with an underscore.")
-
-    def __new__(cls, *values: Any, **options: Any) -> Self:
-        """Refuse options of earlier versions."""
-        for name in options.keys() & cls.former_options.keys():
-            raise ValueError(f"{cls.__name__} has no option {name!r} any more: {cls.former_options[name]}")
-        return super().__new__(cls)
 
     def __post_init__(self) -> None:
         if self.start_round < 0 or (self.stop_round is not None and self.stop_round <= self.start_round):
@@ -266,3 +255,15 @@ HOOKS = [
 OBSERVER_HOOKS = [name for name, value in vars(Callback).items() if inspect.isfunction(value) and name.startswith("on_")]
 SERVER_HOOKS = ("weights", "broadcast", "server_step")
 CLIENT_HOOKS = ("start", "loss", "wrap_gradient", "correct_gradient", "after_step", "finish_client", "draw")
+
+
+def check_arguments(owner: str, hook: Callable[..., Any], base: Callable[..., Any]) -> None:
+    """Refuse a hook whose arguments differ from the base class."""
+    names = list(inspect.signature(base).parameters)
+    try:
+        inspect.signature(hook).bind(*names)
+    except TypeError:
+        written = ", ".join(inspect.signature(hook).parameters)
+        raise TypeError(
+            f"{owner}.{base.__name__}({written}) must take these arguments: {base.__name__}({', '.join(names)})"
+        ) from None

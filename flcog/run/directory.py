@@ -3,6 +3,7 @@
 import csv
 import importlib.metadata
 import io
+import itertools
 import os
 import platform
 import shlex
@@ -15,10 +16,9 @@ from typing import Any
 
 import yaml
 
-from flcog.core.files import RUN_REMEDY, append, as_yaml, make_folder, short, write_table, write_yaml
+from flcog.core.files import RUN_REMEDY, append, as_yaml, make_folder, replacing, short, write_table, write_yaml
 from flcog.core.git import clone_commit, git_commit
 from flcog.core.masking import masked_command
-from flcog.run.earlier_files import keep_earlier
 from flcog.run.metrics_rows import read_rows
 from flcog.run.round_order import fault_in
 
@@ -247,3 +247,16 @@ def update_yaml(path: Path, content: Any, permissions: int | None = None) -> Non
             return
         keep_earlier(path)
     write_yaml(path, content, permissions=permissions)
+
+
+def keep_earlier(path: Path) -> Path:
+    """Copy a file that is about to change, with its permissions, to the first free number. An identical copy is not repeated."""
+    for number in itertools.count(1):
+        copy = path.with_name(f"{path.stem}-{number}{path.suffix}")
+        if not copy.exists():
+            with replacing(copy, permissions=path.stat().st_mode & 0o777) as file:
+                file.write(path.read_bytes())
+            return copy
+        if copy.read_bytes() == path.read_bytes():
+            return copy
+    raise AssertionError

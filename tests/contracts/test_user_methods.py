@@ -240,40 +240,6 @@ def test_two_aggregators_are_refused() -> None:
         train(Median(), Other(), rounds=1)
 
 
-@pytest.mark.parametrize(
-    ("hook", "says"),
-    [
-        ("client_inputs", r"return \(params, inputs\) from start"),
-        ("over_data", r"declare over_data = staticmethod\(function\)"),
-        ("mask", "derive the class from flcog.ParameterMask"),
-        ("aggregator", "derives from flcog.Aggregator"),
-        ("kept_parameters", "derive the class from flcog.ParameterMask"),
-    ],
-)
-def test_former_hooks_name_their_replacement(hook: str, says: str) -> None:
-    with pytest.raises(TypeError, match=f"Old defines '{hook}', which is no hook any more: .*{says}"):
-        type("Old", (Method,), {hook: lambda self, *arguments: {}})
-
-
-def test_a_former_argument_names_its_replacement() -> None:
-    with pytest.raises(
-        ValueError, match=r"Upload has no left_out any more: derive the class from flcog.ParameterMask, and return"
-    ):
-        Upload({}, {}, left_out=["head"])  # type: ignore[call-arg]
-    upload = Upload({}, {"x": 1}, mean={"m": 2})
-    assert (upload.state, upload.mean, upload.sum, upload._replace(delta=None).delta) == ({"x": 1}, {"m": 2}, {}, None)
-
-
-def test_former_fields_name_their_replacement() -> None:
-    @dataclass(frozen=True)
-    class Old(Method):
-        def finish_client(self, delta: Params, params: Params, ctx: Context) -> Upload:
-            return Upload(delta, ctx.client)  # type: ignore[attr-defined]
-
-    with pytest.raises(AttributeError, match=r"a Context has no 'client': write ctx\.state"):
-        train(Old(), rounds=1)
-
-
 def test_a_mask_alone_starts_each_round_from_the_global_value() -> None:
     """As the docstring of ``ParameterMask`` says, a trained value is lost if it is neither sent nor kept in the client's state."""
 

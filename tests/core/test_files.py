@@ -218,7 +218,6 @@ def test_every_file_is_written_with_these_functions() -> None:
         'against.py: with log.open("w") as errors:',  # another framework writes it itself
         'launcher.py: with (run.folder / OUTPUT).open("ab") as output:',  # each run writes it itself
         'slurm.py: with (self.run.folder / OUTPUT).open("ab") as output:',  # and so does each run in a queue
-        'early_processes.py: with os.fdopen(pipe, "w") as message:',  # a pipe to another process
         r'git.py: (empty / "HEAD").write_text(f"{commit}\n")',  # in a folder that is deleted after git's answer
         'history_figure.py: self.savefig(file, format="png", dpi=110, bbox_inches="tight")',  # into memory
         'rows_when_read.py: with path.open("ab") as file:',  # an incomplete row does not match its checksum

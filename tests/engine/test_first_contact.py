@@ -65,15 +65,7 @@ def test_a_checkpoint_without_messages_asks_again_and_counts_once(tmp_path: Path
     assert rest.run.ledger.up == straight.run.ledger.up
 
 
-def test_former_spellings_name_the_new_ones() -> None:
-    with pytest.raises(
-        TypeError, match=r"Old defines 'report', which is no hook any more: return flcog.FirstContact\(state, message\)"
-    ):
-
-        class Old(Method):
-            def report(self, client: ClientView) -> float:
-                return 0.0
-
+def test_a_hook_with_other_arguments() -> None:
     with pytest.raises(TypeError, match=r"Short.init_client\(self, params, buffers\) must take these arguments: init_client\("):
 
         class Short(Method):
