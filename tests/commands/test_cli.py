@@ -15,7 +15,6 @@ from contracts.test_methods import NOT_ON_TINY_DATA
 from harness import ROOT
 
 import flcog
-from flcog.commands.bench.results import uncertainty
 from flcog.commands.cli import main
 
 QUICKSTART = str(ROOT / "configs" / "quickstart.yaml")
@@ -170,20 +169,6 @@ def test_partition_needs_data_alone(capsys: pytest.CaptureFixture[str]) -> None:
     assert re.search(r"^ *0 ward 0 +4 .*\n *1 ward 1 +4 .*\n *2 ward 2 +4 ", printed, re.MULTILINE)
     assert "num_clients=7 has no effect: Natural makes 3 clients" in printed
     assert run("check", *data) == 2 and "required: model: give a config by -c FILE" in capsys.readouterr().err
-
-
-@pytest.mark.slow
-def test_bench_compares_with_a_bare_loop(capsys: pytest.CaptureFixture[str]) -> None:
-    assert run("bench", "-c", QUICKSTART, *SMALL, "--repeats", "2", "--seconds", "0") == 0
-    printed = capsys.readouterr().out
-    assert re.search(r"ratio +\d+\.\d+ \+- \d+\.\d+", printed) and "by a DataLoader" in printed and not Path("runs").exists()
-
-
-def test_a_bench_is_settled_once_its_median_is_known_to_a_twentieth() -> None:
-    quiet, noisy = [1.0, 1.01, 0.99, 1.0, 1.02], [1.0, 2.0, 0.5, 1.5, 0.8]
-    assert uncertainty(quiet) < 0.05 < uncertainty(noisy)
-    assert uncertainty(noisy * 100) < 0.1 * uncertainty(noisy) * 1.01  # it falls with the square root of the number of rounds
-    assert uncertainty([1.0]) == float("inf")
 
 
 def test_print_config_and_help(capsys: pytest.CaptureFixture[str]) -> None:

@@ -2,7 +2,7 @@
 
 import copy
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -11,8 +11,8 @@ from torch.utils import _pytree as pytree
 
 from flcog.apply import masked_mean
 from flcog.client_module import trains_itself
-from flcog.commands.bench.contenders.job import Batches
-from flcog.commands.bench.waiting import wait_for_device
+from flcog.commands.bench.batches import Batches
+from flcog.commands.bench.variations import wait_for_device
 from flcog.core.fabric import num_cores
 from flcog.core.trees import map_leaves
 
@@ -85,28 +85,3 @@ class BareLoop:
                 loss = masked_mean(model.per_example_loss(model(inputs), targets), None)
             loss.backward()
             optimizer.step()
-
-
-class OneModel(BareLoop):
-    """Trains one model on the samples of a round's clients in large batches, at the device's maximum speed."""
-
-    name = "batched"
-
-    def _train(self, number: int, clients: list[int]) -> None:
-        self._steps(self.server, self._large_batches(number, clients))
-
-    def _large_batches(self, number: int, clients: list[int]) -> Iterator[list[Tensor]]:
-        parts, rows = list[list[Tensor]](), 0
-        for client in clients:
-            for leaves in self.batches.of(number, client):
-                parts.append(leaves)
-                rows += len(leaves[0])
-                if rows >= LARGE:
-                    yield [torch.cat(leaf) for leaf in zip(*parts, strict=True)]
-                    parts, rows = [], 0
-        if parts:
-            yield [torch.cat(leaf) for leaf in zip(*parts, strict=True)]
-
-
-LARGE = 512
-"""The number of samples in a large batch."""

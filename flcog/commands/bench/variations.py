@@ -7,12 +7,10 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import jsonargparse
 import torch
+from lightning.pytorch.cli import instantiate_class
 
-import flcog.callbacks
 from flcog.client.executor import Choice
-from flcog.commands.bench.waiting import synchronise
 from flcog.core.output import say
 from flcog.core.text import first_line
 from flcog.method import Method, check_methods
@@ -72,29 +70,40 @@ class Contestant:
         return str(Choice(executor.name, executor.clients_at_once, executor.compiled))
 
 
+def wait_for_device(device: torch.device) -> None:
+    """Wait for computations to finish, so that a clock measures all of them."""
+    if device.type != "cpu":
+        torch.get_device_module(device).synchronize()
+
+
+def synchronise(trainer: Any) -> None:
+    """Wait for the device and for the other processes."""
+    wait_for_device(trainer.run.processes.device)
+    trainer.fabric.barrier()
+
+
 def _forget_peak(device: torch.device) -> int:
     """Reset the peak of a GPU's memory. Returns the memory in use."""
     torch.cuda.reset_peak_memory_stats(device)
     return torch.cuda.memory_allocated(device)
 
 
-def variations(trainer: Any, vary: Mapping[str, Any]) -> list[Contestant]:
-    """Make a trainer for each combination of values.
+def variations(trainer: Any, vary: Mapping[str, Any] | None) -> list[Contestant]:
+    """Make a trainer for each combination of values; without any, the config's own alone.
 
     Args:
         trainer: the config's trainer.
         vary: a list of values for each argument of the trainer that varies.
     """
-    if not vary:
-        raise ValueError(f"vary has nothing to vary; give a list of values of {', '.join(MAY_VARY)}")
+    if vary is None:
+        return [Contestant(trainer)]
     examples = {**MAY_VARY, CALLBACKS: "none, NAME"}
     for name, values in vary.items():
-        if name not in examples:
+        if name not in examples or not isinstance(values, list) or not values:
             raise ValueError(
-                f"vary: {name} cannot be varied; give only options that do not change a round's result: {', '.join(MAY_VARY)}; or callbacks"
+                f"vary.{name}={values!r}: give a list of values of one or several of "
+                f"{', '.join(f'{known} ([{example}])' for known, example in examples.items())}"
             )
-        if not isinstance(values, list) or not values:
-            raise ValueError(f"vary.{name} is a list of values, as in --vary.{name} '[{examples[name]}]'; got {values!r}")
     return [_varied(trainer, dict(zip(vary, values, strict=True))) for values in itertools.product(*vary.values())]
 
 
@@ -110,15 +119,12 @@ def _method(value: Any) -> list[Method]:
     """A method by its name, or by its class path and arguments as in configs; no method for ``none``."""
     if value in (None, "none"):
         return []
-    parser = jsonargparse.ArgumentParser(exit_on_error=False)
-    parser.add_argument("--method", type=Method)
+    given = {"class_path": value if "." in value else f"flcog.callbacks.{value}"} if isinstance(value, str) else value
     try:
-        path = f"flcog.callbacks.{value}" if value in flcog.callbacks.__all__ else value
-        return [parser.instantiate(parser.parse_object({"method": path})).method]
-    except (jsonargparse.ArgumentError, TypeError) as error:
+        return [instantiate_class((), given)]
+    except (AttributeError, ImportError, KeyError, TypeError) as error:
         raise ValueError(
-            f"vary.callbacks lists none, names of methods, and mappings with class_path and init_args; got {value!r}: "
-            f"{str(error).splitlines()[-1].strip()}"
+            f"vary.callbacks lists none, names of methods, and mappings with class_path and init_args; got {value!r}: {error}"
         ) from error
 
 

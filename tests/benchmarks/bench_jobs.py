@@ -10,7 +10,7 @@ from reference import fedavg
 from reference.common import Client, Problem
 
 from flcog.commands.bench.bare import batches_of
-from flcog.commands.bench.contenders.job import Batches
+from flcog.commands.bench.batches import Batches
 
 
 def prepared(optimizer: Callable[..., Any] = MOMENTUM, **options: Any) -> tuple[Any, Batches, Any]:

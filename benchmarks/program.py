@@ -36,8 +36,8 @@ def program_of(module: ClientModule, batch: Sequence[Tensor], structure: Any) ->
     except Exception as error:  # its type comes from the network's own code
         reason = " ".join(str(error).split()) or type(error).__name__
         raise ValueError(
-            f"against: {type(module).__name__}'s network cannot be written down for other frameworks ({reason}): torch.fx must be "
-            "able to trace it; leave out --against"
+            f"{type(module).__name__}'s network cannot be written down for other frameworks ({reason}): torch.fx must be "
+            "able to trace it"
         ) from error
 
 

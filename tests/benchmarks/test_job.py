@@ -1,77 +1,23 @@
-"""``flcog bench``: the bare loop, and the job for other frameworks with its batches, the program of the loss and the optimiser."""
+"""The job for other frameworks: the program of the loss, and the optimiser."""
 
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from against import job_of
 from engine.test_patches import Pictures
-from fake_device import computing_there, waits
-from harness import TinyData, assert_close, classifier, make_trainer
+from harness import make_trainer
+from program import program_of
+from reading import reading
 from torch import nn
 from torch.utils import _pytree as pytree
 
 import flcog
-from commands.bench_jobs import prepared, reference
-from flcog.commands.bench.against import job_of
-from flcog.commands.bench.bare import BareLoop, batches_of
-from flcog.commands.bench.command import bench
-from flcog.commands.bench.contenders.job import Batches
-from flcog.commands.bench.program import program_of
-from flcog.models import MLP, ResNet18, SimpleCNN, TextCNN
-
-
-def test_clients_make_the_batches_that_the_engine_would() -> None:
-    """The batches have the engine's sizes, contain each sample once per pass, and differ in the next round."""
-    trainer, batches, _ = prepared(local_epochs=2)
-    partition, engine = trainer.run.federation.partition, trainer.run.engine
-    for k in range(batches.num_clients):
-        own = trainer.run.federation.train.inputs[partition.client(k)]
-        made = [inputs for inputs, _ in batches.of(3, k)]
-        _, sizes, passes = engine.batching.layout(len(own), engine.batching.num_steps(len(own)))
-        assert [len(inputs) for inputs in made] == sizes.tolist() and passes == 2
-        for half in torch.cat(made).split(len(own)):
-            assert torch.equal(half.sort(0).values, own.sort(0).values)
-    again, other = (torch.cat([inputs for inputs, _ in batches.of(round, 3)]) for round in (3, 4))
-    assert torch.equal(again, torch.cat([inputs for inputs, _ in batches.of(3, 3)])) and not torch.equal(again, other)
-
-
-def test_passes_that_drop_their_last_batch() -> None:
-    batches = Batches([torch.arange(7.0)], [0, 7], {7: ([0, 3, 7, 10], [3, 3, 3, 3], 2)})
-    made = [leaf.tolist() for (leaf,) in batches.of(0, 0)]
-    order = batches.order(0, 0).tolist()
-    assert made == [order[0:3], order[3:6], order[7:10], order[10:13]]
-
-
-def test_the_bare_loop_is_fedavg() -> None:
-    trainer, batches, structure = prepared()
-    bare = BareLoop(trainer, batches, structure)
-    expected = reference(trainer, batches, rounds=2)
-    for round in range(2):
-        bare.round(round, trainer.sample(round))
-    assert_close({name.removeprefix("model."): value for name, value in bare.server.state_dict().items()}, expected, rtol=1e-5)
-
-
-def test_a_module_with_steps_of_its_own_has_no_bare_loop() -> None:
-    class Own(flcog.Classifier):
-        def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
-            return self(batch[0]).square().mean()
-
-    trainer = make_trainer(None)
-    trainer.prepare(Own(MLP(6, (8,), 3)), TinyData())
-    with pytest.raises(ValueError, match="Own has its own training_step"):
-        BareLoop(trainer, *batches_of(trainer))
-
-
-def test_the_bare_loop_accumulates_no_gradients() -> None:
-    trainer = make_trainer(None, accumulate_grad_batches=2)
-    trainer.prepare(classifier(), TinyData())
-    with pytest.raises(ValueError, match="a step after every batch; got accumulate_grad_batches=2: set it to 1"):
-        BareLoop(trainer, *batches_of(trainer))
-
+from benchmarks.bench_jobs import prepared
+from flcog.models import ResNet18, SimpleCNN, TextCNN
 
 NETWORKS: dict[str, tuple[Callable[[], nn.Module], torch.Tensor]] = {
     "SimpleCNN": (partial(SimpleCNN, 1), torch.randn(4, 1, 28, 28)),
@@ -160,7 +106,7 @@ def test_what_others_cannot_train_is_refused() -> None:
     trainer, batches, _ = prepared(partial(Signs, lr=0.1))
     with pytest.raises(
         ValueError,
-        match=r"against: the other frameworks need an optimizer of torch.optim with one group of parameters; got Signs with 1",
+        match=r"the other frameworks need an optimizer of torch.optim with one group of parameters; got Signs with 1",
     ):
         job_of(trainer, batches)
     trainer, batches, _ = prepared(precision="bf16-mixed")
@@ -171,12 +117,6 @@ def test_what_others_cannot_train_is_refused() -> None:
 
 
 @pytest.mark.slow
-def test_an_accelerator_is_timed_too(capsys: pytest.CaptureFixture[str]) -> None:
-    """The images are on the accelerator; the DataLoader in the comparison reads them one by one on the CPU."""
-    with computing_there():
-        waits.clear()
-        trainer = make_trainer(None, precision="32-true", clients_per_round=2, local_steps=1)
-        bench(trainer, flcog.Classifier(SimpleCNN(1, 3)), Pictures(4, batch_size=5), repeats=1, seconds=0)
-    printed = capsys.readouterr().out
-    assert "reading 48 images" in printed
-    assert waits["the end of all work"] > 0
+def test_reading_images(capsys: pytest.CaptureFixture[str]) -> None:
+    reading(make_trainer(None, clients_per_round=2), flcog.Classifier(SimpleCNN(1, 3)), Pictures(4, batch_size=5), repeats=1)
+    assert "reading 48 images" in capsys.readouterr().out

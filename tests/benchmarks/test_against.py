@@ -1,4 +1,4 @@
-"""``flcog bench --against``: other frameworks train the very same rounds, in turn."""
+"""``benchmarks/against.py``: other frameworks train the very same rounds, in turn."""
 
 import copy
 import dataclasses
@@ -15,19 +15,19 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import against
 import pytest
 import torch
+from against import PEERS, Contender, OneModel, apart, compared, environment, interpreters, job_of, left_out, started
+from contend import Turns
 from harness import MOMENTUM, TinyData, assert_close, classifier, distance, make_trainer
+from job import ContenderJob, load, save
+from program import program_of
 
-from commands.bench_jobs import prepared, reference
+from benchmarks.bench_jobs import prepared, reference
 from flcog.callbacks import FedProx
-from flcog.commands.bench import bare, command
-from flcog.commands.bench.against import CONTENDERS, PEERS, Contender, apart, environment, interpreters, job_of, left_out, started
-from flcog.commands.bench.bare import BareLoop, OneModel
-from flcog.commands.bench.command import bench
-from flcog.commands.bench.contenders.contend import Turns
-from flcog.commands.bench.contenders.job import Batches, ContenderJob, load, save
-from flcog.commands.bench.program import program_of
+from flcog.commands.bench.bare import BareLoop
+from flcog.commands.bench.batches import Batches
 
 
 def test_peers_are_named() -> None:
@@ -41,17 +41,17 @@ def test_peers_are_named() -> None:
     }.items():
         with pytest.raises(ValueError, match=message):
             interpreters(wrong)
-    assert "pip install 'pfl[pytorch]', or name another Python: --against pfl=" in left_out("pfl", "python", "No module")
-    assert all((CONTENDERS / f"{peer.contender}.py").is_file() for peer in PEERS.values())
+    assert "pip install 'pfl[pytorch]', or name another Python: --frameworks pfl=" in left_out("pfl", "python", "No module")
+    assert all(Path(against.__file__).with_name(f"{peer.contender}.py").is_file() for peer in PEERS.values())
 
 
 def test_a_contender_does_not_take_our_processes_for_its_own(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "TORCHELASTIC_RUN_ID", "PYTHONPATH"):
         monkeypatch.setenv(name, "1")
     job = ContenderJob(Batches([], [0], {}), 1, "SGD", {}, "cpu", 1, 1)
-    assert not {"RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "TORCHELASTIC_RUN_ID", "PYTHONPATH"} & set(
-        environment("/another/python", tmp_path, job)
-    )
+    theirs = environment("/another/python", tmp_path, job)
+    assert not {"RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "TORCHELASTIC_RUN_ID"} & set(theirs)
+    assert Path(theirs["PYTHONPATH"], "batches.py").is_file()
     here = environment(sys.executable, tmp_path, job)
     assert here["PYTHONPATH"] == "1" and here["PFL_PYTORCH_DEVICE"] == "cpu" and here["CUDA_VISIBLE_DEVICES"] == ""
 
@@ -113,16 +113,15 @@ def in_a_thread(name: str, python: str, folder: Path, job: ContenderJob) -> Iter
 
 @pytest.mark.slow
 def test_rounds_are_trained_in_turn(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr(command, "started", in_a_thread)
-    monkeypatch.setattr(command, "interpreters", lambda against: {"pfl": "missing", "flower": "here"})
+    monkeypatch.setattr(against, "started", in_a_thread)
+    monkeypatch.setattr(against, "interpreters", lambda frameworks: {"pfl": "missing", "flower": "here", "batched": "here"})
     trainer = make_trainer(None, FedProx(mu=0.1), precision="32-true")
-    bench(trainer, classifier(MOMENTUM), TinyData(), repeats=3, seconds=0, against="pfl,flower")
+    against.against(trainer, classifier(MOMENTUM), TinyData(), repeats=3, seconds=0)
     printed = capsys.readouterr().out.splitlines()
     assert printed[0].startswith("pfl is left out, for missing does not have it (No module named 'pfl'): pip install")
     assert printed[1].startswith("flower: plain torch; a round ends at the bare loop's model")
     assert printed[3] == "FedProx: in flcog's rounds alone"
-    assert [line.split()[0] for line in printed[4:]] == ["flcog", "bare", "flower"] or "noisy" in "".join(printed)
-    assert sum(" s a round, ratio " in line for line in printed) == 2
+    assert [line.split("|")[1].strip() for line in printed[6:10]] == ["flcog", "bare", "batched", "flower"]
 
 
 def test_other_steps_are_noticed(tmp_path: Path) -> None:
@@ -130,22 +129,21 @@ def test_other_steps_are_noticed(tmp_path: Path) -> None:
         trainer, batches, structure = prepared()
         bare, folder = BareLoop(trainer, batches, structure), tmp_path / name
         folder.mkdir()
-        job, clients, before = job_of(trainer, batches), trainer.sample(0), command._parameters(bare)
+        job, clients = job_of(trainer, batches), trainer.sample(0)
+        before = {key: value.detach() for key, value in trainer.run.model.module.named_parameters()}
         save(folder, job, program_of(bare.server, next(batches.of(0, clients[0])), structure))
         bare.round(0, clients)
         with in_a_thread("flower", "here", folder, job) as contender:
             assert contender.heard() == {"ready": "plain torch"}
             assert contender.round(0, clients, keep=tmp_path / "model.pt") > 0
-        assert ("elsewhere" in command._compared(tmp_path / "model.pt", bare, before)) == far
+        assert ("elsewhere" in compared(tmp_path / "model.pt", bare, before)) == far
 
 
-def test_one_model_is_trained_on_as_much_in_large_batches(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_one_model_is_trained_on_as_much_in_large_batches(monkeypatch: pytest.MonkeyPatch) -> None:
     trainer, batches, structure = prepared()
     clients = trainer.sample(0)
     all_of_them = [torch.cat(leaf) for leaf in zip(*(b for k in clients for b in batches.of(0, k)), strict=True)]
-    monkeypatch.setattr(bare, "LARGE", len(all_of_them[0]) // 2 - 1)
+    monkeypatch.setattr(against, "LARGE", len(all_of_them[0]) // 2 - 1)
     one = OneModel(trainer, batches, structure)
     large = list(one._large_batches(0, clients))
     assert len(large) == 2 + (sum(len(b[0]) for b in large[:2]) < len(all_of_them[0]))
@@ -159,9 +157,6 @@ def test_one_model_is_trained_on_as_much_in_large_batches(
         optimizer.step()
     assert one.round(0, clients) > 0
     assert_close(dict(one.server.model.state_dict()), dict(network.state_dict()), 1e-6)
-    bench(trainer, classifier(MOMENTUM), TinyData(), repeats=1, seconds=0, against="batched")
-    lines = [line.split()[0] for line in capsys.readouterr().out.splitlines() if " s a round" in line]
-    assert lines == ["flcog", "bare", "batched"]
 
 
 def test_a_contender_that_does_not_end_is_ended(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -193,7 +188,7 @@ def test_a_contender_that_fails_says_why(tmp_path: Path) -> None:
     log = tmp_path / "log"
     log.write_text("Traceback\nKilled by the system\n\n")
     dead: Any = SimpleNamespace(stdin=io.StringIO(), stdout=io.StringIO())
-    with pytest.raises(ValueError, match=r"against: pfl ended \(Killed by the system\): leave it out of --against"):
+    with pytest.raises(ValueError, match=r"pfl ended \(Killed by the system\): leave it out of --frameworks"):
         Contender("pfl", dead, log).round(0, [1])
     assert json.loads(dead.stdin.getvalue()) == {"round": 0, "clients": [1], "keep": None}
     failed: Any = SimpleNamespace(stdin=io.StringIO(), stdout=io.StringIO('{"error": "TypeError: a\\n b"}\n'))

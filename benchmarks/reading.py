@@ -1,7 +1,11 @@
-"""Time the reading of an epoch's images by the engine, and by a ``DataLoader`` with torchvision's transforms."""
+"""Times how fast flcog reads a data set's images, against a ``DataLoader`` over torchvision's transforms, as in tutorials.
+
+python benchmarks/reading.py -c configs/quickstart.yaml
+"""
 
 import math
 import statistics
+import sys
 import time
 from collections.abc import Callable
 from typing import Any
@@ -11,9 +15,12 @@ import torch
 from PIL import Image
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
+from torchvision import transforms
 
 from flcog.client.work import samples_per_block
-from flcog.commands.bench.waiting import wait_for_device
+from flcog.commands.bench.variations import wait_for_device
+from flcog.commands.command_cli import CommandCLI
+from flcog.core.commands import TrainerCommand
 from flcog.core.randomness import fold_each
 from flcog.data import Samples
 
@@ -21,14 +28,17 @@ MOST = 16 * 2**20
 """The total size of the images that are read, in bytes: 5,461 images of 32 x 32 pixels, or 111 of 224 x 224."""
 
 
-def bench_reading(trainer: Any, repeats: int) -> None:
-    """Print the seconds for reading an epoch's images or a part of them, augmented if the data module augments; skip other data."""
-    from torchvision import transforms
+def reading(trainer: Any, model: Any, datamodule: Any, repeats: int = 5) -> None:
+    """Print the seconds for reading an epoch's images or a part of them, augmented if the data module augments.
 
+    Args:
+        repeats: how often the images are read; medians are printed.
+    """
+    trainer.prepare(model, datamodule)
     federation, device = trainer.run.federation, trainer.run.processes.device
     samples = federation.train
     if getattr(samples.inputs, "ndim", 0) != 4 or samples.inputs.dtype not in (torch.uint8, np.uint8):
-        return
+        raise SystemExit("only images can be read by torchvision's transforms: give a data set of images")
     count = min(len(samples), max(1, MOST // math.prod(samples.inputs.shape[1:])))
     size, batch_size = samples.inputs.shape[1], trainer.run.engine.batching.batch_size
     augmented = [transforms.RandomCrop(size, 4), transforms.RandomHorizontalFlip()] if federation.augment is not None else []
@@ -70,3 +80,7 @@ class _Pictures(Dataset):
     def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
         image = np.asarray(self.samples.inputs[index])
         return self.transform(Image.fromarray(image.squeeze(-1) if image.shape[-1] == 1 else image)), self.samples.targets[index]
+
+
+if __name__ == "__main__":
+    CommandCLI(["reading", *sys.argv[1:]], TrainerCommand("reading", "reading:reading"))

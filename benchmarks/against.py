@@ -1,5 +1,12 @@
-"""``flcog bench --against``: other frameworks train the same rounds in turn, each in its own program."""
+"""Times flcog's rounds against other frameworks, which train the same rounds in turn, each in its own program.
 
+    python benchmarks/against.py -c configs/speed/simple-cnn.yaml --frameworks pfl,batched,flower=/path/to/python
+
+It takes the options of ``flcog bench``. Each framework trains the same clients, batches, model and optimiser, without methods,
+augmentation or schedules, and first shows that its first round ends at the bare loop's model.
+"""
+
+import functools
 import inspect
 import json
 import os
@@ -7,17 +14,102 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
+from job import ContenderJob, save
+from program import program_of
 from torch import Tensor
 
-from flcog.commands.bench.contenders.job import Batches, ContenderJob
+from flcog.commands.bench.bare import BareLoop
+from flcog.commands.bench.batches import Batches
+from flcog.commands.bench.command import Rival, time_rounds
+from flcog.commands.command_cli import CommandCLI
+from flcog.core.commands import TrainerCommand
 from flcog.core.fabric import num_cores
+
+
+def against(
+    trainer: Any,
+    model: Any,
+    datamodule: Any,
+    frameworks: str = "pfl,flower,batched",
+    repeats: int = 5,
+    seconds: float = 60.0,
+    vary: dict[str, Any] | None = None,
+) -> None:
+    """Time the config's rounds against a bare PyTorch loop and other frameworks.
+
+    Args:
+        frameworks: pfl (Apple's pfl-research, in as many processes as flcog), flower (its simulation on Ray, an actor for each core) and
+            batched (one model that is trained on as many samples in batches of 512, at the device's maximum speed), several with
+            commas. Give pfl=/path/to/python if it is installed for another Python. A framework that is not installed is left out.
+        repeats, seconds, vary: as for ``flcog bench``.
+    """
+    wanted = interpreters(frameworks)
+    time_rounds(trainer, model, datamodule, repeats, seconds, vary, functools.partial(rivals, trainer, wanted))
+
+
+@contextmanager
+def rivals(trainer: Any, wanted: dict[str, str], bare: BareLoop, clients: list[int]) -> Iterator[Sequence[Rival]]:
+    """Start the wanted frameworks, each with its Python interpreter, and train the round that the bare loop has trained.
+
+    Args:
+        trainer: prepared.
+        wanted: the Python interpreter of each framework.
+        bare: the bare loop after its first round.
+        clients: of that round.
+    """
+    found: list[Rival] = []
+    with ExitStack() as stack:
+        if BATCHED in wanted:
+            found.append(OneModel(trainer, bare.batches, bare.structure))
+        frameworks = {name: python for name, python in wanted.items() if name != BATCHED}
+        if frameworks:
+            before = {name: value.detach() for name, value in trainer.run.model.module.named_parameters() if value.requires_grad}
+            folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="flcog-bench-", ignore_cleanup_errors=True)))
+            job = job_of(trainer, bare.batches)
+            save(folder, job, program_of(trainer.run.model.module, next(bare.batches.of(0, clients[0])), bare.structure))
+        for name, python in frameworks.items():
+            contender = stack.enter_context(started(name, python, folder, job))
+            answer = contender.heard()
+            if "missing" in answer:
+                print(left_out(name, python, answer["missing"]))
+                continue
+            contender.round(0, clients, keep=folder / "model.pt")
+            print(f"{name}: {answer['ready']}; {compared(folder / 'model.pt', bare, before)}")
+            found.append(contender)
+        yield found
+
+
+class OneModel(BareLoop):
+    """Trains one model on the samples of a round's clients in large batches, at the device's maximum speed."""
+
+    name = "batched"
+
+    def _train(self, number: int, clients: list[int]) -> None:
+        self._steps(self.server, self._large_batches(number, clients))
+
+    def _large_batches(self, number: int, clients: list[int]) -> Iterator[list[Tensor]]:
+        parts, rows = list[list[Tensor]](), 0
+        for client in clients:
+            for leaves in self.batches.of(number, client):
+                parts.append(leaves)
+                rows += len(leaves[0])
+                if rows >= LARGE:
+                    yield [torch.cat(leaf) for leaf in zip(*parts, strict=True)]
+                    parts, rows = [], 0
+        if parts:
+            yield [torch.cat(leaf) for leaf in zip(*parts, strict=True)]
+
+
+LARGE = 512
+"""The number of samples in a large batch."""
 
 
 @dataclass(frozen=True)
@@ -25,7 +117,7 @@ class Peer:
     """Another framework.
 
     Args:
-        contender: the file in ``contenders`` that runs it.
+        contender: the file beside this one that runs it.
         packages: the names for pip.
         many_processes: whether torchrun starts it in as many processes as flcog. Otherwise it starts its own.
     """
@@ -43,34 +135,32 @@ PEERS = {
 BATCHED = "batched"
 """The contender without a framework: one model that is trained on the same samples in this process."""
 
-CONTENDERS = Path(__file__).parent / "contenders"
-
 GRACE = 20.0
 """A contender must end within these seconds. Ray needs a few."""
 
 
-def interpreters(against: str) -> dict[str, str]:
+def interpreters(frameworks: str) -> dict[str, str]:
     """Return the Python interpreter of each framework, by the framework's name.
 
     Args:
-        against: the option's value: ``pfl,flower,batched``, or ``pfl=/path/to/python``.
+        frameworks: the option's value: ``pfl,flower,batched``, or ``pfl=/path/to/python``.
 
     >>> interpreters("pfl") == {"pfl": sys.executable}
     True
     >>> interpreters("pfl,tff")  # doctest: +ELLIPSIS
     Traceback (most recent call last):
-    ValueError: against: 'tff' is not known; give pfl, flower or batched, several with commas, and NAME=PYTHON for a framework ...
+    ValueError: frameworks: 'tff' is not known; give pfl, flower or batched, several with commas, and NAME=PYTHON for a framework ...
     """
     chosen: dict[str, str] = {}
-    for part in against.split(","):
+    for part in frameworks.split(","):
         name, _, python = (word.strip() for word in part.partition("="))
         if name not in PEERS and part.strip() != BATCHED:
             raise ValueError(
-                f"against: {part.strip()!r} is not known; give {', '.join(PEERS)} or {BATCHED}, several with commas, and NAME=PYTHON for "
-                "a framework that is installed in another Python"
+                f"frameworks: {part.strip()!r} is not known; give {', '.join(PEERS)} or {BATCHED}, several with commas, and NAME=PYTHON "
+                "for a framework that is installed in another Python"
             )
         if python and shutil.which(python) is None:
-            raise ValueError(f"against: found no program {python} for {name}: give the path of its Python")
+            raise ValueError(f"frameworks: found no program {python} for {name}: give the path of its Python")
         chosen[name] = python or sys.executable
     return chosen
 
@@ -79,13 +169,11 @@ def job_of(trainer: Any, batches: Batches) -> ContenderJob:
     """Return the job for contenders: the trainer's clients, its optimiser and its device."""
     precision, optimizer = trainer.settings.precision, trainer.run.model.module.configure_optimizers()
     if precision not in ("32-true", "64-true"):
-        raise ValueError(
-            f"against: trainer.precision={precision} is not supported by the other frameworks; give 32-true or 64-true"
-        )
+        raise ValueError(f"trainer.precision={precision} is not supported by the other frameworks; give 32-true or 64-true")
     kind = type(optimizer)
     if getattr(torch.optim, kind.__name__, None) is not kind or len(optimizer.param_groups) != 1:
         raise ValueError(
-            f"against: the other frameworks need an optimizer of torch.optim with one group of parameters; got {kind.__name__} with "
+            f"the other frameworks need an optimizer of torch.optim with one group of parameters; got {kind.__name__} with "
             f"{len(getattr(optimizer, 'param_groups', []))}"
         )
     group = optimizer.param_groups[0]
@@ -140,7 +228,7 @@ class Contender:
         answer: dict[str, Any] = json.loads(line) if line else {"error": self._last_words()}
         if "error" in answer:
             reason = " ".join(answer["error"].split())
-            raise ValueError(f"against: {self.name} ended ({reason}): leave it out of --against")
+            raise ValueError(f"{self.name} ended ({reason}): leave it out of --frameworks")
         return answer
 
     def _last_words(self) -> str:
@@ -170,7 +258,7 @@ def started(name: str, python: str, folder: Path, job: ContenderJob) -> Iterator
     log = folder / f"{name}.log"
     with log.open("w") as errors:
         process = subprocess.Popen(
-            [python, *launcher, str(CONTENDERS / "contend.py"), peer.contender, str(folder)],
+            [python, *launcher, str(Path(__file__).with_name("contend.py")), peer.contender, str(folder)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=errors,
@@ -193,7 +281,7 @@ def environment(python: str, folder: Path, job: ContenderJob) -> dict[str, str]:
     """Return a contender's environment: ours without variables of our processes."""
     ours = {name: value for name, value in os.environ.items() if not name.startswith(OF_OUR_PROCESSES)}
     if python != sys.executable:
-        ours.pop("PYTHONPATH", None)
+        ours["PYTHONPATH"] = str(Path(inspect.getfile(Batches)).parent)
     if job.device == "cpu":
         ours["CUDA_VISIBLE_DEVICES"] = ""
     if job.device != "cuda":  # of GPUs, pfl gives each process its own
@@ -206,8 +294,21 @@ def left_out(name: str, python: str, reason: str) -> str:
     """Return the message for a framework that is not installed."""
     return (
         f"{name} is left out, for {python} does not have it ({reason}): pip install {PEERS[name].packages}, or name another "
-        f"Python: --against {name}=/path/to/python"
+        f"Python: --frameworks {name}=/path/to/python"
     )
+
+
+SAME_MODEL = 0.01
+"""The greatest distance of two models after a round that rounding errors explain, relative to their update."""
+
+
+def compared(kept: Path, bare: BareLoop, before: dict[str, Tensor]) -> str:
+    """Say whether the model that a contender kept is the bare loop's after the same round. ``before`` it, both had these parameters."""
+    state = {name.removeprefix("module."): value for name, value in torch.load(kept, map_location="cpu").items()}
+    distance = apart(state, {name: value.detach() for name, value in bare.server.named_parameters()}, before)
+    if distance <= SAME_MODEL:
+        return f"a round ends at the bare loop's model ({distance:.0e} of the way apart)"
+    return f"a round ends elsewhere than the bare loop's ({distance:.0e} of the way apart): the network draws random numbers, or is chaotic"
 
 
 def apart(state: dict[str, Tensor], other: dict[str, Tensor], before: dict[str, Tensor]) -> float:
@@ -216,3 +317,7 @@ def apart(state: dict[str, Tensor], other: dict[str, Tensor], before: dict[str, 
     between = sum(float((state[name].cpu().double() - other[name].cpu().double()).square().sum()) for name in names)
     way = sum(float((before[name].cpu().double() - other[name].cpu().double()).square().sum()) for name in names)
     return float((between / way) ** 0.5) if way else float(between > 0)
+
+
+if __name__ == "__main__":
+    CommandCLI(["against", *sys.argv[1:]], TrainerCommand("against", "against:against"))
