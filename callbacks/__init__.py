@@ -55,7 +55,6 @@ if TYPE_CHECKING:
     from flcog.callbacks.fedssyn.generators.conditional_gan import ConditionalGAN
     from flcog.callbacks.fedssyn.generators.ddpm import DDPM
     from flcog.callbacks.fedssyn.generators.private_training import PrivateTraining
-    from flcog.callbacks.fedssyn.gradient_heterogeneity import GradientHeterogeneity
     from flcog.callbacks.fedwalk.fedwalk import FedWalk
     from flcog.callbacks.fedwalk.leash_pretraining import LeashPretraining
     from flcog.callbacks.ffa_lora import FFALoRA
@@ -108,10 +107,7 @@ else:
 COMMANDS = (
     TrainerCommand("synthesize", "flcog.callbacks.fedssyn.command:synthesize"),
     Command("leash", "flcog.callbacks.fedwalk.command:leash"),
-    Command("feddisco-bound", "flcog.callbacks.feddisco.command:minimise_bound"),
     Command("epsilon", "flcog.callbacks.privacy.command:report"),
-    TrainerCommand("feddisco-exploration", "flcog.callbacks.feddisco.exploration:explore"),
-    Command("shuffling-study", "flcog.callbacks.fedssyn.shuffling_study:shuffling_study"),
 )
 """The subcommands of ``flcog`` that belong to a method."""
 
@@ -181,7 +177,6 @@ __all__ = [
     "GeneratedImages",
     "GenerationTime",
     "GeometricMedian",
-    "GradientHeterogeneity",
     "GradientNoise",
     "InnerProductManipulation",
     "Krum",

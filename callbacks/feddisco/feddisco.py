@@ -61,9 +61,7 @@ class FedDisco(DataExchange):
 
     For a regression, D_k counts targets in bins with edges at quantiles of all clients' targets, which are computed without a
     simulated exchange. For multi-label data D_k counts labels; a client without labels gets the largest discrepancy that a single
-    label can have. List FedDisco after methods that set weights of their own (FedDyn), because it replaces them. ``flcog
-    feddisco-bound`` shows how near such weights come to the minimum of the bound from which the authors derive them (sections 4
-    and 7.3).
+    label can have. List FedDisco after methods that set weights of their own (FedDyn), because it replaces them.
 
     Ye et al., FedDisco: Federated Learning with Discrepancy-Aware Collaboration, ICML 2023, https://arxiv.org/abs/2305.19229.
 

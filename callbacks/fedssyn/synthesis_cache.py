@@ -22,6 +22,7 @@ from flcog.core.files import arrays_in, replacing, replacing_folder, short, writ
 from flcog.core.global_streams import seeded
 from flcog.core.labels import require_labels
 from flcog.core.precision import default_dtype
+from flcog.core.processes import Processes
 from flcog.core.randomness import fold
 from flcog.core.text import clock
 from flcog.data import Federation
@@ -112,15 +113,15 @@ def synthetic_sets(
     Sets on disk are read, and the others generated: a killed run continues with the first client that was not finished. Processes
     divide the clients among themselves. Of two runs that need the same sets at once, one waits for the other's.
     """
-    rank, world_size = _process()
+    processes = Processes.of_torch()
     clients = range(federation.num_clients) if clients is None else clients
     about = {} if root is None else synthesis.about(federation)
     folder = None if root is None else folder_of(about, root)
-    report = _Reporter(federation.num_clients, folder, rank)
+    report = _Reporter(federation.num_clients, folder, processes.rank)
     if folder is not None:
         write_yaml(folder / "about.yaml", about, REMEDY)
     sets: dict[int, Set] = {}
-    for client in clients[rank::world_size]:
+    for client in clients[processes.rank :: processes.count]:
         if folder is None:
             sets[client] = synthesis.make(federation, client, lambda epoch, figures: None)
             continue
@@ -131,10 +132,7 @@ def synthetic_sets(
                 _write(folder / f"{_name(client)}.npz", made)
                 report.done(client, len(made[1]))
         sets[client] = _keep_undeleted(_read(folder / f"{_name(client)}.npz", federation), folder, client)
-    if world_size > 1:
-        parts: list[Any] = [None] * world_size
-        torch.distributed.all_gather_object(parts, sets)
-        sets = {client: made for part in parts for client, made in part.items()}
+    sets = {client: made for part in processes.gather(sets) for client, made in part.items()}
     return [sets[client] for client in clients], folder
 
 
@@ -227,17 +225,6 @@ def _check(inputs: Tensor, labels: Tensor, federation: Federation) -> None:
     require_labels(labels, federation.num_classes, "it")
     if not inputs.isfinite().all():
         raise ValueError("its inputs hold NaN or infinite values")
-
-
-def _process() -> tuple[int, int]:
-    """This process's rank and how many there are.
-
-    >>> _process()
-    (0, 1)
-    """
-    if torch.distributed.is_available() and torch.distributed.is_initialized():
-        return torch.distributed.get_rank(), torch.distributed.get_world_size()
-    return 0, 1
 
 
 class _Reporter:

@@ -1,13 +1,13 @@
-"""The command ``flcog leash``: choose a leash's classes from a public data set's labels, with or without a language model."""
+"""The command ``flcog leash``: choose a leash's classes from a public data set's labels."""
 
 import argparse
 import json
 import os
 import re
+from collections.abc import Mapping
 from pathlib import Path
 
-from flcog.callbacks.fedwalk.leash_ranking import rank, text_similarity, wordnet_similarity
-from flcog.callbacks.fedwalk.leash_selection import choose, prompt, read_answer
+from flcog.callbacks.fedwalk.leash_ranking import Ranking, choose, rank, text_similarity, wordnet_similarity
 from flcog.core.commands import parser_of
 
 _INSTEAD = {"text": "give a file with names beside the ids, or rank --by wordnet", "wordnet": "use words that are in WordNet"}
@@ -66,79 +66,61 @@ def _text_of(path: Path) -> str:
 
 
 def leash(arguments: list[str]) -> None:
-    """Choose the classes of a leash, the public data that FedWalk trains on."""
-    given = _parser().parse_args(arguments)
-    classes, reference = read_classes(given.classes), read_reference(given.reference)
-    if not 1 <= given.count <= len(reference):
-        raise ValueError(f"--count must lie between 1 and the reference's {len(reference)} labels; got {given.count}")
-    if given.command == "prompt":
-        print(prompt(classes, reference, given.count))
-        return
-    if not 1 <= given.keep <= given.count:
-        raise ValueError(f"--keep must lie between 1 and --count, {given.count}; got {given.keep}")
-    ranking, notes = (_read if given.command == "read" else _rank)(given, classes, reference)
-    for name, labels in ranking.items():
-        print(f"# {name}: " + "; ".join(_shown(label, reference) + notes.get((name, label), "") for label in labels))
-    if given.reference == "imagenet":
-        print("# These are names. For folders, as ImageFolders needs them, pass ImageNet's class folders: --reference FOLDER.")
-    # A list of strings in JSON is also valid YAML.
-    print("classes: " + json.dumps(choose(ranking, given.keep, given.random, reference, given.seed)))
-
-
-def _parser() -> argparse.ArgumentParser:
+    """Choose the classes of a leash, the public data that FedWalk trains on, by the similarity of their names."""
     parser = parser_of("leash", leash)
-    commands = parser.add_subparsers(dest="command", required=True)
-    options: dict[str, argparse.ArgumentParser] = {}
-    for name, description in (
-        ("prompt", "Write the question for a language model."),
-        ("read", "Check a language model's answer, and choose."),
-        ("rank", "Choose without a language model."),
-    ):
-        options[name] = commands.add_parser(name, help=description, description=description)
-        options[name].add_argument("--classes", required=True, help="your class names: a,b,c or a file with one per line")
-        options[name].add_argument(
-            "--reference", default="imagenet", help="imagenet, a folder of class folders, or a file of labels"
-        )
-        options[name].add_argument("--count", type=int, default=4, help="labels ranked for each class")
-        if name != "prompt":
-            options[name].add_argument("--keep", type=int, default=2, help="labels used for each class")
-            options[name].add_argument("--random", type=int, default=0, help="number of these that random labels replace")
-            options[name].add_argument("--seed", type=int, default=0, help="seed of the random labels")
-    options["read"].add_argument("answer", help="a file with the answer")
-    options["rank"].add_argument(
-        "--by", choices=("text", "wordnet"), default="text", help="spelling, or WordNet if nltk has installed it"
-    )
-    return parser
-
-
-Notes = dict[tuple[str, str], str]
-"""A note after a label in the ranking of a class."""
-
-
-def _read(given: argparse.Namespace, classes: list[str], reference: dict[str, str]) -> tuple[dict[str, list[str]], Notes]:
-    """The ranking in a language model's answer."""
-    if not Path(given.answer).is_file():
-        raise ValueError(f"found no file {given.answer}: save the language model's answer there")
-    return read_answer(_text_of(Path(given.answer)), classes, reference, given.count), {}
-
-
-def _rank(given: argparse.Namespace, classes: list[str], reference: dict[str, str]) -> tuple[dict[str, list[str]], Notes]:
-    """The ranking by similarity of names, with the similarity as notes."""
+    ranked = parser.add_subparsers(dest="command", required=True).add_parser("rank", help="rank the labels, and choose")
+    add_options(ranked)
+    ranked.add_argument("--by", choices=("text", "wordnet"), default="text", help="spelling, or WordNet if nltk has installed it")
+    given = parser.parse_args(arguments)
+    classes, reference = read_classes(given.classes), read_reference(given.reference)
     similarity = (text_similarity if given.by == "text" else wordnet_similarity)(classes, reference)
     unlike = [name for name, row in zip(classes, similarity, strict=True) if not row.any()]
     if unlike:
         raise ValueError(
             f"rank --by {given.by} finds no label similar to {', '.join(unlike)} in {given.reference} (its first label is "
-            f"{next(iter(reference.values()))!r}): {_INSTEAD[given.by]}, or ask a language model (flcog leash prompt)"
+            f"{next(iter(reference.values()))!r}): {_INSTEAD[given.by]}"
         )
-    ranking = rank(similarity, classes, reference, given.count)
-    columns = list(reference)
+    ranking, columns = rank(similarity, classes, reference, given.count), list(reference)
     notes = {
         (name, label): f" {similarity[classes.index(name), columns.index(label)]:.2f}"
         for name, labels in ranking.items()
         for label in labels
     }
-    return ranking, notes
+    print_choice(given, ranking, reference, notes)
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options of a choice."""
+    parser.add_argument("--classes", required=True, help="your class names: a,b,c or a file with one per line")
+    parser.add_argument("--reference", default="imagenet", help="imagenet, a folder of class folders, or a file of labels")
+    parser.add_argument("--count", type=int, default=4, help="labels ranked for each class")
+    parser.add_argument("--keep", type=int, default=2, help="labels used for each class")
+    parser.add_argument("--random", type=int, default=0, help="number of these that random labels replace")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the random labels")
+
+
+def print_choice(
+    given: argparse.Namespace, ranking: Ranking, reference: dict[str, str], notes: Mapping[tuple[str, str], str] | None = None
+) -> None:
+    """Print a ranking with notes after its labels, and the choice as YAML.
+
+    Args:
+        given: the options of :func:`add_options`.
+        ranking: for each of the user's classes, the labels to choose from.
+        reference: all labels, each with its names.
+        notes: by class and label.
+    """
+    if not 1 <= given.keep <= given.count <= len(reference):
+        raise ValueError(
+            f"--keep must be at least 1 and at most --count, and --count at most the reference's {len(reference)} labels; got "
+            f"--keep {given.keep} and --count {given.count}"
+        )
+    for name, labels in ranking.items():
+        print(f"# {name}: " + "; ".join(_shown(label, reference) + (notes or {}).get((name, label), "") for label in labels))
+    if given.reference == "imagenet":
+        print("# These are names. For folders, as ImageFolders needs them, pass ImageNet's class folders: --reference FOLDER.")
+    # A list of strings in JSON is also valid YAML.
+    print("classes: " + json.dumps(choose(ranking, given.keep, given.random, reference, given.seed)))
 
 
 def _shown(label: str, reference: dict[str, str]) -> str:

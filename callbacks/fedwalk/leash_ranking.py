@@ -1,9 +1,12 @@
-"""Rankings of a public data set's labels by similarity to a user's classes, without a language model."""
+"""The choice of a leash's classes: rankings of a public data set's labels by similarity to a user's classes."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
+
+Ranking = dict[str, list[str]]
+"""For each of the user's classes, the most similar labels of the reference, best first."""
 
 
 def text_similarity(classes: Sequence[str], reference: dict[str, str]) -> np.ndarray:
@@ -51,3 +54,37 @@ def rank(similarity: np.ndarray, classes: Sequence[str], reference: dict[str, st
     labels = list(reference)
     order = np.argsort(-similarity, axis=1, kind="stable")[:, :count]
     return {name: [labels[i] for i in row] for name, row in zip(classes, order, strict=True)}
+
+
+def choose(ranking: Ranking, per_class: int, random: int = 0, reference: Iterable[str] = (), seed: int = 0) -> list[str]:
+    """The leash's classes: first the best label of every class, then the second best of every class, and so on, each label once.
+
+    Args:
+        ranking: the labels to choose from.
+        per_class: labels for each class (2 of the paper's 4).
+        random: number of the last labels that random ones from ``reference`` replace: 0 for low heterogeneity (LH), half
+            of them for the paper's MH, all for HH.
+        reference: all labels.
+        seed: seed of the draw.
+
+    >>> choose({"cat": ["tabby", "lynx"], "tiger": ["tabby", "lynx", "puma"]}, per_class=1)
+    ['tabby', 'lynx']
+    """
+    chosen: list[str] = []
+    for _ in range(per_class):
+        for name, labels in ranking.items():
+            new = next((label for label in labels if label not in chosen), None)
+            if new is None:
+                raise ValueError(
+                    f"all {len(labels)} labels of {name!r} are taken by other classes too: raise --count, or lower --keep"
+                )
+            chosen.append(new)
+    if not 0 <= random <= len(chosen):
+        raise ValueError(f"random must lie between 0 and the {len(chosen)} labels chosen; got {random}")
+    kept = chosen[: len(chosen) - random]
+    others = [label for label in reference if label not in kept]
+    if len(others) < random:
+        raise ValueError(
+            f"the reference has {len(others)} labels besides the {len(kept)} kept, too few for random={random}: lower it"
+        )
+    return kept + [others[i] for i in np.random.default_rng(seed).permutation(len(others))[:random]]

@@ -31,6 +31,17 @@ class Processes:
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
     per_device: int = 1
 
+    @classmethod
+    def of_torch(cls) -> "Processes":
+        """This process among those that torch.distributed has connected, for code that exchanges objects on the CPU.
+
+        >>> Processes.of_torch().count
+        1
+        """
+        if torch.distributed.is_available() and torch.distributed.is_initialized():
+            return cls(torch.distributed.get_rank(), torch.distributed.get_world_size())
+        return cls()
+
     @property
     def is_first(self) -> bool:
         """Whether this process prints and writes files."""

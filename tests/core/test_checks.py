@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from flcog.callbacks import EarlyStopping, GeneratedImages, GenerationTime, GradientHeterogeneity
+from flcog.callbacks import EarlyStopping, GeneratedImages, GenerationTime
 from flcog.core.checks import all_at_least, at_least, one_of, positive_and_finite, within
 from flcog.datamodules import Quadratics
 from flcog.schedules import Cosine
@@ -40,7 +40,6 @@ def test_intervals_are_read_as_they_are_written(interval: str, inside: tuple[flo
         (lambda: EarlyStopping(patience=0), "EarlyStopping: patience must be at least 1; got 0"),
         (lambda: GeneratedImages(steps=()), "GeneratedImages: steps must be one or more numbers of at least 0; got ()"),
         (lambda: GenerationTime(repeats=0), "GenerationTime: repeats must be at least 1; got 0"),
-        (lambda: GradientHeterogeneity(chunk_size=0), "GradientHeterogeneity: chunk_size must be at least 1; got 0"),
         (lambda: Quadratics(sigma=NAN), "Quadratics: sigma must be at least 0; got nan"),
         (lambda: Cosine(rounds=5, floor=NAN), "Cosine: floor must lie in [0, 1]; got nan"),
     ],

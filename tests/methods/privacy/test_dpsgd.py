@@ -38,7 +38,6 @@ from flcog.callbacks import (
     FedGen,
     FedProx,
     FedSAM,
-    GradientHeterogeneity,
     Oort,
     PowerOfChoice,
     Stragglers,
@@ -167,7 +166,7 @@ def test_the_server_learns_no_loss() -> None:
 @pytest.mark.slow
 def test_columns_of_observers_that_read_samples_are_withheld(tmp_path: Path) -> None:
     data = TinyData(client_test="reweighted")
-    observers = TrainingScores(), ClassAccuracy(), GradientHeterogeneity(), ClientFairness()
+    observers = TrainingScores(), ClassAccuracy(), ClientFairness()
     rows = fit(tmp_path, DPSGD(delta=0.01), *observers, data=data, rounds=2, eval_every=1).rows
     assert "test/class_accuracy_mean" in rows[-1]
     for leak in ("training/", "heterogeneity/", "class_accuracy_head", "class_accuracy_tail", "client_"):

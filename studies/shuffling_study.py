@@ -1,4 +1,9 @@
-"""The command ``flcog shuffling-study``: how many rounds shuffling saves on quadratics, counted and by the theory."""
+"""How many rounds shuffling saves on quadratics, counted and by Fedssyn's theory.
+
+    python studies/shuffling_study.py
+
+Section 2.3 and appendix A.3.2 of https://arxiv.org/abs/2306.13263: step sizes are tuned for each fraction.
+"""
 
 import math
 from argparse import ArgumentParser, Namespace
@@ -8,10 +13,9 @@ from typing import Any
 
 import numpy as np
 from matplotlib.figure import Figure
+from quadratic_problem import Problem
 
-from flcog.callbacks.fedssyn.quadratic_problem import Problem
 from flcog.core.checks import at_least, positive
-from flcog.core.commands import parser_of
 from flcog.core.files import write_figure, write_table
 from flcog.datamodules import Natural, Quadratics, Shuffled
 
@@ -128,11 +132,8 @@ def noisy_errors(data: Quadratics, lr: float, local_steps: int, rounds: int, sta
     return np.array(errors)
 
 
-def shuffling_study(arguments: list[str]) -> None:
-    """Count the rounds that shuffling a part of the clients' samples saves on quadratics, and compare with Fedssyn's theory.
-
-    Section 2.3 and appendix A.3.2 of https://arxiv.org/abs/2306.13263: step sizes are tuned for each fraction.
-    """
+def main(arguments: list[str] | None = None) -> None:
+    """Count the rounds that shuffling a part of the clients' samples saves, and compare with the theory."""
     given = _parser().parse_args(arguments)
     _check(given)
     shares = sorted({0.0, *given.p})
@@ -159,7 +160,7 @@ def shuffling_study(arguments: list[str]) -> None:
 
 
 def _parser() -> ArgumentParser:
-    parser = parser_of("shuffling-study", shuffling_study)
+    parser = ArgumentParser(description=main.__doc__)
     parser.add_argument("--p", type=float, nargs="+", default=[0, 0.1, 0.2, 0.4, 0.6, 0.8, 1.0], help="shuffled fractions")
     parser.add_argument("--clients", type=int, default=10, help="n, at least 2")
     parser.add_argument("--dimension", type=int, default=25, help="d")
@@ -238,3 +239,7 @@ def study_figure(rows: list[Row], curves: dict[tuple[float, float], np.ndarray])
     for axis in axes:
         axis.legend(fontsize=7)
     return figure
+
+
+if __name__ == "__main__":
+    main()

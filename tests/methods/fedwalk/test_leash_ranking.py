@@ -1,8 +1,5 @@
-"""The choice of a leash's classes: the paper's prompt, valid and invalid answers, the offline rankers, and the command."""
+"""The choice of a leash's classes: the rankers, the choice, and the command."""
 
-import ast
-import json
-import re
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -13,8 +10,7 @@ import pytest
 import yaml
 
 from flcog.callbacks.fedwalk.command import leash, read_classes, read_reference
-from flcog.callbacks.fedwalk.leash_ranking import rank, text_similarity, wordnet_similarity
-from flcog.callbacks.fedwalk.leash_selection import choose, prompt, read_answer
+from flcog.callbacks.fedwalk.leash_ranking import choose, rank, text_similarity, wordnet_similarity
 from flcog.datamodules.leash_classes import LEASHES
 from methods.fedwalk.leash_table import CIFAR10_TOP4
 
@@ -28,97 +24,6 @@ REFERENCE = {
     "n02992529": "cellular telephone, cell",
     "n09999999": "cell",
 }
-ANSWER = {"cat": ["tabby", "n02123159"], "polar bear": ["Ice_Bear", "n02132136: bear, brown"]}
-READ = {"cat": ["n02123045", "n02123159"], "polar bear": ["n02134084", "n02132136"]}
-
-
-# The prompt and its answer ----------------------------------------------------------------------------------------------------------
-
-
-def test_the_prompt_is_the_papers() -> None:
-    text = prompt(list(CIFAR10_TOP4), {"tench": "tench", "goldfish": "goldfish"}, 4)
-    assert text.startswith("\"Reference Label List\": {1: 'tench', 2: 'goldfish'}.")
-    assert text.endswith(
-        'For each concept in the following "Client Label List", please select the top four most relevant labels from the above '
-        '"Reference Label List". Please sort the selected labels for each concept and return them as a dictionary with the concept '
-        "as the key and the top 4 most relevant labels as a list of values. You should return 40 labels in total. Client Label List: "
-        "{1: 'airplane', 2: 'automobile', 3: 'bird', 4: 'cat', 5: 'deer', 6: 'dog', 7: 'frog', 8: 'horse', 9: 'ship', 10: 'truck'}."
-    )
-    assert "the top 12 most relevant" in prompt(CLASSES, REFERENCE, 12)
-
-
-def test_the_prompts_reference_list_is_one_of_the_labels() -> None:
-    listed = re.search(r"Reference Label List\": ({.*?})\.\n", prompt(CLASSES, REFERENCE, 2))
-    assert listed is not None
-    shown = ast.literal_eval(listed[1])
-    assert shown[1] == "n02123045 tabby, tabby cat" and len(shown) == len(REFERENCE)
-    # An answer may repeat the labels as the prompt shows them.
-    answer = json.dumps({"cat": [shown[1], shown[2]], "polar bear": [shown[6], shown[7]]})
-    assert list(read_answer(answer, CLASSES, REFERENCE, 2)["polar bear"]) == ["n02992529", "n09999999"]
-
-
-@pytest.mark.parametrize(
-    "answer",
-    [
-        json.dumps(ANSWER),
-        str(ANSWER),
-        f"Here you are:\n```python\n{ANSWER}\n```\nAnything else?",
-        json.dumps({"CAT": ANSWER["cat"], "Polar_Bear": ANSWER["polar bear"]}, indent=2),
-        str({name: tuple(labels) for name, labels in ANSWER.items()}),
-    ],
-    ids=["json", "python", "talkative", "other spellings", "tuples"],
-)
-def test_answers_are_read_however_they_are_written(answer: str) -> None:
-    assert read_answer(answer, CLASSES, REFERENCE, 2) == READ
-
-
-FAULTS: dict[str, tuple[object, str]] = {
-    "an unknown label": (ANSWER | {"cat": ["tabbi", "tiger cat"]}, r"'tabbi' \(for 'cat'\) is no label; 'n02123045' is"),
-    "a label by its first word": (ANSWER | {"cat": ["lynx of Spain", "tabby"]}, "'lynx of Spain'"),
-    "a label like no other": (ANSWER | {"cat": ["tabby", "zzzz"]}, r"'zzzz' \(for 'cat'\) is no label[.;]"),
-    "a name of two labels": (
-        ANSWER | {"cat": ["cell", "tabby"]},
-        r"cannot be used: 'cell' \(for 'cat'\) may be 'n02992529' or 'n09999999'\. Ask",
-    ),
-    "too few": (ANSWER | {"cat": ["tabby"]}, "'cat' has 1 different labels, 2 are wanted"),
-    "too many": (ANSWER | {"cat": ["tabby", "tiger cat", "lynx"]}, "'cat' has 3 different labels, 2 are wanted"),
-    "one twice": (ANSWER | {"cat": ["tabby", "tabby cat"]}, r"'cat' has 1 different labels \(2 with repetitions\), 2 are wanted"),
-    "a missing class": ({"cat": ANSWER["cat"]}, "'polar bear' is missing"),
-    "a class twice": (ANSWER | {"Cat": ["lynx", "tabby"]}, "'cat' is answered 2 times, as 'cat' and 'Cat'"),
-    "another class": (ANSWER | {"dog": ["tabby", "lynx"]}, "'dog' is not a class"),
-    "no dictionary": ("I cannot help with that.", "no dictionary of lists"),
-    "numbers for lists": ({"cat": 1, "polar bear": 2}, "no dictionary of lists"),
-}
-
-
-@pytest.mark.parametrize(("answer", "message"), FAULTS.values(), ids=FAULTS.keys())
-def test_bad_answers_say_what_is_wrong(answer: object, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        read_answer(str(answer), CLASSES, REFERENCE, 2)
-
-
-@pytest.mark.parametrize("with_ids", [False, True])
-def test_labels_that_differ_in_capitals_alone_are_not_confused(with_ids: bool) -> None:
-    """In ImageNet, Cardigan is a dog and cardigan a garment."""
-    dog, garment = ("n02113186", "n02963159") if with_ids else ("Cardigan", "cardigan")
-    reference = {dog: "Cardigan", garment: "cardigan", "pullover": "pullover"} if with_ids else read_reference("imagenet")
-    for answer, label in (("Cardigan", dog), ("cardigan", garment), (f"{dog} Cardigan", dog)):
-        if with_ids or answer in reference:
-            assert read_answer(str({"coat": [answer]}), ["coat"], reference, 1) == {"coat": [label]}
-    with pytest.raises(ValueError, match=f"'CARDIGAN' \\(for 'coat'\\) may be '{dog}' or '{garment}'"):
-        read_answer(str({"coat": ["CARDIGAN"]}), ["coat"], reference, 1)
-
-
-def test_all_faults_are_said_at_once() -> None:
-    with pytest.raises(ValueError) as caught:
-        read_answer(str({"cat": ["tabby"], "dog": []}), CLASSES, REFERENCE, 2)
-    assert str(caught.value).count(";") == 2 and "correct it by hand" in str(caught.value)
-
-
-def test_the_papers_own_answer_repeats_itself() -> None:
-    reference = {label: label for labels in CIFAR10_TOP4.values() for label in labels}
-    with pytest.raises(ValueError, match=r"'airplane' has 3 .*'dog' has 3 .*'ship' has 3 different labels \(4 with"):
-        read_answer(str(CIFAR10_TOP4), list(CIFAR10_TOP4), reference, 4)
 
 
 # The choice -------------------------------------------------------------------------------------------------------------------------
@@ -229,18 +134,8 @@ def test_a_hundred_names_are_not_taken_for_a_file() -> None:
     assert read_classes(",".join(names)) == names
 
 
-def test_from_the_prompt_to_the_config(tmp_path: Path, reference_file: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_from_names_to_the_config(reference_file: str, capsys: pytest.CaptureFixture[str]) -> None:
     task = ["--classes", ",".join(CLASSES), "--reference", reference_file, "--count", "2"]
-    leash(["prompt", *task])
-    assert capsys.readouterr().out.strip() == prompt(CLASSES, REFERENCE, 2)
-    (tmp_path / "answer.txt").write_text(f"Sure: {ANSWER}")
-    leash(["read", str(tmp_path / "answer.txt"), *task])
-    out = capsys.readouterr().out
-    assert yaml.safe_load(out) == {"classes": ["n02123045", "n02134084", "n02123159", "n02132136"]}
-    assert "# cat: n02123045 tabby, tabby cat; n02123159 tiger cat" in out
-    leash(["read", str(tmp_path / "answer.txt"), *task, "--keep", "1", "--random", "1", "--seed", "2"])
-    first, second = yaml.safe_load(capsys.readouterr().out)["classes"]
-    assert first == "n02123045" and second in REFERENCE
     leash(["rank", *task, "--keep", "1"])
     out = capsys.readouterr().out
     assert yaml.safe_load(out) == {"classes": ["n02123045", "n02134084"]} and "Ursus Maritimus 1.00" in out
@@ -265,15 +160,14 @@ def test_names_alone_come_with_a_word_of_warning(capsys: pytest.CaptureFixture[s
     assert yaml.safe_load(out) == {"classes": ["tabby", "tiger cat"]} and "--reference FOLDER" in out
 
 
-MISTAKES: dict[str, tuple[list[str], str]] = {
-    "no such answer": (["read", "missing.txt"], "found no file missing.txt"),
-    "count": (["rank", "--count", "8"], "--count must lie between 1 and the reference's 7 labels; got 8"),
-    "keep": (["rank", "--keep", "5"], "--keep must lie between 1 and --count, 4; got 5"),
-    "random": (["rank", "--random", "9"], "random must lie between 0 and the 4 labels chosen; got 9"),
-}
-
-
-@pytest.mark.parametrize(("arguments", "message"), MISTAKES.values(), ids=MISTAKES.keys())
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--count", "8"], "--count at most the reference's 7 labels; got --keep 2 and --count 8"),
+        (["--keep", "5"], "got --keep 5 and --count 4"),
+        (["--random", "9"], "random must lie between 0 and the 4 labels chosen; got 9"),
+    ],
+)
 def test_mistakes_of_the_command_line(arguments: list[str], message: str, reference_file: str) -> None:
     with pytest.raises(ValueError, match=message):
-        leash([*arguments, "--classes", "cat,polar bear", "--reference", reference_file])
+        leash(["rank", *arguments, "--classes", "cat,polar bear", "--reference", reference_file])

@@ -8,14 +8,14 @@ import lightning as L
 import numpy as np
 import pytest
 import torch
+from gradient_heterogeneity import GradientHeterogeneity, measure, noise_bound
 from harness import SIZES, TinyData, classifier, fit, make_trainer
+from methods.fedssyn.test_fedssyn import TINY_VAE
 from torch import nn
 
-from flcog.callbacks import Fedssyn, GradientHeterogeneity
-from flcog.callbacks.fedssyn.gradient_heterogeneity import measure, noise_bound
+from flcog.callbacks import Fedssyn
 from flcog.data import Federation
 from flcog.datamodules import LeastSquares, Natural, Quadratics, Shuffled
-from methods.fedssyn.test_fedssyn import TINY_VAE
 
 pytestmark = pytest.mark.filterwarnings("error")
 

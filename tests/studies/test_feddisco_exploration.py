@@ -1,17 +1,17 @@
-"""``flcog feddisco-exploration`` agrees with plain torch, and runs as a command."""
+"""FedDisco's exploration agrees with plain torch, and runs as a program."""
 
 import copy
 import csv
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
+from feddisco_exploration import explore
 from harness import NUM_CLASSES, ROOT, SGD, SIZES, TinyData, classifier, make_trainer, problem_of
 from reference.common import average
 from reference.common import train as train_locally
-
-from flcog.callbacks.feddisco.exploration import explore
-from flcog.commands.cli import main
 
 
 def read(path: Path) -> list[dict[str, float]]:
@@ -55,14 +55,18 @@ def test_models_and_their_mixtures(tmp_path: Path, capsys: pytest.CaptureFixture
     assert "correlation of accuracy and discrepancy: " in capsys.readouterr().out
 
 
-@pytest.mark.usefixtures("command_line")
 @pytest.mark.slow
-def test_as_a_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.chdir(tmp_path)
-    words = ["feddisco-exploration", "-c", str(ROOT / "configs/quickstart.yaml"), "--trainer.local_steps", "1", "--trials", "1"]
-    main(words)
-    assert len(read(tmp_path / "feddisco-exploration" / "mixtures.csv")) == 11
-    assert "best with r = " in capsys.readouterr().out
-    with pytest.raises(SystemExit, match=r"^2$"):
-        main([*words, "--trials", "0"])
-    assert "trials must be at least 1; got 0" in capsys.readouterr().err
+def test_as_a_program(tmp_path: Path) -> None:
+    program = [
+        sys.executable,
+        ROOT / "studies" / "feddisco_exploration.py",
+        "-c",
+        "quickstart",
+        "--trainer.local_steps",
+        "1",
+        "--trials",
+    ]
+    result = subprocess.run([*program, "1"], cwd=tmp_path, capture_output=True, text=True, timeout=300)
+    assert "best with r = " in result.stdout and len(read(tmp_path / "feddisco-exploration" / "mixtures.csv")) == 11
+    result = subprocess.run([*program, "0"], cwd=tmp_path, capture_output=True, text=True, timeout=300)
+    assert result.returncode == 2 and "trials must be at least 1; got 0" in result.stderr

@@ -1,20 +1,26 @@
-"""The choice of a leash's classes from a public data set: the question for a language model, and the check of its answer."""
+"""A leash's classes from a language model, as FedWalk's paper chose them: the question for GPT-4, and the check of its answer.
 
+    python studies/leash_prompt.py prompt --classes airplane,automobile,bird
+    python studies/leash_prompt.py read answer.txt --classes airplane,automobile,bird
+
+``flcog leash rank`` chooses without a language model.
+"""
+
+import argparse
 import ast
 import difflib
 import json
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
+from pathlib import Path
 
-import numpy as np
-
-Ranking = dict[str, list[str]]
-"""For each of the user's classes, the most similar labels of the reference, best first."""
+from flcog.callbacks.fedwalk.command import add_options, print_choice, read_classes, read_reference
+from flcog.callbacks.fedwalk.leash_ranking import Ranking
 
 NUMBERS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten")
 
 
-def prompt(classes: Sequence[str], reference: dict[str, str], count: int) -> str:
+def question(classes: Sequence[str], reference: dict[str, str], count: int) -> str:
     """The paper's question for GPT-4 (appendix B.1), after the list that it refers to.
 
     Args:
@@ -69,40 +75,6 @@ def read_answer(answer: str, classes: Sequence[str], reference: dict[str, str], 
     return ranking
 
 
-def choose(ranking: Ranking, per_class: int, random: int = 0, reference: Iterable[str] = (), seed: int = 0) -> list[str]:
-    """The leash's classes: first the best label of every class, then the second best of every class, and so on, each label once.
-
-    Args:
-        ranking: the labels to choose from.
-        per_class: labels for each class (2 of the paper's 4).
-        random: number of the last labels that random ones from ``reference`` replace: 0 for low heterogeneity (LH), half
-            of them for the paper's MH, all for HH.
-        reference: all labels.
-        seed: seed of the draw.
-
-    >>> choose({"cat": ["tabby", "lynx"], "tiger": ["tabby", "lynx", "puma"]}, per_class=1)
-    ['tabby', 'lynx']
-    """
-    chosen: list[str] = []
-    for _ in range(per_class):
-        for name, labels in ranking.items():
-            new = next((label for label in labels if label not in chosen), None)
-            if new is None:
-                raise ValueError(
-                    f"all {len(labels)} labels of {name!r} are taken by other classes too: raise --count, or lower --keep"
-                )
-            chosen.append(new)
-    if not 0 <= random <= len(chosen):
-        raise ValueError(f"random must lie between 0 and the {len(chosen)} labels chosen; got {random}")
-    kept = chosen[: len(chosen) - random]
-    others = [label for label in reference if label not in kept]
-    if len(others) < random:
-        raise ValueError(
-            f"the reference has {len(others)} labels besides the {len(kept)} kept, too few for random={random}: lower it"
-        )
-    return kept + [others[i] for i in np.random.default_rng(seed).permutation(len(others))[:random]]
-
-
 def _plain(name: object) -> str:
     return " ".join(str(name).replace("_", " ").lower().split())
 
@@ -141,3 +113,23 @@ def _dictionary(answer: str) -> dict[object, Sequence[object]]:
         if isinstance(given, dict) and all(isinstance(value, str | list | tuple) for value in given.values()):
             return given
     raise ValueError("the answer has no dictionary of lists, {'class': ['label', ...], ...}: ask again, or write one by hand")
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Write the question for a language model, or check its answer and choose."""
+    parser = argparse.ArgumentParser(description=main.__doc__)
+    commands = parser.add_subparsers(dest="command", required=True)
+    add_options(commands.add_parser("prompt", help="write the question"))
+    read = commands.add_parser("read", help="check the answer, and choose")
+    read.add_argument("answer", type=Path, help="a file with the answer")
+    add_options(read)
+    given = parser.parse_args(arguments)
+    classes, reference = read_classes(given.classes), read_reference(given.reference)
+    if given.command == "prompt":
+        print(question(classes, reference, given.count))
+    else:
+        print_choice(given, read_answer(given.answer.read_text(encoding="utf-8"), classes, reference, given.count), reference)
+
+
+if __name__ == "__main__":
+    main()

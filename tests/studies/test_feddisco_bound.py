@@ -1,4 +1,4 @@
-"""The bound from the proof of FedDisco's weights: its last inequality, its minimiser, and its command."""
+"""The bound from the proof of FedDisco's weights: its last inequality, its minimiser, and its program."""
 
 import itertools
 from typing import Any
@@ -6,11 +6,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from feddisco_bound import Bound, main, project_to_simplex
 from scipy.optimize import minimize
 
 from flcog.callbacks import FedDisco
-from flcog.callbacks.feddisco.bound import Bound, project_to_simplex
-from flcog.commands.cli import main
 from flcog.method import Cohort
 
 
@@ -148,7 +147,7 @@ def test_projection_by_search() -> None:
 
 def test_table_6(capsys: pytest.CaptureFixture[str]) -> None:
     """In 400 steps of descent on the reformulated bound, both forms of the bound fall from line to line."""
-    main(["feddisco-bound"])
+    main([])
     lines = capsys.readouterr().out.splitlines()
     table = [[float(value) for value in line.split()] for line in lines[1:6]]
     assert [row[0] for row in table] == [0, 100, 200, 300, 400]
@@ -194,26 +193,3 @@ def test_descent_ends_at_the_closed_form() -> None:
 def test_bad_bounds(make: Any, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         make()
-
-
-@pytest.mark.parametrize(
-    ("argv", "message"),
-    [
-        (["--steps", "0"], "--steps must be at least 1; got 0"),
-        (["--eta", "1"], "lower eta or tau"),
-        (["--lambda", "nan"], "lambda must be at least 0 and finite, and below 1e150; got nan"),
-        (["--lambda", "inf"], "lambda must be at least 0 and finite, and below 1e150; got inf"),
-        (["--lambda", "1e308"], "lambda must be at least 0 and finite, and below 1e150; got 1e+308"),
-        (["--gap", "inf"], "gap must be finite, and below 1e75; got inf"),
-        (["--gap", "1e308"], "gap must be finite, and below 1e75; got 1e+308"),
-        (["--L", "1e308"], "L must be finite, and below 1e75; got 1e+308"),
-        (["--sigma", "nan"], "sigma must be finite, and below 1e75; got nan"),
-        (["--beta", "nan"], "beta must be positive and finite; got nan"),
-        (["--lr", "nan"], "lr must lie in (0, 2); got nan: descent diverges beyond twice the inverse curvature"),
-    ],
-)
-def test_bad_commands(argv: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as caught:
-        main(["feddisco-bound", *argv])
-    error = capsys.readouterr().err
-    assert caught.value.code == 2 and message in error and error.count("\n") == 1

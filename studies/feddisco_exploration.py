@@ -1,5 +1,10 @@
-"""The command ``flcog feddisco-exploration``: FedDisco's Figure 2, the relation of a client's accuracy to its size and labels."""
+"""FedDisco's Figure 2: the relation of a client's accuracy to its size and labels. The paper trains ten epochs on CIFAR-10:
 
+    python studies/feddisco_exploration.py -c cifar10 --trainer.local_steps null --trainer.local_epochs 10 --data.partitioner \\
+        flcog.datamodules.NIIDBench --data.partitioner.beta 0.5
+"""
+
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -11,7 +16,9 @@ import torch
 from matplotlib.figure import Figure
 
 from flcog.callbacks.feddisco.feddisco import discrepancy
+from flcog.commands.command_cli import CommandCLI
 from flcog.core.checks import at_least
+from flcog.core.commands import TrainerCommand
 from flcog.core.files import make_folder, write_figure, write_table
 from flcog.core.text import markdown
 from flcog.core.types import Params
@@ -66,10 +73,7 @@ def explore(trainer: Any, model: Any, datamodule: Any, trials: int = 3, out: str
     """Train every client once, and compare the client's accuracies by size and by labels: FedDisco's Figure 2.
 
     Lists each client's accuracy on the test set with its size and its labels' discrepancy (c and d), and averages pairs of
-    clients of similar size with all weights (b). The paper trains ten epochs on CIFAR-10 under Dirichlet(0.5):
-
-    flcog feddisco-exploration -c cifar10 --trainer.local_steps null --trainer.local_epochs 10 --data.partitioner
-    flcog.datamodules.NIIDBench --data.partitioner.beta 0.5
+    clients of similar size with all weights (b).
 
     Args:
         trials: pairs of clients, >= 1.
@@ -80,7 +84,7 @@ def explore(trainer: Any, model: Any, datamodule: Any, trials: int = 3, out: str
     trainer.prepare(model, datamodule)
     run = trainer.run
     if run.federation.task != "classification" or run.federation.test is None:
-        raise ValueError("feddisco-exploration needs classes and a test set: give a config of a classification task with both")
+        raise ValueError("this study needs classes and a test set: give a config of a classification task with both")
     uploads = sorted(trainer.collect()[0].individual["_SingleUploads"], key=lambda upload: upload.client)
     with trainer.settings.in_force():
         models = _local_models(run, uploads)
@@ -189,3 +193,7 @@ def _figure(models: Sequence[LocalModel], trials: Sequence[Mixture]) -> Figure:
         axes.grid(color="#e6e6e6", linewidth=0.5)
         axes.spines[["top", "right"]].set_visible(False)
     return figure
+
+
+if __name__ == "__main__":
+    CommandCLI(["explore", *sys.argv[1:]], TrainerCommand("explore", "feddisco_exploration:explore"))

@@ -1,4 +1,7 @@
-"""GradientHeterogeneity: an observer that measures the noise of clients' gradients and their differences between clients."""
+"""GradientHeterogeneity: an observer that measures the noise of clients' gradients and their differences between clients.
+
+PYTHONPATH=studies flcog fit -c studies/fedssyn-quadratics -c studies/gradient_heterogeneity.yaml
+"""
 
 from collections.abc import Callable
 from typing import NamedTuple
@@ -11,7 +14,6 @@ from flcog.callbacks.fedssyn.shuffling import SampleExchange
 from flcog.client_module import ClientModule
 from flcog.core.checks import at_least
 from flcog.core.precision import float64_device, to_float64_device
-from flcog.core.processes import Processes
 from flcog.core.randomness import fold, sample_without_replacement
 from flcog.core.trees import Tree, map_leaves
 from flcog.data import Partition
@@ -167,7 +169,9 @@ def _sums(
             scalars[f"{name}/length"] += weight * float(part.mean.square().sum())
             scalars[f"{name}/square"] += weight * part.square
             scalars[f"{name}/count"] += part.num_samples
-    return _over_processes(run.processes, means, scalars)
+    together = torch.cat([*means.values(), torch.tensor(list(scalars.values()), dtype=torch.float64)])
+    *rows, rest = run.processes.total(together.to(run.processes.device)).cpu().split([*map(len, means.values()), len(scalars)])
+    return dict(zip(means, rows, strict=True)), dict(zip(scalars, rest.tolist(), strict=True))
 
 
 def _parts(
@@ -180,18 +184,6 @@ def _parts(
     own = original if whole else moments(exchange.own, client, "kept")
     received, p = moments(exchange.received, client, "received"), float(exchange.shares[client])
     return {"before": original, "shared": received, "present": mixture(own, received, p)}, p
-
-
-def _over_processes(
-    processes: Processes, means: dict[str, Tensor], scalars: dict[str, float]
-) -> tuple[dict[str, Tensor], dict[str, float]]:
-    """Add up the sums of all processes."""
-    if processes.count == 1:
-        return means, scalars
-    together = torch.cat([*means.values(), torch.tensor(list(scalars.values()), dtype=torch.float64)]).to(processes.device)
-    torch.distributed.all_reduce(together)
-    *rows, rest = together.cpu().split([*map(len, means.values()), len(scalars)])
-    return dict(zip(means, rows, strict=True)), dict(zip(scalars, rest.tolist(), strict=True))
 
 
 def _gradient_moments(run: Run, chunk_size: int) -> Callable[[np.ndarray], Moments]:

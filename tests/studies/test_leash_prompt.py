@@ -1,0 +1,133 @@
+"""A leash's classes from a language model: the paper's question, and valid and invalid answers."""
+
+import ast
+import json
+import re
+from pathlib import Path
+
+import pytest
+import yaml
+from leash_prompt import main, question, read_answer
+from methods.fedwalk.leash_table import CIFAR10_TOP4
+
+from flcog.callbacks.fedwalk.command import read_reference
+
+CLASSES = ["cat", "polar bear"]
+REFERENCE = {
+    "n02123045": "tabby, tabby cat",
+    "n02123159": "tiger cat",
+    "n02127052": "lynx, catamount",
+    "n02134084": "ice bear, polar bear, Ursus Maritimus",
+    "n02132136": "brown bear, bruin",
+    "n02992529": "cellular telephone, cell",
+    "n09999999": "cell",
+}
+ANSWER = {"cat": ["tabby", "n02123159"], "polar bear": ["Ice_Bear", "n02132136: bear, brown"]}
+READ = {"cat": ["n02123045", "n02123159"], "polar bear": ["n02134084", "n02132136"]}
+
+
+def test_the_prompt_is_the_papers() -> None:
+    text = question(list(CIFAR10_TOP4), {"tench": "tench", "goldfish": "goldfish"}, 4)
+    assert text.startswith("\"Reference Label List\": {1: 'tench', 2: 'goldfish'}.")
+    assert text.endswith(
+        'For each concept in the following "Client Label List", please select the top four most relevant labels from the above '
+        '"Reference Label List". Please sort the selected labels for each concept and return them as a dictionary with the concept '
+        "as the key and the top 4 most relevant labels as a list of values. You should return 40 labels in total. Client Label List: "
+        "{1: 'airplane', 2: 'automobile', 3: 'bird', 4: 'cat', 5: 'deer', 6: 'dog', 7: 'frog', 8: 'horse', 9: 'ship', 10: 'truck'}."
+    )
+    assert "the top 12 most relevant" in question(CLASSES, REFERENCE, 12)
+
+
+def test_the_questions_reference_list_is_one_of_the_labels() -> None:
+    listed = re.search(r"Reference Label List\": ({.*?})\.\n", question(CLASSES, REFERENCE, 2))
+    assert listed is not None
+    shown = ast.literal_eval(listed[1])
+    assert shown[1] == "n02123045 tabby, tabby cat" and len(shown) == len(REFERENCE)
+    # An answer may repeat the labels as the prompt shows them.
+    answer = json.dumps({"cat": [shown[1], shown[2]], "polar bear": [shown[6], shown[7]]})
+    assert list(read_answer(answer, CLASSES, REFERENCE, 2)["polar bear"]) == ["n02992529", "n09999999"]
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        json.dumps(ANSWER),
+        str(ANSWER),
+        f"Here you are:\n```python\n{ANSWER}\n```\nAnything else?",
+        json.dumps({"CAT": ANSWER["cat"], "Polar_Bear": ANSWER["polar bear"]}, indent=2),
+        str({name: tuple(labels) for name, labels in ANSWER.items()}),
+    ],
+    ids=["json", "python", "talkative", "other spellings", "tuples"],
+)
+def test_answers_are_read_however_they_are_written(answer: str) -> None:
+    assert read_answer(answer, CLASSES, REFERENCE, 2) == READ
+
+
+FAULTS: dict[str, tuple[object, str]] = {
+    "an unknown label": (ANSWER | {"cat": ["tabbi", "tiger cat"]}, r"'tabbi' \(for 'cat'\) is no label; 'n02123045' is"),
+    "a label by its first word": (ANSWER | {"cat": ["lynx of Spain", "tabby"]}, "'lynx of Spain'"),
+    "a label like no other": (ANSWER | {"cat": ["tabby", "zzzz"]}, r"'zzzz' \(for 'cat'\) is no label[.;]"),
+    "a name of two labels": (
+        ANSWER | {"cat": ["cell", "tabby"]},
+        r"cannot be used: 'cell' \(for 'cat'\) may be 'n02992529' or 'n09999999'\. Ask",
+    ),
+    "too few": (ANSWER | {"cat": ["tabby"]}, "'cat' has 1 different labels, 2 are wanted"),
+    "too many": (ANSWER | {"cat": ["tabby", "tiger cat", "lynx"]}, "'cat' has 3 different labels, 2 are wanted"),
+    "one twice": (ANSWER | {"cat": ["tabby", "tabby cat"]}, r"'cat' has 1 different labels \(2 with repetitions\), 2 are wanted"),
+    "a missing class": ({"cat": ANSWER["cat"]}, "'polar bear' is missing"),
+    "a class twice": (ANSWER | {"Cat": ["lynx", "tabby"]}, "'cat' is answered 2 times, as 'cat' and 'Cat'"),
+    "another class": (ANSWER | {"dog": ["tabby", "lynx"]}, "'dog' is not a class"),
+    "no dictionary": ("I cannot help with that.", "no dictionary of lists"),
+    "numbers for lists": ({"cat": 1, "polar bear": 2}, "no dictionary of lists"),
+}
+
+
+@pytest.mark.parametrize(("answer", "message"), FAULTS.values(), ids=FAULTS.keys())
+def test_bad_answers_say_what_is_wrong(answer: object, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        read_answer(str(answer), CLASSES, REFERENCE, 2)
+
+
+@pytest.mark.parametrize("with_ids", [False, True])
+def test_labels_that_differ_in_capitals_alone_are_not_confused(with_ids: bool) -> None:
+    """In ImageNet, Cardigan is a dog and cardigan a garment."""
+    dog, garment = ("n02113186", "n02963159") if with_ids else ("Cardigan", "cardigan")
+    reference = {dog: "Cardigan", garment: "cardigan", "pullover": "pullover"} if with_ids else read_reference("imagenet")
+    for answer, label in (("Cardigan", dog), ("cardigan", garment), (f"{dog} Cardigan", dog)):
+        if with_ids or answer in reference:
+            assert read_answer(str({"coat": [answer]}), ["coat"], reference, 1) == {"coat": [label]}
+    with pytest.raises(ValueError, match=f"'CARDIGAN' \\(for 'coat'\\) may be '{dog}' or '{garment}'"):
+        read_answer(str({"coat": ["CARDIGAN"]}), ["coat"], reference, 1)
+
+
+def test_all_faults_are_said_at_once() -> None:
+    with pytest.raises(ValueError) as caught:
+        read_answer(str({"cat": ["tabby"], "dog": []}), CLASSES, REFERENCE, 2)
+    assert str(caught.value).count(";") == 2 and "correct it by hand" in str(caught.value)
+
+
+def test_the_papers_own_answer_repeats_itself() -> None:
+    reference = {label: label for labels in CIFAR10_TOP4.values() for label in labels}
+    with pytest.raises(ValueError, match=r"'airplane' has 3 .*'dog' has 3 .*'ship' has 3 different labels \(4 with"):
+        read_answer(str(CIFAR10_TOP4), list(CIFAR10_TOP4), reference, 4)
+
+
+@pytest.fixture
+def reference_file(tmp_path: Path) -> str:
+    path = tmp_path / "reference.txt"
+    path.write_text("\n".join(f"{label} {names}" for label, names in REFERENCE.items()) + "\n\n")
+    return str(path)
+
+
+def test_from_the_prompt_to_the_config(tmp_path: Path, reference_file: str, capsys: pytest.CaptureFixture[str]) -> None:
+    task = ["--classes", ",".join(CLASSES), "--reference", reference_file, "--count", "2"]
+    main(["prompt", *task])
+    assert capsys.readouterr().out.strip() == question(CLASSES, REFERENCE, 2)
+    (tmp_path / "answer.txt").write_text(f"Sure: {ANSWER}")
+    main(["read", str(tmp_path / "answer.txt"), *task])
+    out = capsys.readouterr().out
+    assert yaml.safe_load(out) == {"classes": ["n02123045", "n02134084", "n02123159", "n02132136"]}
+    assert "# cat: n02123045 tabby, tabby cat; n02123159 tiger cat" in out
+    main(["read", str(tmp_path / "answer.txt"), *task, "--keep", "1", "--random", "1", "--seed", "2"])
+    first, second = yaml.safe_load(capsys.readouterr().out)["classes"]
+    assert first == "n02123045" and second in REFERENCE
