@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from flcog.advice.feedback import missing_feedback
+from flcog.advice import missing_feedback
 from flcog.client.messages import Clients, ClientsElsewhere, RollCall
 from flcog.client.model import ClientModel
 from flcog.client.remote import check_facts

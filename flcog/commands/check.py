@@ -7,11 +7,11 @@ from flcog.trainer import FederatedTrainer
 
 
 def check(trainer: FederatedTrainer, model: nn.Module, datamodule: FederatedDataModule) -> None:
-    """Look for methods that undo each other, options without effect and unread values.
+    """Look for methods that undo each other and options without effect.
 
     Every client hook runs on random numbers, and one round runs with a single local step per client. Each finding is one line: the
     method and its hook, the effect on a run, and the fix. Advice alone exits with status 0. If fit would refuse the run, or a hook
-    fails in that round, the error exits with status 2.
+    fails, the error exits with status 2.
     """
     findings = FederatedTrainer.check(trainer, model, datamodule)  # trainer.check is this command, for LightningCLI
     if trainer.fabric.is_global_zero:
