@@ -20,9 +20,8 @@ from flcog.commands.bench.bare import BareLoop, batches_of
 from flcog.commands.bench.batches import Batches
 from flcog.commands.bench.command import bench, profile_round
 from flcog.commands.bench.results import print_table, settled, uncertainty
-from flcog.commands.bench.variations import Contestant, warmed_up
+from flcog.commands.bench.variations import Contestant
 from flcog.commands.cli import main
-from flcog.execute.batched import Batched
 from flcog.models import MLP, SimpleCNN
 
 
