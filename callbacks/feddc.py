@@ -7,13 +7,13 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from flcog.apply import Apply
 from flcog.callbacks.fedprox import proximal_term
 from flcog.callbacks.parts.control_variates import change_of_control
 from flcog.callbacks.parts.evaluated_mean import MOVES_ON
 from flcog.callbacks.parts.relative_size import relative_size
 from flcog.core.checks import at_least
 from flcog.core.types import Batch, Params, Slot
+from flcog.functional.apply import Apply
 from flcog.method import ClientView, Cohort, Context, Messages, Method, Upload
 from flcog.method.gradient_clip import clip
 

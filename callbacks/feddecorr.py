@@ -5,9 +5,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from flcog.apply import Apply
 from flcog.core.checks import at_least
 from flcog.core.types import Batch, Params
+from flcog.functional.apply import Apply
 from flcog.method import Context, Method
 
 

@@ -7,13 +7,13 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from flcog.apply import Apply
 from flcog.callbacks.parts.input_gradient import InputGradients
 from flcog.callbacks.parts.noise import draw_key, normal
 from flcog.callbacks.parts.server_generators import descend, example_of, one_hot
 from flcog.core.checks import at_least, positive, within
 from flcog.core.precision import number_dtype
 from flcog.core.types import Batch, Params, Slot
+from flcog.functional.apply import Apply
 from flcog.method import ClientView, Cohort, Context, Gradient, GradientFunction, Messages, Method, Upload
 
 

@@ -9,7 +9,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from flcog.apply import Apply, masked_mean
 from flcog.callbacks.parts.distillation import log_probabilities
 from flcog.callbacks.parts.noise import draw_key, uniform
 from flcog.callbacks.parts.server_generators import descend, feature_generator, features_of
@@ -17,6 +16,7 @@ from flcog.core.checks import at_least, positive, within
 from flcog.core.precision import number_dtype
 from flcog.core.trees import first_leaf
 from flcog.core.types import Batch, Params, Slot
+from flcog.functional.apply import Apply, masked_mean
 from flcog.method import ClientView, Cohort, Context, Messages, Method, Upload
 
 

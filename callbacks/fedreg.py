@@ -6,10 +6,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from flcog.apply import Apply, Frozen, masked_mean
 from flcog.callbacks.parts.input_gradient import InputGradients
 from flcog.core.checks import at_least, positive, within
 from flcog.core.types import Batch, Params, Slot
+from flcog.functional.apply import Apply, Frozen, masked_mean
 from flcog.method import Context, Gradient, GradientFunction, Method
 
 

@@ -8,10 +8,10 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from flcog.apply import Apply
 from flcog.core.checks import within
 from flcog.core.precision import count_on
 from flcog.core.types import Batch, Params, Slot
+from flcog.functional.apply import Apply
 from flcog.method import ClientView, Context, ParameterMask, Personal, Upload
 
 

@@ -4,8 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
-from flcog.apply import Apply
 from flcog.core.types import Params, Slot
+from flcog.functional.apply import Apply
 from flcog.method import ClientView, Context, Method, Personal, Upload
 
 

@@ -12,11 +12,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from flcog.apply import Apply, masked_mean
 from flcog.callbacks.parts.distillation import rows_of_step
 from flcog.client_module import ClientModule
 from flcog.core.checks import at_least, positive
 from flcog.core.types import Batch, Params, Slot
+from flcog.functional.apply import Apply, masked_mean
 from flcog.method import ClientView, Context, Method
 
 

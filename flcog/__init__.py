@@ -14,11 +14,11 @@ if TYPE_CHECKING:
     from lightning import seed_everything
 
     from flcog import models, schedules
-    from flcog.apply import Apply
     from flcog.client_module import Classifier, ClientModule, MultiLabelClassifier, Regressor
     from flcog.commands.federated_cli import FederatedCLI
     from flcog.core.types import Batch, Params, Slot
     from flcog.data import Exchange, FederatedDataModule, Federation, Partition, Samples, Splits
+    from flcog.functional.apply import Apply
     from flcog.method import (
         Aggregator,
         Attack,

@@ -16,7 +16,6 @@ from lightning.pytorch.trainer.states import TrainerFn
 from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
-from flcog.advice import Finding, advise
 from flcog.client.messages import ClientsElsewhere, Split
 from flcog.core import checks, lost_processes
 from flcog.core.fabric import as_torchrun_started, launch, make_fabric
@@ -30,6 +29,7 @@ from flcog.lightning.packages import adopt
 from flcog.lightning.trainer import RoundsTrainer, one_line
 from flcog.method import Callback, Method, check_methods
 from flcog.method.gradient_clip import GradientClip
+from flcog.run.advice import Finding, advise
 from flcog.run.description import describe_method, local_work
 from flcog.run.directory import LAST, next_command
 from flcog.run.export import Format, export
@@ -511,7 +511,7 @@ class FederatedTrainer(TopicList):
         """Let the clients of all later runs of this trainer live in other processes.
 
         Args:
-            clients: sends the trainer's messages to the processes of :func:`flcog.hosting.host_clients`, which train, evaluate and keep
+            clients: sends the trainer's messages to the processes of :func:`flcog.run.hosting.host_clients`, which train, evaluate and keep
                 the data. ``docs/scaling.md`` has an example.
         """
         self._clients = clients

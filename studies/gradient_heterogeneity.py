@@ -17,8 +17,8 @@ from flcog.core.precision import float64_device, to_float64_device
 from flcog.core.randomness import fold, sample_without_replacement
 from flcog.core.trees import Tree, map_leaves
 from flcog.data import Partition
+from flcog.functional.model_function import forward
 from flcog.method import Callback, Run
-from flcog.model_function import forward
 
 
 class Moments(NamedTuple):

@@ -18,9 +18,9 @@ from torch.utils import _pytree as pytree
 from torch.utils import backend_registration
 
 import flcog.run.opening
-from flcog import reading
 from flcog.core import copies, precision
 from flcog.core.processes import Processes
+from flcog.data import reading
 
 NAME = "fake"
 

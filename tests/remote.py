@@ -18,8 +18,8 @@ from harness import RecordingTrainer, TinyData, make_trainer
 
 from flcog.client.remote import RemoteClients, answer_of
 from flcog.data import FederatedDataModule
-from flcog.hosting import HostedClients, host_clients
 from flcog.method import Callback, Method
+from flcog.run.hosting import HostedClients, host_clients
 from flcog.wire.packing import Limits, pack, unpack
 
 

@@ -19,26 +19,15 @@ TRAINER = ("flcog.trainer",)
 LAYERS = (
     ("flcog.core",),
     ("flcog.data", "flcog.models", "flcog.metrics", "flcog.schedules", "flcog.settings"),
-    (
-        "flcog.client_module",
-        "flcog.model_function",
-        "flcog.batchnorm_statistics",
-        "flcog.apply",
-        "flcog.own_steps",
-        "flcog.step_log",
-        "flcog.reading",
-        "flcog.label_statistics",
-    ),
+    ("flcog.client_module", "flcog.functional"),
     ("flcog.datamodules",),
-    ("flcog.evaluation_limits", "flcog.evaluation"),
     ("flcog.wire",),
     ("flcog.method",),
     ("flcog.client",),
     ("flcog.server",),
     ("flcog.execute",),
     ("flcog.lightning",),
-    ("flcog.hosting",),
-    ("flcog.assembly", "flcog.advice"),
+    ("flcog.run.hosting",),
     ("flcog.run",),
     TRAINER,
     ("flcog",),
@@ -48,18 +37,16 @@ LAYERS = (
 )
 """The floors from the ground up. A module imports its own floor and lower floors, except the lower floors that ``CLOSED`` forbids."""
 
-ABOVE = ("flcog.hosting", "flcog.assembly", "flcog.run", *TRAINER, "flcog", "flcog.datamodules")
+ABOVE = ("flcog.run", *TRAINER, "flcog", "flcog.datamodules")
 
 CLOSED = {
-    "flcog.evaluation": ("flcog.datamodules",),
     "flcog.method": ("flcog.datamodules",),
     "flcog.wire": ("flcog.datamodules",),
     "flcog.client": ("flcog.datamodules",),
     "flcog.server": ("flcog.client", "flcog.datamodules"),
     "flcog.execute": ("flcog.server", "flcog.datamodules"),
     "flcog.lightning": ("flcog.server", "flcog.datamodules"),
-    "flcog.hosting": ("flcog.server", "flcog.datamodules"),
-    "flcog.assembly": ("flcog.datamodules",),
+    "flcog.run.hosting": ("flcog.server", "flcog.datamodules"),
     "flcog.run": ("flcog.datamodules",),
     "flcog.callbacks": ("flcog.client", "flcog.server", "flcog.execute", *ABOVE),
 }

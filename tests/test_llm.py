@@ -14,16 +14,16 @@ from torch import Tensor, nn
 
 import flcog
 from flcog import callbacks
-from flcog.apply import ModelFunction
 from flcog.commands.cli import main
 from flcog.data.instructions import IGNORED, Instructions, packed
 from flcog.datamodules import Dirichlet, InstructionData
 from flcog.datamodules.templates import TEMPLATES
-from flcog.hosting import host_clients
+from flcog.functional.apply import ModelFunction
 from flcog.models import CausalLM, InstructionTuning, LoRA
 from flcog.models.causal_lm import scales
 from flcog.models.instruction_tuning import answer_losses
 from flcog.models.lora import adapters
+from flcog.run.hosting import host_clients
 
 SUMS = [
     {"instruction": f"Add {a} and {b}", "output": str(a + b), "category": "large" if a + b > 6 else "small"}

@@ -9,8 +9,8 @@ from torch import Tensor
 from flcog.callbacks.attacks.parts import altered
 from flcog.core.checks import at_least, positive, within
 from flcog.core.types import Batch, Params, Slot
+from flcog.functional.model_function import forward
 from flcog.method import Attack, Context, Envelope, Gradient, GradientFunction, Run
-from flcog.model_function import forward
 
 ROWS = 256
 """Test samples in a forward pass."""

@@ -8,7 +8,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from flcog.apply import Apply
 from flcog.callbacks.fedcog import image_generator
 from flcog.callbacks.fedcog.generation import Divergence, generate, target_loss
 from flcog.callbacks.fedcog.target_labels import allot, complement
@@ -16,6 +15,7 @@ from flcog.callbacks.parts.distillation import distillation_loss, rows_of_step
 from flcog.core.checks import at_least, one_of, positive
 from flcog.core.precision import number_dtype
 from flcog.core.types import Batch, Params, Slot
+from flcog.functional.apply import Apply
 from flcog.method import ClientView, Context, Method, Upload
 
 

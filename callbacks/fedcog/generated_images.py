@@ -6,13 +6,13 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from flcog.apply import apply_of
 from flcog.callbacks.fedcog.fedcog import FedCOG, make_inputs
 from flcog.callbacks.parts.image_grid import image_grid
 from flcog.core.checks import all_at_least, at_least
 from flcog.core.randomness import make_rng
 from flcog.core.types import Slot
 from flcog.data import Federation
+from flcog.functional.apply import apply_of
 from flcog.method import Callback, ClientView, Run
 
 

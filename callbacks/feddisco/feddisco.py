@@ -13,7 +13,7 @@ from flcog.callbacks.feddisco.secure_sum import masked, unmasked_sum
 from flcog.core.checks import at_least, one_of
 from flcog.core.types import Params
 from flcog.data import LABELLED, Exchange, Federation
-from flcog.label_statistics import label_table
+from flcog.data.label_statistics import label_table
 from flcog.method import Ask, ClientView, Cohort, DataExchange, DataHost, ExchangeSummary, FirstContact
 from flcog.wire.envelope import Field
 

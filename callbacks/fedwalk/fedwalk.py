@@ -5,13 +5,13 @@ from typing import Literal
 
 import torch
 
-from flcog.apply import Apply
 from flcog.callbacks.fedwalk.leash import Leash, check_lr, value_at
 from flcog.client_module import ClientModule
 from flcog.core.checks import at_least, within
 from flcog.core.precision import number_dtype, to_float64_device
 from flcog.core.types import Batch, Params, Slot
 from flcog.data import FederatedDataModule
+from flcog.functional.apply import Apply
 from flcog.method import Cohort, Context, Messages, Method, Upload
 from flcog.schedules import Schedule
 

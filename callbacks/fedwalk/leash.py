@@ -10,7 +10,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from flcog.apply import Apply
 from flcog.client_module import ClientModule
 from flcog.core.checks import one_of, positive
 from flcog.core.global_streams import kept_streams, seed_streams
@@ -18,6 +17,7 @@ from flcog.core.randomness import fold, fold_each, make_rng
 from flcog.core.trees import Tree, floats_to
 from flcog.core.types import Params
 from flcog.data import FederatedDataModule
+from flcog.functional.apply import Apply
 from flcog.schedules import Cosine, Exponential, Piecewise, Schedule
 
 LOSSES = {

@@ -7,14 +7,14 @@ from typing import Literal
 
 import torch
 
-from flcog.apply import Apply
 from flcog.callbacks.fedwalk.leash import Leash, check_lr, value_at
 from flcog.client_module import ClientModule
 from flcog.core.checks import at_least
 from flcog.core.randomness import make_rng
 from flcog.data import FederatedDataModule
+from flcog.functional.apply import Apply
+from flcog.functional.model_function import ModelFunction
 from flcog.method import Method
-from flcog.model_function import ModelFunction
 from flcog.schedules import Schedule
 
 _log = logging.getLogger(__name__)

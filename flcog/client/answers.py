@@ -16,12 +16,12 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
+from flcog.client.joined_scores import JOINS, POOLED
 from flcog.client.messages import ClientReply, ClientTask, Download, RollCall, Scores
 from flcog.client.runtime import ClientRuntime
 from flcog.data import LABELLED, Federation
-from flcog.evaluation_log import JOINS, POOLED
+from flcog.functional.step_log import LOGGED
 from flcog.method import SealedSum, Stage
-from flcog.step_log import LOGGED
 from flcog.wire.envelope import Field
 from flcog.wire.ledger import masked_bytes
 from flcog.wire.packing import Limits, pack, unpack

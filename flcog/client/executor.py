@@ -11,7 +11,7 @@ from flcog.client.program import Program
 from flcog.client.work import BLOCK_BYTES, ClientWork
 from flcog.core.randomness import fold, fold_each
 from flcog.core.types import Slot
-from flcog.reading import Reader
+from flcog.data.reading import Reader
 from flcog.settings import Compile
 from flcog.wire.envelope import Envelope, Manifest
 

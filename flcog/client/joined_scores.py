@@ -13,7 +13,10 @@ import torch
 from flcog.client.messages import Scores
 
 JOINS: Mapping[str, Any] = {"mean": operator.add, "sum": operator.add, "max": np.maximum, "min": np.minimum}
-"""How the values of two hosts are put together, by the name of the reduction. There is no way for ``pooled`` figures."""
+"""How the values of two hosts are put together, by the name of the reduction."""
+
+POOLED = "pooled"
+"""The reduction of figures that need all samples, such as those of a metric, so that those of two hosts cannot be put together."""
 
 
 class Logged(NamedTuple):
@@ -52,7 +55,7 @@ def joined_scores(parts: Mapping[int, Scores], sizes: Mapping[int, int], kind: s
     together, withheld = dict[str, float](), list[str]()
     for name in dict.fromkeys(name for part in parts.values() for name in part.figures):
         measured = [k for k, part in parts.items() if name in part.figures]  # a host without held-out samples has none
-        if len(measured) > 1 and any(parts[k].joins.get(name, ("", 1))[0] == "pooled" for k in measured):
+        if len(measured) > 1 and any(parts[k].joins.get(name, ("", 1))[0] == POOLED for k in measured):
             withheld.append(name)
             continue
         together[name] = functools.reduce(Logged.joined, (_over_rows(parts[k], name, sizes[k]) for k in measured)).value

@@ -18,10 +18,10 @@ from flcog.core.randomness import fold
 from flcog.core.source import Source
 from flcog.core.types import Params
 from flcog.data import FederatedDataModule, Federation
+from flcog.functional.model_function import ModelFunction
 from flcog.method import Method, ModelNote, Note
 from flcog.method.gradient_clip import GradientClip
 from flcog.method.returned import check_type
-from flcog.model_function import ModelFunction
 from flcog.models.lora import adapters
 from flcog.settings import Settings
 

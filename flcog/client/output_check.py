@@ -13,7 +13,7 @@ from flcog.core.global_streams import seeded
 from flcog.core.source import Source
 from flcog.core.trees import Tree, first_leaf, form
 from flcog.data import Federation, Samples
-from flcog.model_function import ModelFunction, forward
+from flcog.functional.model_function import ModelFunction, forward
 
 
 def check_pairs(module: ClientModule, federation: Federation) -> None:

@@ -3,7 +3,6 @@
 import warnings
 from typing import NamedTuple
 
-from flcog.apply import OwnForward
 from flcog.client.executor import Assignment, Placement
 from flcog.client.messages import ClientTask, Download
 from flcog.client.program import ClientTensors, Program
@@ -12,13 +11,14 @@ from flcog.core.randomness import fold
 from flcog.core.types import Params
 from flcog.data import Federation
 from flcog.data.batching import Batching
-from flcog.evaluation import Evaluator
+from flcog.data.reading import Reader
+from flcog.functional.apply import OwnForward
+from flcog.functional.evaluation import Evaluator
+from flcog.functional.model_function import ModelFunction
 from flcog.method import GlobalModel, Method
 from flcog.method.finite import check_finite, is_finite
 from flcog.method.given import model_stays
 from flcog.method.returned import check_personal
-from flcog.model_function import ModelFunction
-from flcog.reading import Reader
 
 
 class PersonalModel(NamedTuple):

@@ -8,14 +8,14 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from flcog.apply import Apply, apply_of
 from flcog.core.gradients import gradients_of
 from flcog.core.types import Batch, Params, Slot
+from flcog.functional.apply import Apply, apply_of
+from flcog.functional.model_function import ModelFunction
 from flcog.method import Attack, ClientData, Context, GlobalModel, Gradient, GradientFunction, Method, Optimisation, Stage, Upload
 from flcog.method.given import given, unchanged
 from flcog.method.returned import check_gradient_function, check_pair, check_params, check_scalar, check_upload, is_checked
 from flcog.method.stage import ORDER, sent_by
-from flcog.model_function import ModelFunction
 from flcog.wire.envelope import Envelope, Manifest, fields_of, map_fields, sizes_of
 
 Results = tuple[Params, Tensor, Params]

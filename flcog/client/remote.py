@@ -65,7 +65,7 @@ def answer_of(clients: Any, name: str, arguments: Sequence[Any]) -> Any:
     """A host's answer to a request.
 
     Args:
-        clients: the result of :func:`flcog.hosting.host_clients`.
+        clients: the result of :func:`flcog.run.hosting.host_clients`.
         name, arguments: of the request.
     """
     if name not in CALLS:

@@ -25,12 +25,12 @@ from flcog.core.randomness import make_rng
 from flcog.core.types import Params, Slot
 from flcog.data import Exchange, Federation
 from flcog.data.batching import Batching
-from flcog.evaluation import Evaluator
+from flcog.data.reading import Reader
+from flcog.functional.evaluation import Evaluator
+from flcog.functional.model_function import ModelFunction
 from flcog.method import ClientView, GlobalModel, Method, drawn, first_contact, private_sum_of, sealed_sum_of
 from flcog.metrics import reweighted
-from flcog.model_function import ModelFunction
 from flcog.models.causal_lm import scales
-from flcog.reading import Reader
 from flcog.wire.ledger import masked_bytes
 from flcog.wire.population import Population
 from flcog.wire.soundness import of_client, state_ranges

@@ -13,7 +13,7 @@ from flcog.core.types import Batch, Params, Slot
 from flcog.data import Federation
 from flcog.data.batching import Batching
 from flcog.data.order import Order
-from flcog.reading import Reader, Request
+from flcog.data.reading import Reader, Request
 
 
 @dataclass

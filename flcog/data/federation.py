@@ -146,7 +146,7 @@ class Federation(TopicList):
     def label_counts(self, k: int) -> Tensor:
         """How many of client k's training samples carry each label (float64 [num_classes]); regression counts bins of the target.
 
-        ``flcog.label_statistics.label_table`` counts the labels of all clients at once.
+        ``flcog.data.label_statistics.label_table`` counts the labels of all clients at once.
         """
         return self._count_labels(self.partition.client(k))
 

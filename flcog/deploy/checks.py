@@ -2,8 +2,8 @@
 
 from collections.abc import Sequence
 
-from flcog.hosting import check_separate
 from flcog.method import Callback, Method, SealedSum, asynchronous_of
+from flcog.run.hosting import check_separate
 from flcog.run.observers.checkpoint import Checkpoint
 
 

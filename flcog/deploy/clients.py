@@ -162,8 +162,8 @@ class FlowerNode:
         """The kind of a reply and its value: result, behind, or failed if the node must be asked again."""
         if reply.has_error():
             if reply.error.code in (ErrorCode.LOAD_CLIENT_APP_EXCEPTION, ErrorCode.INVALID_FAB):
-                raise ValueError(f"{self} does not run this app: {clean(reply.error.reason)}")
-            return "failed", clean(reply.error.reason)
+                raise ValueError(f"{self} does not run this app: {clean(reply.error.reason or '')}")
+            return "failed", clean(str(reply.error.reason))
         parts = from_record(reply.content.get(ANSWER))
         answer = unpack(parts.get("answer", b""), limits and limits._replace(header=limits.header + HEAD))
         require(type(answer) is tuple and len(answer) == 3 and answer[0] == token, "it answers another request")

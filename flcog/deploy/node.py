@@ -20,7 +20,7 @@ from flcog.deploy.application import FLOWER, PACKAGE
 from flcog.deploy.numbering import hosted
 from flcog.deploy.objects import make_objects
 from flcog.deploy.states import NodeStates
-from flcog.hosting import HostedClients, host_clients
+from flcog.run.hosting import HostedClients, host_clients
 from flcog.settings import Settings
 from flcog.wire.packing import PackingError, pack, unpack
 

@@ -63,8 +63,7 @@ class Runtime:
 
     def tasks(self, kind: TaskType) -> Iterator[tuple[str, str]]:
         """Wait for tasks without end. Yields the token of each task, and the hash of its app."""
-        names = {"master_secret": self.secret, "protected_methods": {ACQUIRE}}
-        client, silent = self._client(SuperExecAuthHttpInterceptor(**names)), False
+        client, silent = self._client(SuperExecAuthHttpInterceptor(master_secret=self.secret, protected_methods={ACQUIRE})), False
         while True:
             try:
                 found = client.AcquireTask(AcquireTaskRequest(supported_task_types=[kind]))

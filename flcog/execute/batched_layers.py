@@ -10,7 +10,7 @@ from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
 from flcog.execute.patches import ConvolutionsAsPatches
-from flcog.model_function import ModelFunction
+from flcog.functional.model_function import ModelFunction
 
 
 class NormsInOneType(TorchFunctionMode):

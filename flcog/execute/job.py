@@ -7,8 +7,8 @@ from typing import Any
 import torch
 
 from flcog.client.model import ClientModel
-from flcog.model_function import ModelFunction
-from flcog.reading import Reader
+from flcog.data.reading import Reader
+from flcog.functional.model_function import ModelFunction
 from flcog.settings import Compile
 
 

@@ -10,13 +10,13 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 
-from flcog.apply import apply_of
 from flcog.core.global_streams import kept_streams
 from flcog.core.processes import Processes
 from flcog.core.text import human
 from flcog.core.types import Batch
 from flcog.execute.job import Job
 from flcog.execute.patches import ConvolutionsAsPatches
+from flcog.functional.apply import apply_of
 from flcog.method import MemoryNote, Notes
 
 T = TypeVar("T")

@@ -20,9 +20,9 @@ from flcog.execute.optimizer import stepper
 from flcog.execute.own_steps import own_steps
 from flcog.execute.remedies import add_remedy
 from flcog.execute.trainer import Learner
+from flcog.functional.step_log import add_step, means
 from flcog.method import Gradient
 from flcog.settings import Compile
-from flcog.step_log import add_step, means
 
 
 def _with_axis(tree: Any) -> Any:

@@ -2,8 +2,8 @@
 
 from contextlib import AbstractContextManager, nullcontext
 
-from flcog.model_function import ModelFunction
-from flcog.own_steps import among_rounds
+from flcog.functional.model_function import ModelFunction
+from flcog.functional.own_steps import among_rounds
 
 
 def own_steps(model: ModelFunction, round: int) -> AbstractContextManager[None]:

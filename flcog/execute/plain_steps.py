@@ -16,9 +16,9 @@ from flcog.core.types import Batch, Params
 from flcog.execute.optimizer import optimizer_like, stepper
 from flcog.execute.stacking import announce_chunk, stacked_batches
 from flcog.execute.trainer import Learner
+from flcog.functional.step_log import add_step
 from flcog.method import Gradient
 from flcog.settings import Compile
-from flcog.step_log import add_step
 
 
 class Chunk(NamedTuple):

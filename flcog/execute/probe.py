@@ -12,7 +12,6 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
-from flcog.apply import apply_of
 from flcog.client.executor import Assignment, Choice, Result
 from flcog.client.program import Program
 from flcog.client.work import ClientWork, batches
@@ -24,9 +23,10 @@ from flcog.execute.job import Job
 from flcog.execute.one_client import OneClient
 from flcog.execute.threads import Threads
 from flcog.execute.trainer import Learner
+from flcog.functional.apply import apply_of
+from flcog.functional.model_function import ModelFunction
+from flcog.functional.step_log import LOGGED
 from flcog.method import GlobalModel, Gradient, Optimisation
-from flcog.model_function import ModelFunction
-from flcog.step_log import LOGGED
 
 STEPS = 2
 """The local steps of each client."""

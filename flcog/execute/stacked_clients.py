@@ -23,9 +23,9 @@ from flcog.execute.plain_steps import Chunk, Steps
 from flcog.execute.remedies import add_remedy
 from flcog.execute.stacking import by_client
 from flcog.execute.trainer import Learner
+from flcog.functional.step_log import means, zeros_for
 from flcog.method import Method
 from flcog.settings import Compile
-from flcog.step_log import means, zeros_for
 from flcog.wire.envelope import Manifest
 
 

@@ -12,7 +12,7 @@ from torch.utils import _pytree as pytree
 from flcog.client.work import ClientWork, samples_per_block, stacked_positions
 from flcog.core.copies import sent
 from flcog.core.trees import Tree, map_leaves, rows, unlike_shapes
-from flcog.reading import Reader
+from flcog.data.reading import Reader
 
 
 def stacked_batches(

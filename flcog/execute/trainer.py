@@ -9,7 +9,7 @@ import torch
 
 from flcog.client.executor import Assignment, Result
 from flcog.client.work import ClientWork
-from flcog.model_function import ModelFunction
+from flcog.functional.model_function import ModelFunction
 from flcog.settings import Compile
 
 

@@ -14,15 +14,15 @@ from flcog.client.program import ClientTensors
 from flcog.client.work import ClientWork, batches
 from flcog.core.precision import number_dtype
 from flcog.core.types import Batch, Params, Slot
+from flcog.data.reading import Reader
 from flcog.execute.one_client import OneClient
 from flcog.execute.trainer import Learner
+from flcog.functional.own_steps import columns_of
+from flcog.functional.step_log import LOGGED
 from flcog.lightning.optimizers import RoundOptimizers
 from flcog.lightning.places import MethodPlaces
 from flcog.lightning.trainer import RoundsTrainer
 from flcog.method.gradient_clip import GradientClip
-from flcog.own_steps import columns_of
-from flcog.reading import Reader
-from flcog.step_log import LOGGED
 
 
 class LightningClient(OneClient):

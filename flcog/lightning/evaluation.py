@@ -10,11 +10,11 @@ from torch.utils import _pytree as pytree
 
 from flcog.core.types import Params, changed, given
 from flcog.data import Samples
+from flcog.data.reading import Reader
+from flcog.functional.model_function import ModelFunction
+from flcog.functional.own_steps import columns_of
 from flcog.lightning.contract import OF_A_BATCH, is_users
 from flcog.lightning.trainer import RoundsTrainer
-from flcog.model_function import ModelFunction
-from flcog.own_steps import columns_of
-from flcog.reading import Reader
 
 Kind = Literal["validation", "test"]
 """The kind of a set, and of the step that evaluates it."""

@@ -14,7 +14,8 @@ from lightning.pytorch.trainer.connectors.logger_connector.result import _Result
 from lightning.pytorch.trainer.states import RunningStage
 from lightning.pytorch.utilities import CombinedLoader
 
-from flcog.own_steps import columns_of
+from flcog.client.joined_scores import POOLED
+from flcog.functional.own_steps import columns_of
 
 
 class Contributions(Protocol):
@@ -184,10 +185,6 @@ class RoundLogs(_LoggerConnector):
     def publish(self, values: Mapping[str, Any]) -> None:
         """Let callbacks find these values."""
         self._callback_metrics.update(values)
-
-
-POOLED = "pooled"
-"""The reduction of figures that need all samples, such as those of a metric, so that two of them cannot be put together."""
 
 
 class SetLoop(_EvaluationLoop):

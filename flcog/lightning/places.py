@@ -13,9 +13,9 @@ from flcog.client.program import ClientTensors, Program, with_states
 from flcog.core.precision import number_dtype
 from flcog.core.trees import copied_from
 from flcog.core.types import Batch, Params, changed
+from flcog.functional.model_function import ModelFunction
 from flcog.lightning.trainer import RoundsTrainer
 from flcog.method import Context, Gradient
-from flcog.model_function import ModelFunction
 
 
 class Skipped(Exception):

@@ -7,9 +7,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from flcog.apply import Apply
 from flcog.core.randomness import make_rng
 from flcog.core.types import Params
+from flcog.functional.apply import Apply
 from flcog.method.context import Optimisation
 
 OWN_COLUMNS = ("round", "train/loss", "val/", "test/", "clients/", "drift/", "comm/", "time/", "staleness/", "privacy/")

@@ -6,9 +6,9 @@ from typing import Any, NamedTuple, Protocol
 
 from torch import Tensor
 
-from flcog.apply import Apply, OwnForward
 from flcog.core.precision import number_dtype
 from flcog.core.types import Batch, Params, Slot
+from flcog.functional.apply import Apply, OwnForward
 from flcog.wire.packing import message
 
 

@@ -16,10 +16,10 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from flcog.apply import Apply
 from flcog.client_module import ClientModule
 from flcog.core.types import Batch, Params, Slot
 from flcog.data import LABELLED, Exchange, Federation
+from flcog.functional.apply import Apply
 from flcog.method.client_view import ClientView
 from flcog.method.cohort import Cohort, Messages
 from flcog.method.context import BatchFunction, Context, FirstContact, GradientFunction, Personal, Plan, Upload

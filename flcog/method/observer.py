@@ -9,10 +9,10 @@ from lightning.pytorch.loggers import Logger
 from flcog.core.processes import Processes
 from flcog.core.types import Params, Slot
 from flcog.data import Exchange, Federation
-from flcog.evaluation import Evaluator
+from flcog.functional.evaluation import Evaluator
+from flcog.functional.model_function import ModelFunction
 from flcog.method.cohort import Uploads
 from flcog.method.notes import Note
-from flcog.model_function import ModelFunction
 from flcog.settings import Settings
 from flcog.wire.ledger import Ledger
 

@@ -5,12 +5,12 @@ from typing import Any
 
 import lightning as L
 
-from flcog.assembly import Assembly, data_modules
 from flcog.client.model import ClientModel, make_client_model
 from flcog.core.fabric import processes_of
-from flcog.hosting import largest_client
 from flcog.lightning.checkpoint import logged_hyperparameters
 from flcog.run import checkpoint, experiment
+from flcog.run.assembly import Assembly, data_modules
+from flcog.run.hosting import largest_client
 from flcog.run.plans import CheckpointFile, Plan, Request
 from flcog.run.session import Session
 from flcog.run.trackers import Trackers

@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from flcog.data import Federation
-from flcog.label_statistics import label_table, num_labels
+from flcog.data.label_statistics import label_table, num_labels
 
 _COLOUR, _BARS, _GRID = "#1f5f99", "#9db8d0", "#e6e6e6"
 

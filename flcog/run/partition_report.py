@@ -13,7 +13,7 @@ from rich.text import Text
 from scipy import sparse
 
 from flcog.data import Federation
-from flcog.label_statistics import kl_to_uniform, label_table, num_labels
+from flcog.data.label_statistics import kl_to_uniform, label_table, num_labels
 
 Numbers = dict[str, float | int | str]
 

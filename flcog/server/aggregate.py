@@ -11,12 +11,12 @@ from flcog.client.messages import ClientReply
 from flcog.core.precision import float64_device, to_float64_device
 from flcog.core.processes import Processes
 from flcog.core.types import Params, Slot
+from flcog.functional.step_log import LOGGED
 from flcog.method import Aggregator, ClientUpload, Cohort, Method, UploadAggregator, UploadChange, selection_of
 from flcog.method.returned import check_finished
 from flcog.server.bad_updates import bad_clients, refusal
 from flcog.server.kept import KeptUploads
 from flcog.server.sums import Sums, add_terms, dtype_of_mean, norms_of
-from flcog.step_log import LOGGED
 from flcog.wire.envelope import Envelope, changes_of
 from flcog.wire.soundness import of_client
 

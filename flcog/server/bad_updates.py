@@ -8,8 +8,8 @@ from torch import Tensor
 
 from flcog.client.messages import ClientReply
 from flcog.core.types import Params
+from flcog.functional.step_log import LOGGED
 from flcog.method.finite import is_finite
-from flcog.step_log import LOGGED
 from flcog.wire.envelope import Envelope
 from flcog.wire.soundness import STATE_RANGE, is_sound, suspects
 

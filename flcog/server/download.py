@@ -4,9 +4,9 @@ from collections.abc import Mapping, Sequence
 
 from torch.utils import _pytree as pytree
 
-from flcog.batchnorm_statistics import without_negative_variances
 from flcog.client.messages import ClientTask, Download
 from flcog.core.randomness import make_rng
+from flcog.functional.batchnorm_statistics import without_negative_variances
 from flcog.method import Broadcast, BroadcastStage, Method
 from flcog.method.given import broadcast_of
 from flcog.method.returned import check_sent

@@ -16,10 +16,10 @@ from flcog.core.processes import Processes
 from flcog.core.types import Params
 from flcog.data import CentralSets, Exchange, Federation, Samples
 from flcog.data.batching import Batching
-from flcog.evaluation import Evaluator
+from flcog.data.reading import Reader
+from flcog.functional.evaluation import Evaluator
+from flcog.functional.model_function import ModelFunction
 from flcog.method import ClientView, Method, Notes, Optimisation
-from flcog.model_function import ModelFunction
-from flcog.reading import Reader
 from flcog.server.state import ServerState
 from flcog.settings import Settings
 from flcog.wire.population import Population

@@ -7,10 +7,10 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from flcog.batchnorm_statistics import without_negative_variances
 from flcog.client.messages import ClientTask, Download
 from flcog.core.precision import float64_device
 from flcog.core.types import Params
+from flcog.functional.batchnorm_statistics import without_negative_variances
 from flcog.method import (
     OBSERVER_HOOKS,
     AsynchronousRounds,

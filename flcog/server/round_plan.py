@@ -6,8 +6,8 @@ from dataclasses import dataclass, field, replace
 
 import torch
 
-from flcog.apply import apply_of
 from flcog.client.messages import Download
+from flcog.functional.apply import apply_of
 from flcog.method import Cohort, Method, Participants, private_sum_of
 from flcog.method.returned import check_weights
 from flcog.server.engine import Engine

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 import flcog
 from flcog import Aggregator, Batch, Context, Gradient, GradientFunction, Method, ParameterMask, Params, Slot, Upload
-from flcog.apply import masked_mean
+from flcog.functional.apply import masked_mean
 
 pytestmark = pytest.mark.filterwarnings("error")
 

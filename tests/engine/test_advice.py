@@ -16,7 +16,6 @@ from contracts.registry import CASES
 from harness import SGD, TinyData, adapted, classifier, distance, make_trainer, train
 
 import flcog
-from flcog.advice import CHAINS
 from flcog.callbacks import (
     SCAFFOLD,
     ClipGradient,
@@ -34,6 +33,7 @@ from flcog.callbacks import (
 from flcog.commands.cli import main
 from flcog.data import Exchange
 from flcog.method import Method, Plan, Upload
+from flcog.run.advice import CHAINS
 from flcog.schedules import Piecewise
 
 

@@ -40,8 +40,8 @@ def test_an_epoch_reads_every_sample_once() -> None:
 
 
 def test_a_masked_batch_is_what_the_shorter_batch_is() -> None:
-    from flcog.apply import Apply
-    from flcog.model_function import ModelFunction
+    from flcog.functional.apply import Apply
+    from flcog.functional.model_function import ModelFunction
 
     model = ModelFunction(classifier())
     inputs, targets = torch.randn(5, NUM_FEATURES), torch.tensor([0, 1, 2, 0, 1])

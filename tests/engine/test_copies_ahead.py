@@ -18,7 +18,7 @@ STATEFUL = ("SCAFFOLD", "FedCOG", "GradientNoise", "MOON-batchnorm")
 @pytest.fixture
 def queue(monkeypatch: pytest.MonkeyPatch) -> Delayed:
     made = Delayed()
-    monkeypatch.setattr("flcog.reading.copy_queue_of", lambda device: made)
+    monkeypatch.setattr("flcog.data.reading.copy_queue_of", lambda device: made)
     monkeypatch.setattr("flcog.client.work.BLOCK_BYTES", 10 * 6 * 8)  # two batches are read at a time
     return made
 
@@ -36,7 +36,7 @@ def test_samples_that_come_later_train_the_same_model(
     ours = run(executor, whole_batches)
     assert queue.done == queue.begun > 0, "nothing is copied in vain"
     assert queue.kept == queue.done
-    monkeypatch.setattr("flcog.reading.copy_queue_of", lambda device: None)
+    monkeypatch.setattr("flcog.data.reading.copy_queue_of", lambda device: None)
     assert_close(ours.state, run(executor, whole_batches).state, 0)
 
 
@@ -53,7 +53,7 @@ def test_the_next_samples_are_on_their_way_while_a_device_computes(executor: str
 
 
 def test_without_the_wait_a_run_computes_with_rubbish(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("flcog.reading.copy_queue_of", lambda device: Delayed(waits=False))
+    monkeypatch.setattr("flcog.data.reading.copy_queue_of", lambda device: Delayed(waits=False))
     with pytest.raises((ValueError, IndexError, RuntimeError)):
         run("loop")
 
@@ -71,7 +71,7 @@ def test_states_and_draws_that_come_later_train_the_same_model(
 
     ours = trained()
     assert queue.begun > 0 and max(queue.ahead) > 0
-    monkeypatch.setattr("flcog.reading.copy_queue_of", lambda device: None)
+    monkeypatch.setattr("flcog.data.reading.copy_queue_of", lambda device: None)
     assert_close(ours.state, trained().state, 0)
 
 

@@ -14,7 +14,6 @@ from torch import Tensor, nn
 import flcog
 from engine.test_compile import as_recorded
 from engine.test_patches import Pictures
-from flcog import hosting
 from flcog.callbacks import SCAFFOLD
 from flcog.core.processes import Processes
 from flcog.execute import choice, memory
@@ -23,6 +22,7 @@ from flcog.execute.memory import activation_bytes
 from flcog.execute.one_client import OneClient
 from flcog.execute.stacked_clients import StackedClients
 from flcog.method import ExecutorNote, MemoryNote, Notes
+from flcog.run import hosting
 from flcog.run.observers.summary import peak_memory
 from flcog.run.session import Session
 

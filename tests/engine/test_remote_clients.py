@@ -12,8 +12,8 @@ from torchmetrics.classification import MulticlassF1Score
 import flcog
 from flcog.client.messages import ClientTask, Question, RollCall, Scores
 from flcog.client.remote import NoAnswer, RemoteClients, answer_of
-from flcog.hosting import host_clients
 from flcog.models import MLP
+from flcog.run.hosting import host_clients
 
 OWN: Any = None
 """The server's own runtime, which tells the form of replies to tasks."""

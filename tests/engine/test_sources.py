@@ -73,7 +73,7 @@ def test_what_is_read_next_is_announced(whole_batches: bool) -> None:
 
 
 def test_large_batches_are_not_announced_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("flcog.reading.AHEAD_BYTES", 5 * 6 * 8)  # the bytes of five samples
+    monkeypatch.setattr("flcog.data.reading.AHEAD_BYTES", 5 * 6 * 8)  # the bytes of five samples
     data = Announced(whole_batches=True, batch_size=5)
     trainer = make_trainer(None, local_epochs=1)
     trainer.prepare(classifier(), data)
@@ -82,7 +82,7 @@ def test_large_batches_are_not_announced_ahead(monkeypatch: pytest.MonkeyPatch) 
     assert len(list(reader.each(trainer.federation.train, requests))) == 6
     assert [kind for kind, _ in data.seen] == ["told", "asked"] * 6
     data.seen.clear()
-    monkeypatch.setattr("flcog.reading.AHEAD_BYTES", 5 * 6 * 8 + 1)
+    monkeypatch.setattr("flcog.data.reading.AHEAD_BYTES", 5 * 6 * 8 + 1)
     list(reader.each(trainer.federation.train, requests))
     assert [kind for kind, _ in data.seen] == ["told", "told", *["asked", "told"] * 4, "asked", "asked"]
 

@@ -24,12 +24,12 @@ from harness import (
 from reference import fedgen
 from torch import nn
 
-from flcog.apply import Apply
 from flcog.callbacks.fedgen import FedGen, generator_loss
 from flcog.callbacks.parts.noise import uniform
 from flcog.callbacks.parts.server_generators import feature_generator, features_of
+from flcog.functional.apply import Apply
+from flcog.functional.model_function import ModelFunction
 from flcog.method import Batch, ClientData, Context, GlobalModel, Optimisation, Params
-from flcog.model_function import ModelFunction
 from methods.server_steps import recorded_server_steps
 
 pytestmark = pytest.mark.filterwarnings("error")

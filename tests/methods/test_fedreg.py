@@ -10,10 +10,10 @@ from harness import NUM_FEATURES, ODD_BATCHES, SGD, BatchNormFeatures, TinyData,
 from reference import fedreg
 
 import flcog
-from flcog.apply import Apply
 from flcog.callbacks.fedreg import FedReg, climb, reject
+from flcog.functional.apply import Apply
+from flcog.functional.model_function import ModelFunction
 from flcog.method import Batch
-from flcog.model_function import ModelFunction
 from flcog.models import MLP
 
 pytestmark = pytest.mark.filterwarnings("error")

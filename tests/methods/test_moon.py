@@ -23,12 +23,12 @@ from reference import moon
 from torch import nn
 
 import flcog
-from flcog.apply import Apply
 from flcog.callbacks.moon import MOON, ProjectionModel, contrast
 from flcog.core.global_streams import seeded
 from flcog.core.randomness import fold
+from flcog.functional.apply import Apply
+from flcog.functional.model_function import ModelFunction
 from flcog.method import Batch, Context, GlobalModel
-from flcog.model_function import ModelFunction
 from flcog.models import MLP, SimpleCNN
 
 pytestmark = pytest.mark.filterwarnings("error")

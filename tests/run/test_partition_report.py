@@ -14,11 +14,10 @@ from matplotlib.image import imread
 from rich.console import Console
 from scipy import stats
 
-from flcog import label_statistics
 from flcog.callbacks import FedDisco
-from flcog.data import Federation, Partition, Samples, Task
+from flcog.data import Federation, Partition, Samples, Task, label_statistics
+from flcog.data.label_statistics import kl_to_uniform, label_table
 from flcog.datamodules.partitioners import IID, BiasedUnbiased, Dirichlet
-from flcog.label_statistics import kl_to_uniform, label_table
 from flcog.method import ClientView
 from flcog.run.partition_figure import partition_figure
 from flcog.run.partition_report import partition_report

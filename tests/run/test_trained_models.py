@@ -20,7 +20,7 @@ import flcog
 from flcog.callbacks import MOON, ClipGradient, FedExP, FedProx
 from flcog.data import Samples
 from flcog.datamodules import Digits
-from flcog.evaluation import Evaluator
+from flcog.functional.evaluation import Evaluator
 from flcog.method import Method
 from flcog.models import MLP, LoRA
 from flcog.run.history_figure import history_figure

@@ -9,12 +9,12 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from flcog.apply import masked_mean
 from flcog.client_module import trains_itself
 from flcog.commands.bench.batches import Batches
 from flcog.commands.bench.variations import wait_for_device
 from flcog.core.fabric import num_cores
 from flcog.core.trees import map_leaves
+from flcog.functional.apply import masked_mean
 
 
 def batches_of(trainer: Any) -> tuple[Batches, Any]:

@@ -9,7 +9,6 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from flcog.advice import missing_feedback
 from flcog.client.messages import Clients, ClientsElsewhere, RollCall
 from flcog.client.model import ClientModel
 from flcog.client.remote import check_facts
@@ -18,7 +17,6 @@ from flcog.core.processes import Processes
 from flcog.core.randomness import make_rng
 from flcog.data import Exchange, FederatedDataModule, Federation, Preprocess
 from flcog.data.preprocess import standardisation
-from flcog.hosting import HostedData, check_data, check_separate, make_runtime, placed
 from flcog.method import (
     Attack,
     AvailabilityModel,
@@ -35,6 +33,8 @@ from flcog.method import (
 from flcog.method.given import model_stays
 from flcog.method.returned import check_saved
 from flcog.models.causal_lm import scales
+from flcog.run.advice import missing_feedback
+from flcog.run.hosting import HostedData, check_data, check_separate, make_runtime, placed
 from flcog.server.engine import Engine
 from flcog.server.kept import check_uploads
 from flcog.server.state import ServerState

@@ -8,18 +8,17 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from flcog.apply import OwnForward
-from flcog.batchnorm_statistics import recomputed_statistics
 from flcog.client_module import ClientModule
 from flcog.core.precision import float64_device, to_float64_device
 from flcog.core.processes import Processes
 from flcog.core.trees import Tree, first_leaf
 from flcog.core.types import Params
-from flcog.data import Partition, Samples
-from flcog.evaluation_limits import check_limits, rows_within
+from flcog.data import Federation, Partition, Samples
+from flcog.data.reading import Reader
+from flcog.functional.apply import OwnForward
+from flcog.functional.batchnorm_statistics import recomputed_statistics
+from flcog.functional.model_function import ModelFunction, forward, one_tensor
 from flcog.metrics import SetFigures, pooled_figures
-from flcog.model_function import ModelFunction, forward, one_tensor
-from flcog.reading import Reader
 
 Kind = Literal["validation", "test"]
 
@@ -255,3 +254,28 @@ class Evaluator:
             return self.model.frozen(params, buffers, forward, inputs)
 
         return one_tensor(self.model.module, apply(params, inputs) if own is None else own(apply, params, inputs)).float()
+
+
+def rows_within(limit: int | float, count: int, batch_size: int) -> int:
+    """The number of rows that a limit leaves of a set.
+
+    Args:
+        limit: a number of batches, or a part of all batches, which is rounded down.
+        count: the number of the set's rows.
+        batch_size: of the evaluation.
+    """
+    batches = -(-count // batch_size)
+    return min(count, batch_size * (limit if isinstance(limit, int) else int(limit * batches)))
+
+
+def check_limits(limits: Mapping[str, int | float], federation: Federation, batch_size: int) -> None:
+    """Refuse a part of a central set that is less than one batch, as Lightning does. A limit of 0 leaves the set out."""
+    for split, samples in (("val", federation.val), ("test", federation.test)):
+        limit = limits.get(split, 1.0)
+        for count in (samples.loaders or (len(samples),)) if samples is not None and limit else ():
+            if count and not rows_within(limit, count, batch_size):
+                option = f"limit_{split}_batches" + " (or overfit_batches)" * (split == "val")
+                raise ValueError(
+                    f"{option} must leave one batch; got {limit:g} of {-(-count // batch_size)} with up to {batch_size} samples of the "
+                    f"{split} set: give a number of batches, or lower data.eval_batch_size"
+                )

@@ -7,7 +7,7 @@ from torch import nn
 
 from flcog.core.trees import Tree, num_rows
 from flcog.core.types import Params
-from flcog.model_function import ModelFunction, forward
+from flcog.functional.model_function import ModelFunction, forward
 
 
 def recomputed_statistics(model: ModelFunction, params: Params, buffers: Params, batches: Iterable[Tree]) -> Params:

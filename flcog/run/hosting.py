@@ -20,19 +20,19 @@ from flcog.core.trees import Tree
 from flcog.core.types import Params
 from flcog.data import Exchange, FederatedDataModule, Federation, Partition, Samples
 from flcog.data.batching import Batching
-from flcog.evaluation import Evaluator
+from flcog.data.reading import Reader
 from flcog.execute.choice import ChosenExecutor
 from flcog.execute.job import Job
 from flcog.execute.memory import chunk_bytes
 from flcog.execute.one_client import OneClient
 from flcog.execute.sequential import Sequential
 from flcog.execute.trainer import Learner
+from flcog.functional.evaluation import Evaluator
+from flcog.functional.model_function import ModelFunction
 from flcog.lightning.client import LightningClient
 from flcog.lightning.evaluation import OwnSteps
 from flcog.lightning.trainer import RoundsTrainer
 from flcog.method import DataExchange, DataHost, Method, Notes, expected_cohort, selection_of
-from flcog.model_function import ModelFunction
-from flcog.reading import Reader
 from flcog.settings import Settings
 from flcog.wire.population import Population
 

@@ -13,7 +13,7 @@ from torch.utils import _pytree as pytree
 from flcog.client_module import ClientModule, trains_itself
 from flcog.core.trees import Tree, call, form
 from flcog.core.types import Params
-from flcog.step_log import StepLog
+from flcog.functional.step_log import StepLog
 
 Copied = TypeVar("Copied")
 

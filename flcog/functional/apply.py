@@ -9,8 +9,8 @@ from torch import Tensor
 from flcog.core.precision import number_dtype
 from flcog.core.trees import Tree
 from flcog.core.types import Batch, Params
-from flcog.model_function import ModelFunction, forward
-from flcog.own_steps import call_step, logging_to, loss_of
+from flcog.functional.model_function import ModelFunction, forward
+from flcog.functional.own_steps import call_step, logging_to, loss_of
 
 
 def masked_mean(values: Tensor, mask: Tensor | None) -> Tensor:

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from flcog.core.precision import number_dtype
 from flcog.core.types import Params
-from flcog.own_steps import columns_of
+from flcog.functional.own_steps import columns_of
 
 LOGGED = "log/"
 """Names of the measurements that a module logs; the column's name without ``train/`` follows."""
