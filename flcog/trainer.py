@@ -12,6 +12,7 @@ from typing import Any, Literal, TypeVar, cast
 
 import lightning as L
 from lightning.pytorch.loggers import Logger
+from lightning.pytorch.strategies import Strategy
 from lightning.pytorch.trainer.states import TrainerFn
 from torch import nn
 from torch.utils.data import DataLoader, Dataset
@@ -103,6 +104,8 @@ class FederatedTrainer(TopicList):
         default_root_dir: the folder of the runs' directories.
         accelerator, strategy, devices, num_nodes, precision: as for ``lightning.Trainer``. Processes share the clients of a round.
             Under torchrun, ``devices="auto"`` means all processes that it has started.
+        client_strategy: one of Lightning's strategies, such as ``ddp``, by which all processes train each client together, for clients
+            that are larger than a device. Each process takes an equal part of each batch, in Lightning's loops.
         tf32: whether GPUs multiply float32 on their tensor cores, with factors rounded to 11 binary digits: ``true`` in all products,
             ``false`` in none. None keeps torch's setting, which by default uses them in convolutions.
         processes_per_device: the number of processes on each device, for a GPU that one process does not fill. Each process holds a
@@ -159,6 +162,7 @@ class FederatedTrainer(TopicList):
         default_root_dir: str = "runs",
         accelerator: str = "auto",
         strategy: str = "auto",
+        client_strategy: str | Strategy | None = None,
         devices: int | str = 1,
         num_nodes: int = 1,
         processes_per_device: int = 1,
@@ -194,6 +198,11 @@ class FederatedTrainer(TopicList):
         self.methods, observers, others = _by_kind(callbacks or [])
         devices, num_nodes = as_torchrun_started(devices, num_nodes, processes_per_device)
         checks.one_of(None, ("auto", "ddp", "single_device"), strategy=strategy)
+        if client_strategy is not None and processes_per_device > 1:
+            raise ValueError(
+                f"processes_per_device={processes_per_device} divides the clients, and under client_strategy={client_strategy} all "
+                "processes train each client together: leave one of them out"
+            )
         self.fabric = make_fabric(accelerator, strategy, devices, num_nodes, processes_per_device)
         with one_line(""):
             self.hooks = LightningHooks(
@@ -204,6 +213,9 @@ class FederatedTrainer(TopicList):
                     max_epochs=rounds,
                     check_val_every_n_epoch=max(1, eval_every),
                     accelerator=accelerator,
+                    client_strategy=client_strategy,
+                    devices=devices,
+                    num_nodes=num_nodes,
                     precision=precision,
                     limit_val_batches=overfit_batches or limit_val_batches,
                     limit_test_batches=limit_test_batches,

@@ -1,7 +1,7 @@
 """The batches of local training: each client's steps and samples, drawn for the whole cohort at once."""
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -46,6 +46,17 @@ class ClientWork:
     @property
     def num_batches(self) -> int:
         return self.num_steps if self.ends is None else len(self.starts)
+
+    def part(self, number: int, count: int) -> "ClientWork":
+        """The work of one of the processes that train the client together: equal parts of each batch, whose first samples fill up."""
+        if count == 1:
+            return self
+        sizes = -(-self.sizes // count)
+        starts = np.cumsum(sizes) - sizes
+        within = np.arange(sizes.sum()) - np.repeat(starts, sizes)
+        mine = (within + np.repeat(number * sizes, sizes)) % np.repeat(self.sizes, sizes) + np.repeat(self.starts, sizes)
+        keys = None if self.keys is None else self.keys[mine]
+        return replace(self, order=self.order[mine], starts=starts, sizes=sizes, keys=keys)
 
 
 def make_work(federation: Federation, batching: Batching, tasks: Sequence[ClientTask], seed: int, round: int) -> list[ClientWork]:

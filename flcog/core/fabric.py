@@ -105,8 +105,10 @@ def _is_news(record: logging.LogRecord) -> bool:
     return "set_float32_matmul_precision" not in str(record.msg)
 
 
-def processes_of(fabric: Fabric) -> Processes:
-    """Return this process's place among the run's processes."""
+def processes_of(fabric: Fabric, together: bool = False) -> Processes:
+    """Return this process's place among the run's processes, which divide the clients or train each client together."""
+    if together:
+        return Processes(device=fabric.device, replica=fabric.global_rank, replicas=fabric.world_size)
     return Processes(fabric.global_rank, fabric.world_size, fabric.device, processes_per_device(fabric))
 
 

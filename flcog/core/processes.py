@@ -24,12 +24,15 @@ class Processes:
         count: the number of processes.
         device: the device of this process.
         per_device: the number of processes that share this device and its memory.
+        replica, replicas: this process's number among those that train each client together. They all hold the whole run.
     """
 
     rank: int = 0
     count: int = 1
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
     per_device: int = 1
+    replica: int = 0
+    replicas: int = 1
 
     @classmethod
     def of_torch(cls) -> "Processes":
@@ -45,7 +48,12 @@ class Processes:
     @property
     def is_first(self) -> bool:
         """Whether this process prints and writes files."""
-        return self.rank == 0
+        return self.rank == self.replica == 0
+
+    @property
+    def together(self) -> int:
+        """The number of processes that must make the same decisions."""
+        return self.count * self.replicas
 
     @property
     def accelerator(self) -> str | None:
@@ -62,7 +70,7 @@ class Processes:
 
     def largest(self, number: int) -> int:
         """The largest of the processes' numbers."""
-        if self.count == 1:
+        if self.together == 1:
             return number
         tensor = torch.tensor(number, device=self.device)
         torch.distributed.all_reduce(tensor, torch.distributed.ReduceOp.MAX)
@@ -70,7 +78,7 @@ class Processes:
 
     def agree(self, value: Any) -> Any:
         """The first process's value, on every process."""
-        if self.count == 1:
+        if self.together == 1:
             return value
         box = [value]
         torch.distributed.broadcast_object_list(box, 0)
@@ -111,7 +119,7 @@ class Processes:
 
     def share_first(self, tree: Any) -> Any:
         """Send the first process's tensors to all processes, in one message for each dtype."""
-        if self.count == 1:
+        if self.together == 1:
             return tree
         leaves, spec = pytree.tree_flatten(tree)
         received: list[Any] = list(leaves)
@@ -125,6 +133,6 @@ class Processes:
 
     def overwrite(self, tensors: Any) -> None:
         """Overwrite tensors in place with the first process's tensors."""
-        if self.count > 1:
+        if self.together > 1:
             for tensor in tensors:
                 torch.distributed.broadcast(tensor, 0)

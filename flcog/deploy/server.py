@@ -7,8 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from flcog.commands.complaint import complain
-from flcog.commands.refusals import refusal
+from flcog.commands.errors import complain, refusal
 from flcog.core.commands import parser_of
 from flcog.core.extras import require
 from flcog.deploy.application import FLOWER, PACKAGE

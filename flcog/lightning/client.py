@@ -65,7 +65,9 @@ class LightningClient(OneClient):
         self._steps = self._optimizers.begin_client(assignment.rates, work.training)
 
     def _train(self, assignment: Assignment, work: ClientWork, tensors: ClientTensors) -> tuple[Params, ClientTensors]:
-        program, trainer, loader = assignment.program, self._trainer, _Loader(work, assignment.reader)
+        program, trainer = assignment.program, self._trainer
+        work = work.part(trainer.global_rank, trainer.world_size if trainer.together else 1)
+        loader = _Loader(work, assignment.reader)
         places = MethodPlaces(program, self.model, trainer, tensors, loader.last)
         with torch.enable_grad(), trainer.client(assignment.round, self._steps, work, places) as logged:
             trainer.fit_loop.epoch_loop.train(loader, work.num_batches)
@@ -81,7 +83,7 @@ class LightningClient(OneClient):
         # The exact mean, which equals the rates if they are equal.
         program.optimisation = program.optimisation._replace(lr=statistics.mean(places.rates))
         own = {"loss": places.total / max(places.losses, 1)} | _measured(logged)
-        return own, places.tensors._replace(num_steps=len(places.rates))
+        return {name: trainer.joined(value) for name, value in own.items()}, places.tensors._replace(num_steps=len(places.rates))
 
 
 class _Loader:

@@ -66,6 +66,7 @@ def _reasons(trainer: Any, module: L.LightningModule, keeps_optimizers: bool) ->
     accumulates = trainer.accumulate_grad_batches
     yield f"accumulate_grad_batches={accumulates}" if accumulates > 1 else ""
     yield "" if trainer.precision in DTYPES else f"precision={trainer.precision}"
+    yield "client_strategy" if trainer.together else ""
     yield "keep_optimizers" if keeps_optimizers else ""
     fetcher = _select_data_fetcher(trainer, RunningStage.TRAINING)
     yield f"{name}.training_step reads its loader itself" if isinstance(fetcher, _DataLoaderIterDataFetcher) else ""

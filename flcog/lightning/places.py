@@ -62,6 +62,8 @@ class MethodPlaces(L.Callback):
         self._contexts: list[Context] = []
         self._before: Params = {}
         self._loss: Tensor | None = None
+        self._backward: list[Tensor] = []
+        """The losses of the backward passes in the step in hand."""
         self._rate = 0.0
 
     def on_train_batch_start(self, trainer: Any, module: Any, batch: Any, batch_idx: int) -> None:
@@ -76,7 +78,16 @@ class MethodPlaces(L.Callback):
         if program.followers and self.begins:
             self._before = {name: value.detach().clone() for name, value in self._model.params.items()}
         self._counted, self._loss = trainer.global_step, None
-        trainer.strategy.losses.clear()
+        self._backward.clear()
+
+    def on_before_backward(self, trainer: Any, module: Any, loss: Tensor) -> None:
+        scale = self._scale
+        self._backward.append(loss.detach() if scale == 1 else loss.detach() / scale)
+
+    @property
+    def _scale(self) -> float:
+        """The factor of losses and gradients under ``precision=16-mixed``."""
+        return float(self._trainer.scaler.get_scale()) if self._trainer.scaler is not None else 1.0
 
     def _note_rate(self) -> None:
         """Tell methods the learning rate, which a scheduler or a hook may have changed since the last step."""
@@ -111,7 +122,7 @@ class MethodPlaces(L.Callback):
         """
         params, buffers = self._model.params, self._model.buffers
         start, earlier, reached, results = _copies(buffers), Params(), set[str](), list[ClosureResult]()
-        scale = self._trainer.scaler.get_scale() if self._trainer.scaler is not None else 1.0
+        scale = self._scale
 
         def base(at: Params, batch: Batch) -> Gradient:
             moved = {name: params[name].clone() for name, value in at.items() if value is not params[name]}
@@ -192,7 +203,7 @@ class MethodPlaces(L.Callback):
 
     def _manual_loss(self, outputs: Any) -> Tensor | None:
         """The loss that ``training_step`` has returned, or the sum of the losses of ``manual_backward``."""
-        returned, losses = (outputs or {}).get("loss"), self._trainer.strategy.losses
+        returned, losses = (outputs or {}).get("loss"), self._backward
         if isinstance(returned, Tensor):
             return returned.detach().reshape(())
         return torch.stack(losses).sum() if losses else None

@@ -21,8 +21,6 @@ class ClientsAlone(SingleDeviceStrategy):
     def __init__(self) -> None:
         super().__init__()
         self._processes = Processes()
-        self.losses: list[Tensor] = []
-        """The losses of the backward passes in the step in hand."""
 
     def join(self, processes: Processes) -> None:
         """Take this process's place among the run's."""
@@ -42,9 +40,6 @@ class ClientsAlone(SingleDeviceStrategy):
     @property
     def is_global_zero(self) -> bool:
         return self.global_rank == 0
-
-    def pre_backward(self, closure_loss: Tensor) -> None:
-        self.losses.append(closure_loss.detach())
 
     def reduce(self, tensor: Any, group: Any = None, reduce_op: Any = "mean") -> Any:
         if self.world_size == 1 or not isinstance(tensor, Tensor):

@@ -3,7 +3,7 @@
 import logging
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, Literal, cast
 from weakref import proxy
@@ -14,9 +14,11 @@ from lightning.fabric.plugins.environments import ClusterEnvironment, LightningE
 from lightning.fabric.utilities.device_dtype_mixin import _DeviceDtypeModuleMixin
 from lightning.pytorch.callbacks import Checkpoint, ModelCheckpoint, ProgressBar
 from lightning.pytorch.profilers import PassThroughProfiler
+from lightning.pytorch.strategies import DeepSpeedStrategy, FSDPStrategy, ModelParallelStrategy, Strategy
 from lightning.pytorch.trainer import call
 from lightning.pytorch.trainer.states import RunningStage, TrainerFn, TrainerStatus
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
+from torch import Tensor
 from torchmetrics import Metric
 
 from flcog.client.work import ClientWork
@@ -39,6 +41,8 @@ class RoundsTrainer(L.Trainer):
 
     Args:
         callbacks: Lightning's callbacks.
+        client_strategy, devices, num_nodes: Lightning's strategy, if all processes of the run train each client together, and the run's
+            devices for it.
         enable_checkpointing, enable_progress_bar: whether the user allows such callbacks. flcog has its own, so that none is added.
         plugins: the user's.
         options: of ``lightning.Trainer``.
@@ -54,13 +58,19 @@ class RoundsTrainer(L.Trainer):
     def __init__(
         self,
         callbacks: Sequence[L.Callback] = (),
+        client_strategy: str | Strategy | None = None,
+        devices: Any = 1,
+        num_nodes: int = 1,
         enable_checkpointing: bool = True,
         enable_progress_bar: bool = True,
         plugins: Any = None,
         **options: Any,
     ) -> None:
         allowed = {"enable_checkpointing": enable_checkpointing, "enable_progress_bar": enable_progress_bar}
-        self._given = {"callbacks": callbacks, "plugins": plugins} | allowed | options
+        self.together = client_strategy is not None
+        """Whether the processes of the run train each client together."""
+        places = {"client_strategy": client_strategy, "devices": devices, "num_nodes": num_nodes}
+        self._given = {"callbacks": callbacks, "plugins": plugins} | places | allowed | options
         listed = plugins if isinstance(plugins, list) else [plugins] if plugins is not None else []
         if not any(isinstance(plugin, ClusterEnvironment) for plugin in listed):
             listed = [*listed, LightningEnvironment()]  # Fabric starts the processes
@@ -70,11 +80,17 @@ class RoundsTrainer(L.Trainer):
                 enable_checkpointing=enable_checkpointing and any(isinstance(each, Checkpoint) for each in callbacks),
                 enable_progress_bar=enable_progress_bar and any(isinstance(each, ProgressBar) for each in callbacks),
                 enable_model_summary=False,
-                strategy=ClientsAlone(),
-                devices=1,
+                strategy=ClientsAlone() if client_strategy is None else client_strategy,
+                devices=devices if self.together else 1,
+                num_nodes=num_nodes if self.together else 1,
                 logger=False,
                 plugins=listed,
                 **options,
+            )
+        if isinstance(self.strategy, FSDPStrategy | ModelParallelStrategy | DeepSpeedStrategy):
+            raise ValueError(
+                f"client_strategy={client_strategy} divides the parameters of a model, and each process of a run loads the whole model of "
+                "a client: use ddp"
             )
         theirs = self.fit_loop
         self.fit_loop = RoundLoop(self, theirs.min_epochs, theirs.max_epochs)
@@ -87,9 +103,9 @@ class RoundsTrainer(L.Trainer):
         self.forked: set[str] = set()
         """The names of values that clients have logged for steps and for epochs."""
 
-    @property
-    def strategy(self) -> ClientsAlone:
-        return cast(ClientsAlone, super().strategy)
+    def joined(self, mean: Tensor) -> Tensor:
+        """The mean over the processes that train a client together."""
+        return cast(Tensor, self.strategy.reduce(mean)) if self.together else mean
 
     def again(self) -> "RoundsTrainer":
         """A trainer with the same arguments for another run."""
@@ -102,7 +118,10 @@ class RoundsTrainer(L.Trainer):
 
     def enter(self, verb: TrainerFn, processes: Processes) -> None:
         """Begin one of the trainer's verbs, in this process."""
-        self.strategy.join(processes)
+        if isinstance(self.strategy, ClientsAlone):
+            self.strategy.join(processes)
+        else:
+            self.strategy.setup_environment()
         self.state.fn, self.state.status, self.state.stage = verb, TrainerStatus.RUNNING, RUNNING[verb]
 
     def show_data(self, datamodule: L.LightningDataModule) -> None:
@@ -246,7 +265,7 @@ class RoundsTrainer(L.Trainer):
         loop.count_from(steps)
         loop._results.begin_client()
         try:
-            with self.strategy.alone():
+            with self.strategy.alone() if isinstance(self.strategy, ClientsAlone) else nullcontext():
                 yield logged
         finally:
             means, forked = loop._results.end_client()

@@ -27,8 +27,9 @@ def describe(engine: Engine, server: ServerState, experiment: dict[str, Any], di
     tests = f", {len(test):,} test samples" if test is not None else ""
     classes = f", {everybody.num_classes} classes" if everybody.task in ("classification", "multilabel") else ""
     where = "in other processes" if engine.clients.here is None else f"partition {engine.federation.split.hash}"
-    count, per_device = engine.processes.count, engine.processes.per_device
+    count, per_device = engine.processes.together, engine.processes.per_device
     shared = f", {per_device} on each device" if per_device > 1 else ""
+    shared += ", which train each client together" if engine.processes.replicas > 1 else ""
     origin = f", from {short(Path(experiment['init_from']['file']))}" if "init_from" in experiment else ""
     going_on = f", going on after round {server.round}" if server.round else ""
     return [

@@ -81,7 +81,7 @@ class Lifecycle:
             self._hooks.on_train_start(run)
             run.frozen.look(training=True)
             first = run.round + 1
-            self._stop.rounds_begin(shared=run.processes.count > 1 or not run.has_all_data)
+            self._stop.rounds_begin(shared=run.processes.together > 1 or not run.has_all_data)
             while run.round < run.settings.rounds and not run.should_stop and privacy.affordable(run.engine, run.server):
                 self._run_round(run, evaluate)
                 if run.round == first:

@@ -23,7 +23,7 @@ def open_run(request: Request, plan: Plan) -> Session:
         request: the user's arguments of the trainer and its verb.
         plan: how the verb opens a run.
     """
-    settings, processes, trainer = request.settings, processes_of(request.fabric), request.lightning
+    settings, processes, trainer = request.settings, processes_of(request.fabric, request.lightning.together), request.lightning
     found = plan.find(request, processes)
     saved = None if found is None else CheckpointFile(found, checkpoint.read(found))
 

@@ -217,7 +217,7 @@ class Session:
         server, payload = self.server, self._payload(resumable)
         if resumable:
             fetch_states(self.engine.clients, self.clients)
-            written = self.clients.save(server.round)
+            written = self.clients.save(server.round) if self.processes.replica == 0 else {}
             if self.processes.count == 1 or self.engine.clients.stateful:
                 for part in self.processes.gather(written):
                     self.clients.files |= part

@@ -212,9 +212,9 @@ def step(engine: Engine, server: ServerState, round: Round, aggregate: Aggregate
         delta, server.servers[method.name], buffers = taking.take(method, delta, messages, cohort)
     params = {name: (value + delta[name]).detach() for name, value in server.params.items()}
     stepping = [method.name for method in round.methods if method.overrides("server_step") or isinstance(method, CHANGES)]
-    if stepping:
-        # Every process computes the server's step. If the step trains on an accelerator, kernels may differ in the last digits, and
-        # the processes would diverge.
+    if stepping or engine.processes.replicas > 1:
+        # Every process computes the server's step. Kernels of an accelerator may differ in the last digits, and so do the buffers of
+        # processes that train a client together; the processes would diverge.
         params, buffers, server.servers = engine.processes.share_first((params, buffers, server.servers))
         check_model(params, stepping, round.number)
     server.params, server.buffers = params, buffers

@@ -2,7 +2,6 @@
 
 import errno
 import os
-import re
 import resource
 import stat
 from collections.abc import Callable, Iterator
@@ -199,26 +198,3 @@ def test_compare_shows_the_table_even_where_it_cannot_write_it(tmp_path: Path, c
     assert "50.00" in shown.out
     assert shown.err == f"flcog: error: cannot write {out / 'table.md'}: {NO_SPACE}; free space or choose another --out\n"
     assert sorted(out.iterdir()) == before
-
-
-def test_every_file_is_written_with_these_functions() -> None:
-    """Other ways of writing could leave half a file after a power cut, and would print a traceback on a full disk."""
-    elsewhere = re.compile(
-        r"os\.replace|os\.rename|\.rename\(|\.savefig\((?!\")|\.write_(text|bytes)\(|open\([^)]*[\"'][wax]b?\+?[\"']"
-    )
-    found = [
-        f"{path.name}: {line.strip()}"
-        for folder in ("flcog", "callbacks", "datamodules")
-        for path in sorted((ROOT / folder).rglob("*.py"))
-        if path.name != "files.py"
-        for line in path.read_text().splitlines()
-        if elsewhere.search(line)
-    ]
-    assert found == [
-        'against.py: with log.open("w") as errors:',  # another framework writes it itself
-        'launcher.py: with (run.folder / OUTPUT).open("ab") as output:',  # each run writes it itself
-        'slurm.py: with (self.run.folder / OUTPUT).open("ab") as output:',  # and so does each run in a queue
-        r'git.py: (empty / "HEAD").write_text(f"{commit}\n")',  # in a folder that is deleted after git's answer
-        'history_figure.py: self.savefig(file, format="png", dpi=110, bbox_inches="tight")',  # into memory
-        'rows_when_read.py: with path.open("ab") as file:',  # an incomplete row does not match its checksum
-    ], found

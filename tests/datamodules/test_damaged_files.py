@@ -26,7 +26,7 @@ from datamodules.test_ham10000 import write_ham
 from datamodules.test_mnist import write_mnist
 from flcog.callbacks import BetaVAE, Fedssyn
 from flcog.callbacks.fedwalk.command import leash
-from flcog.commands.refusals import refusal
+from flcog.commands.errors import refusal
 from flcog.core.labels import require_targets
 from flcog.data import Samples, Splits, Task
 from flcog.datamodules import FEMNIST, FLAIR, HAM10000, MNIST, AGNews, ArrayData, DSprites, ImageFolders, Saved

@@ -176,7 +176,3 @@ def test_a_runs_config_repeats_them(tmp_path: Path, capsys: pytest.CaptureFixtur
     main([*resumed, "--ckpt_path", str(*third.iterdir())])
     config = str(SavedRun(*third.iterdir()).directory / "config.yaml")
     assert read_config(Path(config).parent)["init_from"] == last
-    capsys.readouterr()
-    with pytest.raises(SystemExit):
-        main(["check", "-c", config])
-    assert "error: only flcog fit has the option init_from: remove it from the config" in capsys.readouterr().err

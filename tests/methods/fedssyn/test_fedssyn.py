@@ -308,7 +308,7 @@ def test_the_numbers_do_not_depend_on_the_processes(tmp_path: Path, monkeypatch:
 
     monkeypatch.setattr(torch.distributed, "all_gather_object", gather)
     for rank in (0, 1):
-        monkeypatch.setattr(synthesis_cache, "_process", lambda rank=rank: (rank, 2))
+        monkeypatch.setattr(synthesis_cache.Processes, "of_torch", lambda rank=rank: synthesis_cache.Processes(rank, 2))
         together, _ = synthesis_cache.synthetic_sets(synthesis, federation, tmp_path)
     assert [sorted(part) for part in seen] == [[0, 2], [1, 3]]
     for (inputs, labels), (others, other_labels) in zip(alone, together, strict=True):
