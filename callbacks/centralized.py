@@ -8,11 +8,11 @@ from typing import ClassVar
 import torch
 
 from flcog.data import Exchange, Federation, Partition
-from flcog.method import Method
+from flcog.method import DataExchange
 
 
 @dataclass(frozen=True)
-class Centralized(Method):
+class Centralized(DataExchange):
     """Trains one model on the pooled data of all clients, with as many steps in a round as the round's clients take together.
 
     Papers draw this bound as a line above federated methods. With m of N clients in a round, and n samples in all::

@@ -5,11 +5,11 @@ from dataclasses import dataclass
 import torch
 
 from flcog.core.checks import within
-from flcog.method import ClientView, Method, Plan
+from flcog.method import ClientView, Workload
 
 
 @dataclass(frozen=True)
-class ClientDropout(Method):
+class ClientDropout(Workload):
     """Removes each sampled client from the round with a fixed probability, before it has sent or changed anything.
 
     ::
@@ -23,8 +23,8 @@ class ClientDropout(Method):
         probability: probability that a client drops out of a round, in [0, 1).
 
     Example:
-        >>> ClientDropout(probability=0.0).plan(Plan(10), None, torch.Generator())
-        Plan(num_steps=10)
+        >>> ClientDropout(probability=0.0).plan(10, None, torch.Generator())
+        10
     """
 
     probability: float = 0.1
@@ -33,5 +33,5 @@ class ClientDropout(Method):
         super().__post_init__()
         within(self, "[0, 1)", "probability")
 
-    def plan(self, plan: Plan | None, client: ClientView, rng: torch.Generator) -> Plan | None:
-        return None if float(torch.rand((), generator=rng)) < self.probability else plan
+    def plan(self, num_steps: int, client: ClientView, rng: torch.Generator) -> int | None:
+        return None if float(torch.rand((), generator=rng)) < self.probability else num_steps

@@ -1,7 +1,6 @@
 """Ditto: each client also trains a model of its own, held near the global model."""
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -10,11 +9,11 @@ from flcog.core.checks import at_least, positive, within
 from flcog.core.precision import count_on
 from flcog.core.types import Batch, Params, Slot
 from flcog.functional.apply import Apply
-from flcog.method import ClientView, Context, Method, Personal
+from flcog.method import ClientView, Context, Personal, Personalisation
 
 
 @dataclass(frozen=True)
-class Ditto(Method):
+class Ditto(Personalisation):
     """Does not change the global model's training; each local step also moves the client's own model, on the same batch.
 
     With x the model received at the start of the round, and v_k client k's own model, which the client keeps::
@@ -42,8 +41,6 @@ class Ditto(Method):
         >>> Ditto(lambda_prox=0.1).init_client({"w": torch.ones(1)}, {}, None)
         {'personal': {'w': tensor([1.])}}
     """
-
-    differentiates_loss: ClassVar[bool] = True
 
     lambda_prox: float = 1.0
     lr: float | None = None

@@ -1,15 +1,12 @@
 """FedDC: each client tracks the drift of its model from the global one, and corrects its update by that drift."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from flcog.callbacks.fedprox import proximal_term
 from flcog.callbacks.parts.control_variates import change_of_control
-from flcog.callbacks.parts.evaluated_mean import MOVES_ON
 from flcog.callbacks.parts.relative_size import relative_size
 from flcog.core.checks import at_least
 from flcog.core.types import Batch, Params, Slot
@@ -49,12 +46,6 @@ class FedDC(Method):
     alpha: float = 0.01
     evaluate_mean: bool = True
 
-    sums_client_states: ClassVar[bool] = True
-
-    @property
-    def refuses_later(self) -> Mapping[str, str]:  # type: ignore[override]
-        return MOVES_ON if self.evaluate_mean else {}
-
     def __post_init__(self) -> None:
         super().__post_init__()
         at_least(self, 0, "alpha")
@@ -76,10 +67,10 @@ class FedDC(Method):
         return self.alpha * proximal_term(params, anchor)
 
     def correct_gradient(self, gradient: Params, params: Params, ctx: Context) -> Params:
-        return {name: value + ctx.server["g"][name] - ctx.state["g"][name] for name, value in gradient.items()}
+        return {name: value + ctx.broadcast["g"][name] - ctx.state["g"][name] for name, value in gradient.items()}
 
     def finish_client(self, delta: Params, params: Params, ctx: Context) -> Upload:
-        change = change_of_control(ctx.server["g"], params, ctx, ctx.optimisation.effective_steps(ctx.num_steps))
+        change = change_of_control(ctx.broadcast["g"], params, ctx, ctx.optimisation.effective_steps(ctx.num_steps))
         g = {name: value + change[name] for name, value in ctx.state["g"].items()}
         return Upload(delta, {"h": _drift(delta, ctx), "g": g}, sum={"h": delta, "g": change})
 

@@ -1,14 +1,11 @@
 """FedDyn: a dynamic regulariser, linear and quadratic, that aligns the clients' optima with the server's."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from flcog.callbacks.fedprox import proximal_term
-from flcog.callbacks.parts.evaluated_mean import MOVES_ON
 from flcog.callbacks.parts.relative_size import relative_size
 from flcog.core.checks import positive
 from flcog.core.types import Batch, Params, Slot
@@ -51,12 +48,6 @@ class FedDyn(Method):
 
     alpha: float = 0.01
     evaluate_mean: bool = True
-
-    sums_client_states: ClassVar[bool] = True
-
-    @property
-    def refuses_later(self) -> Mapping[str, str]:  # type: ignore[override]
-        return MOVES_ON if self.evaluate_mean else {}
 
     def __post_init__(self) -> None:
         super().__post_init__()

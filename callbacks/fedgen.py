@@ -118,7 +118,7 @@ class FedGen(Method):
         return {"key": draw_key(rng), "scale": torch.tensor(scale, dtype=number_dtype()), "counts": counts}
 
     def loss(self, apply: Apply, params: Params, batch: Batch, task_loss: Tensor, ctx: Context) -> Tensor:
-        generator, key, step = ctx.server["generator"], ctx.draws["key"], ctx.step
+        generator, key, step = ctx.broadcast["generator"], ctx.draws["key"], ctx.step
         noise = uniform(key, step, (self.batch_size, self.noise_dim), stream=0)
         labels = (uniform(key, step, (self.batch_size,), stream=1) * ctx.draws["counts"].shape[-1]).long()
         cross_entropy = F.cross_entropy(apply.head(params, features_of(generator, noise, labels)), labels)

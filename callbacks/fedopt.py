@@ -1,8 +1,6 @@
 """FedAdagrad, FedAdam and FedYogi: an adaptive optimiser on the server."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -19,10 +17,6 @@ class _AdaptiveServer(Method):
     lr: float = 0.01
     beta1: float = 0.9
     tau: float = 1e-3
-
-    refuses_later: ClassVar[Mapping[str, str]] = {
-        "FedNova": "it would multiply the adaptive step by the clients' numbers of steps"
-    }
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -2,7 +2,6 @@
 
 import re
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 
@@ -41,8 +40,6 @@ class FedPVR(Method):
 
     layers: str | None = None
 
-    sums_client_states: ClassVar[bool] = True
-
     def __post_init__(self) -> None:
         super().__post_init__()
         try:
@@ -69,10 +66,10 @@ class FedPVR(Method):
         return server
 
     def correct_gradient(self, gradient: Params, params: Params, ctx: Context) -> Params:
-        return gradient | {name: gradient[name] - value + ctx.server["c"][name] for name, value in ctx.state["c"].items()}
+        return gradient | {name: gradient[name] - value + ctx.broadcast["c"][name] for name, value in ctx.state["c"].items()}
 
     def finish_client(self, delta: Params, params: Params, ctx: Context) -> Upload:
-        change = change_of_control(ctx.server["c"], params, ctx, ctx.optimisation.effective_steps(ctx.num_steps))
+        change = change_of_control(ctx.broadcast["c"], params, ctx, ctx.optimisation.effective_steps(ctx.num_steps))
         return Upload(delta, {"c": {name: c + change[name] for name, c in ctx.state["c"].items()}}, sum={"change": change})
 
     def server_step(self, server: Slot, params: Params, delta: Params, messages: Messages, cohort: Cohort) -> tuple[Params, Slot]:

@@ -12,11 +12,11 @@ from flcog.core.checks import within
 from flcog.core.precision import count_on
 from flcog.core.types import Batch, Params, Slot
 from flcog.functional.apply import Apply
-from flcog.method import ClientView, Context, ParameterMask, Personal, Upload
+from flcog.method import ClientView, Context, ParameterMask, Personal, Personalisation, Upload
 
 
 @dataclass(frozen=True)
-class FedRep(ParameterMask):
+class FedRep(Personalisation, ParameterMask):
     """Splits the model: each client first trains a head of its own, which it keeps, and then the body, which the server averages.
 
     With body b and head h_k of client k, whose T local steps end with B = max(1, round(body_share T)) on the body::

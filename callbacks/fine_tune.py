@@ -4,11 +4,11 @@ from dataclasses import dataclass
 
 from flcog.core.checks import at_least
 from flcog.core.types import Params, Slot
-from flcog.method import ClientView, Context, Method, Personal, Upload
+from flcog.method import ClientView, Context, Personal, Personalisation, Upload
 
 
 @dataclass(frozen=True)
-class FineTune(Method):
+class FineTune(Personalisation):
     """Changes nothing in training; at every evaluation each client trains a copy of the global model on its own samples.
 
     With x the global model, F_k client k's task loss without other methods' terms, and lr the local optimiser's learning rate::

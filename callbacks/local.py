@@ -6,11 +6,11 @@ from typing import ClassVar
 
 from flcog.core.types import Params, Slot
 from flcog.functional.apply import Apply
-from flcog.method import ClientView, Context, Method, Personal, Upload
+from flcog.method import ClientView, Context, Personal, Personalisation, Upload
 
 
 @dataclass(frozen=True)
-class Local(Method):
+class Local(Personalisation):
     """Lets every client train a model of its own on its own data, all from the same initial weights; nothing is ever sent.
 
     This is each client's result without the others, and shows the benefit of federation. With y_k the model that client k keeps::

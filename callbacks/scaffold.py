@@ -1,7 +1,6 @@
 """SCAFFOLD: control variates remove the clients' differences from their gradients."""
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -42,8 +41,6 @@ class SCAFFOLD(Method):
 
     server_lr: float = 1.0
 
-    sums_client_states: ClassVar[bool] = True
-
     def __post_init__(self) -> None:
         super().__post_init__()
         positive(self, "server_lr")
@@ -62,11 +59,11 @@ class SCAFFOLD(Method):
         return ctx.optimisation.effective_steps(ctx.num_steps)
 
     def correct_gradient(self, gradient: Params, params: Params, ctx: Context) -> Params:
-        own, mean = ctx.state["c"], ctx.server["c"]
+        own, mean = ctx.state["c"], ctx.broadcast["c"]
         return {name: value - own[name] + mean[name] for name, value in gradient.items()}
 
     def finish_client(self, delta: Params, params: Params, ctx: Context) -> Upload:
-        change = change_of_control(ctx.server["c"], params, ctx, self._steps(ctx))
+        change = change_of_control(ctx.broadcast["c"], params, ctx, self._steps(ctx))
         new = {name: ctx.state["c"][name] + value for name, value in change.items()}
         return Upload(delta, {"c": new}, sum={"change": change})
 
@@ -102,7 +99,7 @@ class SCAFFOLDInFedDisco(SCAFFOLD):
         return ctx.num_steps
 
     def correct_gradient(self, gradient: Params, params: Params, ctx: Context) -> Params:
-        own, mean = ctx.state["c"], ctx.server["c"]
+        own, mean = ctx.state["c"], ctx.broadcast["c"]
         # Momentum r repeats the first step's correction r times as large in the second step, and so on. Later steps add only 1 -
         # r of the correction. The velocity then contains c - c_k in every step, as if each step itself had been corrected.
         added = 1 - ctx.optimisation.momentum * (ctx.step > 0)

@@ -4,11 +4,11 @@ from dataclasses import dataclass
 
 import torch
 
-from flcog.method import ClientView, Method, Plan
+from flcog.method import ClientView, Workload
 
 
 @dataclass(frozen=True)
-class Stragglers(Method):
+class Stragglers(Workload):
     """Replaces each client's number of local steps by a random one in every round, like slow and fast devices.
 
     ::
@@ -23,8 +23,8 @@ class Stragglers(Method):
         max_steps: largest number of steps, >= min_steps.
 
     Example:
-        >>> Stragglers(min_steps=3, max_steps=3).plan(Plan(10), None, torch.Generator())
-        Plan(num_steps=3)
+        >>> Stragglers(min_steps=3, max_steps=3).plan(10, None, torch.Generator())
+        3
     """
 
     min_steps: int = 50
@@ -35,5 +35,5 @@ class Stragglers(Method):
         if not 1 <= self.min_steps <= self.max_steps:
             raise ValueError(f"Stragglers: need 1 <= min_steps <= max_steps; got {self.min_steps} and {self.max_steps}")
 
-    def plan(self, plan: Plan | None, client: ClientView, rng: torch.Generator) -> Plan:
-        return Plan(int(torch.randint(self.min_steps, self.max_steps + 1, (), generator=rng)))
+    def plan(self, num_steps: int, client: ClientView, rng: torch.Generator) -> int:
+        return int(torch.randint(self.min_steps, self.max_steps + 1, (), generator=rng))

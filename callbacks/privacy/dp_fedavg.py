@@ -240,11 +240,11 @@ class DPFedAvg(PrivateSum):
         return clip(envelope, received.buffers, self._bound, self.per_layer, sent.get("scale"))
 
     def send(self, envelope: Envelope, ctx: Context) -> tuple[Envelope, Slot]:
-        clipped, within_bound = self._clipped(envelope, ctx.server, ctx.received)
+        clipped, within_bound = self._clipped(envelope, ctx.broadcast, ctx.received)
         if self.quantile is not None:
             clipped = with_message(clipped, self.name, {"within": within_bound - 0.5})
-        if self.noise_at == "clients" and "length" not in ctx.server:
-            std = ctx.server["noise"] * total_bound(clipped, self._bound)
+        if self.noise_at == "clients" and "length" not in ctx.broadcast:
+            std = ctx.broadcast["noise"] * total_bound(clipped, self._bound)
             clipped = with_clients_noise(clipped, std, ctx.draws["key"])
         return clipped, ctx.state
 

@@ -10,6 +10,7 @@ from flcog.method import (
     AvailabilityModel,
     BroadcastStage,
     Cutoff,
+    DataExchange,
     Method,
     ParameterMask,
     SealedSum,
@@ -34,7 +35,7 @@ REFUSED: Mapping[str, Test] = {
         lambda method: isinstance(method, BroadcastStage)
     ),
     "its clients exchange data before round 1, without noise": lambda method: (
-        method.overrides("prepare_data") or getattr(method, "exchanges_data", False)
+        isinstance(method, DataExchange) and method.exchanges_data
     ),
     "who is available is known, and cohorts must be secret": lambda method: isinstance(method, AvailabilityModel),
     "its step size depends on the size of the cohort, which is secret: set form to paper": (

@@ -19,7 +19,7 @@ from flcog.core.source import Source
 from flcog.core.types import Params
 from flcog.data import FederatedDataModule, Federation
 from flcog.functional.model_function import ModelFunction
-from flcog.method import Method, ModelNote, Note
+from flcog.method import Method, ModelNote, Note, Personalisation
 from flcog.method.gradient_clip import GradientClip
 from flcog.method.returned import check_type
 from flcog.models.lora import adapters
@@ -128,7 +128,7 @@ def _with_methods(
     for method in methods:
         model = _with_method(settings, method, model, datamodule.federation, processes)
         unmeasured = datamodule.federation.client_test is None and not datamodule.federation.reweighted_test
-        if method.overrides("personal") and method.communicates and unmeasured:
+        if isinstance(method, Personalisation) and method.communicates and unmeasured:
             notes.append(Note(f"the personal models of {method.name} are measured only with data.client_test above 0"))
     model = _in_precision(model, device, dtype)
     processes.overwrite(model.state_dict().values())
@@ -174,7 +174,7 @@ def _with_method(
     settings: Settings, method: Method, model: L.LightningModule, federation: Federation, processes: Processes
 ) -> L.LightningModule:
     """Let one method change the module."""
-    if federation.task == "unlabelled" and (method.needs_label_counts or federation.task not in method.tasks):
+    if federation.task == "unlabelled" and federation.task not in method.tasks:
         raise ValueError(
             f'{method.name} needs targets, and this data set has none: name them by target, as in TorchDataset(train, target="label"), '
             f"or remove {method.name}"
@@ -206,7 +206,7 @@ def _check_steps(
     """Refuse methods that have no place in the steps of this module."""
     name, manual = type(module).__name__, not module.automatic_optimization
     for method in methods:
-        if manual and (any(map(method.overrides, CHANGES_A_STEP)) or method.differentiates_loss):
+        if manual and any(map(method.overrides, CHANGES_A_STEP)):
             clips = isinstance(method, GradientClip)
             what = "trainer.gradient_clip_val" if clips else method.name
             remedy = "call self.clip_gradients in training_step" if clips else "let training_step return the loss"

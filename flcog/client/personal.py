@@ -15,7 +15,7 @@ from flcog.data.reading import Reader
 from flcog.functional.apply import OwnForward
 from flcog.functional.evaluation import Evaluator
 from flcog.functional.model_function import ModelFunction
-from flcog.method import GlobalModel, Method
+from flcog.method import GlobalModel, Method, Personalisation
 from flcog.method.finite import check_finite, is_finite
 from flcog.method.given import model_stays
 from flcog.method.returned import check_personal
@@ -53,7 +53,7 @@ class PersonalModels(NamedTuple):
         seed = fold(received.seed, "personal")
         return make_work(self.federation, self.batching, [ClientTask(client, steps, 1.0)], seed, received.round)[0]
 
-    def make(self, received: Download, method: Method, work: ClientWork) -> PersonalModel:
+    def make(self, received: Download, method: Personalisation, work: ClientWork) -> PersonalModel:
         """Make one client's own model, with the fine-tuning that the method asks for.
 
         Args:

@@ -30,7 +30,7 @@ class ClientTensors(NamedTuple):
 
     Args:
         states: the state of each method.
-        draws: the random numbers of each method. The client's label counts follow them if a method needs those.
+        draws: the random numbers of each method.
         inputs: the data that each method made in ``start``.
         num_steps: the number of local steps.
         num_samples: the size of the client's training set.
@@ -98,16 +98,11 @@ class Program:
             step: the number of the local step.
             means: for each method, the mean of its ``over_data`` over the client's samples.
         """
-        count = len(self.methods)
-        labels = tensors.draws[count] if len(tensors.draws) > count else None
-        data = [
-            ClientData(tensors.num_samples, tensors.weight, mean, labels if method.needs_label_counts else None)
-            for method, mean in zip(self.methods, means or [{}] * count, strict=True)
-        ]
-        parts = zip(self.broadcasts, tensors.states, tensors.draws[:count], tensors.inputs, data, strict=True)
+        data = [ClientData(tensors.num_samples, tensors.weight, mean) for mean in means or [{}] * len(self.methods)]
+        parts = zip(self.broadcasts, tensors.states, tensors.draws, tensors.inputs, data, strict=True)
         return [
-            given(Context(self.received, server, state, draws, inputs, buffers, step, tensors.num_steps, own, self.optimisation))
-            for server, state, draws, inputs, own in parts
+            given(Context(self.received, sent, state, draws, inputs, buffers, step, tensors.num_steps, own, self.optimisation))
+            for sent, state, draws, inputs, own in parts
         ]
 
     def start(self, params: Params, buffers: Params, tensors: ClientTensors) -> tuple[Params, ClientTensors]:

@@ -20,7 +20,6 @@ from flcog.client.sealing import sealed
 from flcog.client.store import ClientStore, StatesInMemory
 from flcog.client.work import ClientWork, make_work
 from flcog.core.copies import handed_over
-from flcog.core.precision import number_dtype
 from flcog.core.randomness import make_rng
 from flcog.core.types import Params, Slot
 from flcog.data import Exchange, Federation
@@ -28,7 +27,7 @@ from flcog.data.batching import Batching
 from flcog.data.reading import Reader
 from flcog.functional.evaluation import Evaluator
 from flcog.functional.model_function import ModelFunction
-from flcog.method import ClientView, GlobalModel, Method, drawn, first_contact, private_sum_of, sealed_sum_of
+from flcog.method import ClientView, GlobalModel, Method, Personalisation, drawn, first_contact, private_sum_of, sealed_sum_of
 from flcog.metrics import reweighted
 from flcog.models.causal_lm import scales
 from flcog.wire.ledger import masked_bytes
@@ -180,7 +179,7 @@ class ClientRuntime:
             client: the client's number.
             first: the global parameters. A client without a state makes its first state from them.
         """
-        chosen = next(each for each in self.methods if each.name == method)
+        chosen = next(each for each in self.methods if isinstance(each, Personalisation))
         models = PersonalModels(self.model, self.federation, self.batching, self.reader, self.evaluator, self.loop)
         work = models.work(received, client)
         self.prepare([work], [chosen], first, received.buffers, received.round)
@@ -259,8 +258,8 @@ class ClientRuntime:
         self, works: Sequence[ClientWork], methods: Sequence[Method], params: Params, buffers: Params, round: int
     ) -> None:
         """Add the clients' states, which are made at first need, and this round's random numbers to their work."""
-        counted, kept = any(method.needs_label_counts for method in methods), residual_stages(methods)
-        if not (counted or kept or any(method.overrides("init_client") or method.overrides("draw") for method in methods)):
+        kept = residual_stages(methods)
+        if not (kept or any(method.overrides("init_client") or method.overrides("draw") for method in methods)):
             for work in works:
                 work.states = work.draws = lambda: [{}] * len(methods)
             return
@@ -279,8 +278,6 @@ class ClientRuntime:
                     self._first.note(work.client, method.name, states[-1][i])
                 rng = make_rng(self.seed, round, work.client, "draw", method.name)
                 draws[-1].append(drawn(method, rng, view) if method.overrides("draw") else {})
-            if counted:
-                draws[-1].append(view.label_counts.to(number_dtype()))
         for work, own_states, own_draws in zip(works, self._on_device(states), self._on_device(draws), strict=True):
             work.states, work.draws = own_states, own_draws
         if kept:

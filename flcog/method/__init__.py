@@ -18,8 +18,6 @@ from flcog.method.context import (
     Gradient,
     GradientFunction,
     Optimisation,
-    Personal,
-    Plan,
     Upload,
 )
 from flcog.method.data_exchange import Ask, DataExchange, DataHost, ExchangeSummary
@@ -38,11 +36,13 @@ from flcog.method.notes import (
     WarningNote,
 )
 from flcog.method.observer import Callback, MethodRecord, Run, Trackers
+from flcog.method.personal import Personal, Personalisation
 from flcog.method.private_sum import Normal, PrivateSum, Training, private_sum_of
 from flcog.method.sealed_sum import RoundKeys, SealedSum, SealedUploads, sealed_sum_of
 from flcog.method.selection import ClientPool, Participants, RoundRecord, SamplingLaw, Selection, Unbiased, selection_of
 from flcog.method.stage import Stage
 from flcog.method.withholding import Withholding
+from flcog.method.workload import Workload
 from flcog.wire.envelope import Envelope
 from flcog.wire.population import Population
 
@@ -91,7 +91,7 @@ __all__ = [
     "Params",
     "Participants",
     "Personal",
-    "Plan",
+    "Personalisation",
     "Population",
     "PrivateSum",
     "RoundEnd",
@@ -118,6 +118,7 @@ __all__ = [
     "WarningNote",
     "Withholding",
     "Work",
+    "Workload",
     "asynchronous_of",
     "check_methods",
     "clock_of",

@@ -10,6 +10,7 @@ from flcog.method.broadcast_stage import BroadcastStage
 from flcog.method.clock import Clock, Cutoff
 from flcog.method.mask import ParameterMask
 from flcog.method.method import SERVER_HOOKS, Method
+from flcog.method.personal import Personalisation
 from flcog.method.private_sum import PrivateSum
 from flcog.method.sealed_sum import SealedSum
 from flcog.method.selection import Selection
@@ -22,6 +23,7 @@ EXCLUSIVE_PROTOCOLS = {
     AvailabilityModel: "decide which clients are available",
     Clock: "tell the time that clients take",
     BroadcastStage: "encode what the server sends",
+    Personalisation: "give clients models of their own",
     PrivateSum: "add noise to the sums of a round",
 }
 """Protocols that one method of a run may implement, with their effects."""
@@ -38,13 +40,10 @@ def check_methods(methods: Sequence[Method]) -> None:
             raise ValueError(
                 f'{method.name}.kind must be one of {", ".join(ORDER)}; got {kind}: set it in the class, as kind = "bound"'
             )
-    for place, method in enumerate(methods):
+    for method in methods:
         for other in methods:
             if (reason := _clash(method, other)) is not None:
                 raise ValueError(f"{method.name} and {other.name} cannot be combined: {reason}")
-        for later in methods[place + 1 :]:
-            if (reason := _reason(method.refuses_later, later)) is not None:
-                raise ValueError(f"{later.name} is listed after {method.name}: {reason}. List {later.name} before {method.name}")
     for method in methods:
         if isinstance(method, SealedSum):
             _check_sealed(method, methods)
@@ -83,9 +82,6 @@ def _clash(method: Method, other: Method) -> str | None:
 
 def _check_exclusive(methods: Sequence[Method]) -> None:
     """Refuse two methods with a part that only one of a run can have."""
-    keepers = [method.name for method in methods if method.overrides("personal")]
-    if len(keepers) > 1:
-        raise ValueError(f"{' and '.join(keepers)} both define 'personal', of which a run can have one: remove one of them")
     for protocol, effect in EXCLUSIVE_PROTOCOLS.items():
         claimants = [method.name for method in methods if isinstance(method, protocol)]
         if len(claimants) > 1:

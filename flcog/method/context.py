@@ -1,14 +1,13 @@
 """Arguments and results of hooks that clients call."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
 from torch import Tensor
 
 from flcog.core.precision import number_dtype
 from flcog.core.types import Batch, Params, Slot
-from flcog.functional.apply import Apply, OwnForward
+from flcog.functional.apply import Apply
 from flcog.wire.packing import message
 
 
@@ -60,20 +59,11 @@ class ClientData(NamedTuple):
         num_samples: its size.
         weight: the client's weight in the aggregation.
         mean: the mean of the method's ``over_data`` over all samples. Only ``finish_client`` receives it.
-        counts: the samples of each class, for methods that need them.
     """
 
     num_samples: Tensor | int
     weight: Tensor | float
     mean: Slot
-    counts: Tensor | None = None
-
-    @property
-    def label_counts(self) -> Tensor:
-        """The number of samples of each class, [num_classes]."""
-        if self.counts is None:
-            raise ValueError("a method that reads ctx.data.label_counts must declare it in its class: needs_label_counts = True")
-        return self.counts
 
 
 OF_THE_SERVER = {"round": "the server knows it as cohort.round and can send it by broadcast"}
@@ -87,7 +77,7 @@ class Context(NamedTuple):
 
     Args:
         received: the global model of this round.
-        server: the part of the method's server state that ``broadcast`` sent.
+        broadcast: the part of the method's server state that the hook ``broadcast`` has sent.
         state: the method's state of this client.
         draws: the method's random numbers of this client and round.
         inputs: the data that the method made in ``start``.
@@ -99,7 +89,7 @@ class Context(NamedTuple):
     """
 
     received: GlobalModel
-    server: Slot
+    broadcast: Slot
     state: Slot
     draws: Slot
     inputs: Slot
@@ -171,29 +161,3 @@ class FirstContact(NamedTuple):
 
     state: Slot
     message: Any = None
-
-
-@dataclass(frozen=True)
-class Plan:
-    """How a client takes part in a round."""
-
-    num_steps: int
-
-
-class Personal(NamedTuple):
-    """A client's personal model, which the engine evaluates.
-
-    Args:
-        params: its parameters.
-        steps: the number of local steps on the task loss with which the engine tunes it before the evaluation.
-        own_statistics: whether to compute BatchNorm's statistics from the client's samples, instead of using the global model's.
-        forward: the outputs of a personal model that consists of several models, as ``forward(apply, own, inputs)``. ``apply(params,
-            inputs)`` are the outputs of the model in evaluation mode, and ``own`` are ``params`` after the tuning. APFL mixes the outputs
-            of two models: ``lambda apply, own, inputs: a * apply(own, inputs) + (1 - a) * apply(received, inputs)``. The default is
-            ``apply(own, inputs)``.
-    """
-
-    params: Params
-    steps: int = 0
-    own_statistics: bool = False
-    forward: OwnForward | None = None

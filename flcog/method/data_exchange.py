@@ -68,7 +68,8 @@ class DataExchange(Method, protocol=True):
 
     @property
     def reads_all_data(self) -> bool:
-        return False
+        """Whether it has no part for the server, and reads the data of all clients in ``prepare_data``, which keeps them in one process."""
+        return type(self).ask_clients is DataExchange.ask_clients
 
     @property
     def exchanges_data(self) -> bool:
@@ -96,7 +97,12 @@ class DataExchange(Method, protocol=True):
         raise NotImplementedError
 
     def prepare_data(self, federation: Federation, rng: torch.Generator, workspace: Path | None) -> Exchange:
-        """Both parts in one process, which hosts all clients."""
+        """Both parts in one process, which hosts all clients. *Chain, once; plain Python.*
+
+        Later hooks of the method read the result as ``client.exchanges[self.name]``, and observers read it as
+        ``run.method_record(name).exchange``. Files that several runs can share belong under ``workspace``. If it is None, the method must
+        not write.
+        """
         if not self.exchanges_data:
             return Exchange(federation)
         host = DataHost(federation, rng.initial_seed(), workspace)

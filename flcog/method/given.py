@@ -64,7 +64,7 @@ def unchanged(method: Method, hook: str, ctx: Context, **own: Params) -> Abstrac
     shared = ctx.received.params, ctx.received.buffers
     models = [("{}, which all clients receive,", tensors) for tensors in shared]
     models += [(f"{name}['{{}}']", tensors) for name, tensors in own.items()]
-    return _staying(method, hook, *models, ("ctx.server, which all clients receive,", ctx.server))
+    return _staying(method, hook, *models, ("ctx.broadcast, which all clients receive,", ctx.broadcast))
 
 
 def model_stays(method: Method, hook: str, *models: Params, server: Slot = None) -> AbstractContextManager[None]:

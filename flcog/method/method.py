@@ -10,7 +10,6 @@ import difflib
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
@@ -18,11 +17,11 @@ from torch import Tensor
 
 from flcog.client_module import ClientModule
 from flcog.core.types import Batch, Params, Slot
-from flcog.data import LABELLED, Exchange, Federation
+from flcog.data import LABELLED
 from flcog.functional.apply import Apply
 from flcog.method.client_view import ClientView
 from flcog.method.cohort import Cohort, Messages
-from flcog.method.context import BatchFunction, Context, FirstContact, GradientFunction, Personal, Plan, Upload
+from flcog.method.context import BatchFunction, Context, FirstContact, GradientFunction, Upload
 from flcog.method.observer import Callback
 from flcog.method.own_state import KeepsNoState
 
@@ -47,21 +46,14 @@ class Method(KeepsNoState):
             other clients stay as they were. ``ctx.data.weight`` is a client's weight if nobody's reply is lost.
         tasks: the tasks that the method supports. Data without targets are unlabelled.
         plain_batches: whether it needs inputs and targets that are single tensors, because it makes or changes inputs, or reads labels.
-        differentiates_loss: whether it differentiates the loss of a step in ``after_step``, and refuses modules with manual
-            optimisation.
         maps_gradient: whether it calls the given gradient function under ``torch.func.vmap`` in ``wrap_gradient``, and refuses
             Lightning's hooks of a step and data sets with a ``collate_fn``.
         needs_adapters: whether it trains LoRA's adapters, and needs a model with adapters. Its ``configure_model`` also gets other
             modules than a ``ClientModule``.
         excludes: the names of classes that cannot run together with this method, each with the reason.
-        refuses_later: the names of classes that cannot be listed after this method, each with the reason.
-        needs_label_counts: whether it reads ``ctx.data.label_counts`` in its pure hooks.
         over_data: a pure function whose mean over the client's samples ``finish_client`` receives as ``ctx.data.mean``, such as
             FedWalk's loss. The engine calls it after training with the client's final parameters and each batch of a pass over its
             data, and expects means over the batch. Declare it as ``over_data = staticmethod(function)``.
-        sums_client_states: whether it keeps a state at the server that is a sum or a mean of the clients' states, and learns their
-            changes from uploads, as SCAFFOLD does. The summary and ``flcog check`` then warn of a codec without ``error_feedback``,
-            whose errors that state would miss.
         communicates: whether clients and server communicate. If not, the ledger counts no bytes of the model, methods that act at the
             server are refused, and personal models, if the method keeps them, are evaluated instead of the global model.
     """
@@ -73,14 +65,10 @@ class Method(KeepsNoState):
     allows_lost_replies: ClassVar[bool] = False
     tasks: ClassVar[tuple[str, ...]] = (*LABELLED, "unlabelled")
     plain_batches: ClassVar[bool] = False
-    differentiates_loss: ClassVar[bool] = False
     maps_gradient: ClassVar[bool] = False
     needs_adapters: ClassVar[bool] = False
     excludes: ClassVar[Mapping[str, str]] = {}
-    refuses_later: ClassVar[Mapping[str, str]] = {}
-    needs_label_counts: ClassVar[bool] = False
     over_data: ClassVar[BatchFunction | None] = None
-    sums_client_states: ClassVar[bool] = False
     communicates: ClassVar[bool] = True
 
     def __init_subclass__(cls, protocol: bool = False, **kwargs: Any) -> None:
@@ -97,11 +85,14 @@ class Method(KeepsNoState):
             if name.startswith("_") or not inspect.isfunction(value):
                 continue
             if name in known:
-                if name in HOOKS:
-                    check_arguments(cls.__name__, value, getattr(Method, name))
+                check_arguments(cls.__name__, value, getattr(super(cls, cls), name))
                 continue
             close = difflib.get_close_matches(name, HOOKS + OBSERVER_HOOKS, n=1)
-            hint = f"; did you mean {close[0]!r}?" if close else f". Hooks are: {', '.join(HOOKS)}."
+            hint = (
+                f"; did you mean {close[0]!r}?"
+                if close
+                else f". Hooks are: {', '.join(HOOKS)}; flcog.method has classes with others."
+            )
             raise TypeError(f"{cls.__name__} defines {name!r}, which is no hook{hint} Helpers start with an underscore.")
 
     def __post_init__(self) -> None:
@@ -112,12 +103,7 @@ class Method(KeepsNoState):
 
     def overrides(self, hook: str) -> bool:
         """Whether this method defines the hook."""
-        return getattr(type(self), hook) is not getattr(Method, hook)
-
-    @property
-    def reads_all_data(self) -> bool:
-        """Whether ``prepare_data`` reads the data of all clients, which refuses the method if clients run in other processes."""
-        return self.overrides("prepare_data")
+        return getattr(type(self), hook, None) is not getattr(Method, hook, None)
 
     @property
     def is_private(self) -> bool:
@@ -140,17 +126,6 @@ class Method(KeepsNoState):
         """The model with extra layers or outputs. The run seeds the global random streams. *Chain, once; plain Python.*"""
         return model
 
-    def prepare_data(self, federation: Federation, rng: torch.Generator, workspace: Path | None) -> Exchange:
-        """An exchange of data before round 1. *Chain, once; plain Python.*
-
-        It reads the data of all clients. A :class:`flcog.method.DataExchange` also runs with clients in other processes.
-
-        Later hooks of the method read the result as ``client.exchanges[self.name]``, and observers read it as
-        ``run.method_record(name).exchange``. Files that several runs can share belong under ``workspace``. If it is None, the method must
-        not write.
-        """
-        return Exchange(federation)
-
     def init_server(self, params: Params) -> Slot:
         """The method's state at the server before the first round. *Own slot.*"""
         return {}
@@ -165,10 +140,6 @@ class Method(KeepsNoState):
         return {}
 
     # Before a client trains -------------------------------------------------------------------------------------------------------
-
-    def plan(self, plan: Plan | None, client: ClientView, rng: torch.Generator) -> Plan | None:
-        """The client's plan for this round: its number of steps, or None if it drops out. *Chain; plain Python.*"""
-        return plan
 
     def weights(self, weights: Tensor, messages: Sequence[Any], cohort: Cohort) -> Tensor:
         """The aggregation weights [clients of the cohort], which the engine divides by their sum. *Chain; plain Python.*
@@ -238,13 +209,6 @@ class Method(KeepsNoState):
     def evaluate_at(self, server: Slot, params: Params) -> Params:
         """Parameters to evaluate instead of the server's. FedExP averages its last two models. *Chain; plain Python.*"""
         return params
-
-    def personal(self, params: Params, ctx: Context) -> Personal:
-        """The client's personal model, which is evaluated on the client's held-out samples. *Exclusive; pure.*
-
-        ``params`` are the global parameters.
-        """
-        return Personal(params)
 
 
 HOOKS = [

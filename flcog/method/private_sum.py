@@ -141,7 +141,7 @@ class PrivateSum(Withholding, Stage, protocol=True):
         raise NotImplementedError
 
     def send(self, envelope: Envelope, ctx: Context) -> tuple[Envelope, Slot]:
-        return self.bound(envelope, ctx.server, ctx.received), ctx.state
+        return self.bound(envelope, ctx.broadcast, ctx.received), ctx.state
 
 
 def private_sum_of(methods: Sequence[Method]) -> PrivateSum | None:

@@ -17,8 +17,9 @@ from flcog.core.states import difference, not_saved
 from flcog.core.types import Batch, Params, Slot
 from flcog.method.aggregator import UploadAggregator, UploadMatrix
 from flcog.method.broadcast_stage import BroadcastStage, SentBroadcast
-from flcog.method.context import Gradient, GradientFunction, Personal, Plan, Upload
+from flcog.method.context import Gradient, GradientFunction, Upload
 from flcog.method.method import Method
+from flcog.method.personal import Personal
 from flcog.method.selection import Participants
 
 T = TypeVar("T")
@@ -164,16 +165,6 @@ def check_type(method: Method, hook: str, value: Any, kind: type[T], wanted: str
     if not isinstance(value, kind):
         _refuse(method, hook, _form(value), wanted)
     return value
-
-
-def check_plan(method: Method, value: Any) -> Plan | None:
-    """Refuse anything but a plan with a whole number of steps, or None for a client that drops out."""
-    if value is None:
-        return None
-    plan = check_type(method, "plan", value, Plan, "flcog.Plan(num_steps), or None for a client that drops out")
-    if not isinstance(plan.num_steps, Integral):
-        _refuse(method, "plan", f"a Plan with {_form(plan.num_steps)}", "a whole number of steps in it")
-    return plan
 
 
 def check_participants(method: Method, value: Any) -> Participants:

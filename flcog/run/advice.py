@@ -19,7 +19,7 @@ from flcog.core.global_streams import moved, streams
 from flcog.core.randomness import make_rng
 from flcog.core.trees import containers_copied
 from flcog.core.types import Batch, Params, Slot
-from flcog.method import CLIENT_HOOKS, Cohort, GlobalModel, Gradient, Messages, Method, Plan, first_contact
+from flcog.method import CLIENT_HOOKS, Cohort, GlobalModel, Gradient, Messages, Method, Workload, first_contact
 from flcog.method.given import broadcast_of, drawn
 from flcog.schedules import Piecewise
 from flcog.server import round as rounds
@@ -92,13 +92,18 @@ def missing_feedback(engine: Engine) -> Iterator[Finding]:
     for codec in engine.methods:
         if getattr(codec, "error_feedback", True):  # other methods have no such option
             continue
-        names = [method.name for method in engine.methods if method.sums_client_states and _meet(method, codec, engine)]
+        names = [method.name for method in engine.methods if _sums_client_states(method) and _meet(method, codec, engine)]
         if names:
             consequence = (
                 f"is false, so that the errors of the codec are missing where {' and '.join(names)} add up changes of the clients' "
                 "states at the server, and training can diverge"
             )
             yield Finding(codec.name, "error_feedback", consequence, "set it to true")
+
+
+def _sums_client_states(method: Method) -> bool:
+    """Whether its server follows its clients' states by their uploads, as SCAFFOLD's does."""
+    return all(map(method.overrides, ("init_client", "init_server", "finish_client", "server_step")))
 
 
 def outdated_exchanges(engine: Engine) -> Iterator[Finding]:
@@ -147,8 +152,7 @@ class Trial:
         broadcast = broadcast_of(method, server.servers[method.name])
         self.program = Program(engine.model, [method], [broadcast], received, engine.optimisation(server.round))
         state = first_contact(method, server.params, server.buffers, self.view).state
-        draws = [self.draw(), *([self.view.label_counts] if method.needs_label_counts else [])]
-        self.tensors = ClientTensors([state], draws, [{}], 2, self.view.num_samples, 1.0)
+        self.tensors = ClientTensors([state], [self.draw()], [{}], 2, self.view.num_samples, 1.0)
         self.tensors = self.program.start(dict(server.params), self.buffers, self.tensors)[1]
 
     def draw(self) -> Slot:
@@ -174,9 +178,10 @@ class Trial:
         given, params, buffers = self.numbers(seed), dict(self.server.params), self.buffers
         program, tensors, method = self.program, self.tensors, self.method
         (ctx,) = contexts = program.contexts(tensors, buffers, 0)
+        planned = method.plan if isinstance(method, Workload) else None
         calls: dict[str, Callable[[], Any]] = {
             "draw": self.draw,
-            "plan": lambda: [method.plan(Plan(3 * seed), self.view, make_rng(0, number)) for number in range(8)],
+            "plan": lambda: [planned and planned(3 * seed, self.view, make_rng(0, number)) for number in range(8)],
             "start": lambda: program.start(given, buffers, tensors)[0],
             "loss": lambda: method.loss(program.apply(buffers), params, self.batch, params[next(iter(params))].sum(), ctx),
             "wrap_gradient": lambda: self.gradient_calls(),
@@ -218,7 +223,7 @@ class Trial:
         """Whether the hook makes anything but its input."""
         made = self.call(hook, 1)
         if hook == "plan":
-            return any(plan is not None and plan != Plan(3) for plan in made)
+            return any(steps not in (None, 3) for steps in made)
         made = made[0] if hook == "finish_client" else made
         return bool(made) and not _equal(made, self.numbers(1))
 

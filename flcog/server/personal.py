@@ -13,7 +13,7 @@ from flcog.client_module import ClientModule
 from flcog.core.precision import float64_device
 from flcog.core.types import Params
 from flcog.data import Samples
-from flcog.method import Method
+from flcog.method import Method, Personalisation
 from flcog.method.given import broadcast_of
 from flcog.metrics import spread
 from flcog.server.engine import Engine
@@ -32,7 +32,7 @@ def personal_questions(engine: Engine, server: ServerState, params: Params, size
         sizes: the size of each client's held-out part; None for the test set, whose classes each client weights by its label counts.
         split: the set, which is part of the figures' names.
     """
-    method = next((method for method in engine.methods if method.overrides("personal")), None)
+    method = next((method for method in engine.methods if isinstance(method, Personalisation)), None)
     if method is None:
         return []
     module = engine.model.module
@@ -54,7 +54,7 @@ def personal_questions(engine: Engine, server: ServerState, params: Params, size
 def only_personal(engine: Engine, server: ServerState) -> Method | None:
     """The method whose personal models are the only ones, because clients send nothing for a global model."""
     acting = engine.active(max(0, server.round - 1))
-    return next((method for method in acting if not method.communicates and method.overrides("personal")), None)
+    return next((method for method in acting if not method.communicates and isinstance(method, Personalisation)), None)
 
 
 def mean_over_clients(engine: Engine, server: ServerState, method: Method, params: Params, samples: Samples) -> dict[str, float]:

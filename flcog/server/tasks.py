@@ -7,25 +7,25 @@ import torch
 from flcog.client.messages import ClientTask
 from flcog.core.randomness import make_rng
 from flcog.core.types import Params
-from flcog.method import Method, ParameterMask, Plan
-from flcog.method.returned import check_mask, check_plan
+from flcog.method import Method, ParameterMask, Workload
+from flcog.method.returned import check_mask
 from flcog.server.engine import Engine
 
 
 def planned_steps(engine: Engine, methods: Sequence[Method], round: int, clients: Sequence[int]) -> dict[int, int]:
     """The number of local steps of each client that does not drop out."""
     plans: dict[int, int] = {}
-    planning = [method for method in methods if method.overrides("plan")]
+    planning = [method for method in methods if isinstance(method, Workload)]
     for client in clients:
-        planned: Plan | None = Plan(engine.batching.num_steps(engine.size(client)))
+        steps: int | None = engine.batching.num_steps(engine.size(client))
         for method in planning:
-            if planned is not None:
+            if steps is not None:
                 rng = make_rng(engine.seed, round, client, "plan", method.name)
-                planned = check_plan(method, method.plan(planned, engine.view(client, round), rng))
-        if planned is not None:
-            if planned.num_steps < 1:
-                raise ValueError(f"a plan needs at least one local step; client {client} got {planned.num_steps}")
-            plans[client] = planned.num_steps
+                steps = method.plan(steps, engine.view(client, round), rng)
+        if steps is not None:
+            if steps < 1:
+                raise ValueError(f"a plan needs at least one local step; client {client} got {steps}")
+            plans[client] = steps
     return plans
 
 

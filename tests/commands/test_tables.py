@@ -12,7 +12,7 @@ from flcog.callbacks import SCAFFOLD, FedAvgM, FedDisco, FedProx
 from flcog.commands import methods as tables
 from flcog.commands.cli import main
 from flcog.data import Exchange, Federation
-from flcog.method import Method, Params, Slot, Upload
+from flcog.method import DataExchange, Method, Params, Slot, Upload
 
 METHODS = {name: value for name in flcog.callbacks.__all__ if issubclass(value := getattr(flcog.callbacks, name), Method)}
 
@@ -41,7 +41,7 @@ def test_no_other_paper_and_no_unknown_method_is_named() -> None:
 
 
 @dataclass(frozen=True)
-class SendsThings(Method):
+class SendsThings(DataExchange):
     """Sends a tensor every round, and exchanges data before the first round."""
 
     def prepare_data(self, federation: Federation, rng: torch.Generator, workspace: Path | None) -> Exchange:

@@ -189,17 +189,6 @@ EXCLUSIVE |= {
 }
 
 REFUSED_ORDERS = {("VHL", "MOON-projected"): "a method listed after VHL has changed the head .* List VHL after it"}
-SERVER_OPTIMISERS = ("FedAdagrad", "FedAdam", "FedYogi")
-REFUSED_ORDERS |= {
-    (drift, name): f"{name} is listed after {drift}: its server step would move the model away .* List {name} before {drift}$"
-    for drift in ("FedDC", "FedDCInFedDisco", "FedDyn", "FedDynInFedDisco")
-    for name in (*SERVER_OPTIMISERS, "FedAvgM", "FedAvgMInFedCOG", "FedAvgMInFedDisco", "FedExP")
-}
-REFUSED_ORDERS |= {
-    (name, nova): f"{nova} is listed after {name}: it would multiply the adaptive step by .* List {nova} before {name}$"
-    for name in SERVER_OPTIMISERS
-    for nova in ("FedNova", "FedNovaInFedDisco")
-}
 """Pairs that run only in the opposite order."""
 
 CHAINS = (

@@ -26,7 +26,7 @@ from reference import fedavg
 from torch import Tensor, nn
 
 from flcog.callbacks import SCAFFOLD, EqualWeights, FedAvgM, FedDisco, FedDyn, FedNova, FedSAM
-from flcog.method import Cohort, Method
+from flcog.method import Cohort, Method, Workload
 from flcog.server.bad_updates import BadUpdate
 
 pytestmark = pytest.mark.filterwarnings("error")
@@ -101,14 +101,14 @@ def test_one_client_is_plain_sgd(method: Method | None) -> None:
 
 
 @dataclass(frozen=True)
-class Without(Method):
+class Without(Workload):
     """Leaves one client out: the client does not train, or it trains and its update has weight 0."""
 
     client: int = 0
     trains: bool = False
 
-    def plan(self, plan: Any, client: Any, rng: torch.Generator) -> Any:
-        return plan if self.trains or client.id != self.client else None
+    def plan(self, num_steps: int, client: Any, rng: torch.Generator) -> Any:
+        return num_steps if self.trains or client.id != self.client else None
 
     def weights(self, weights: Tensor, messages: object, cohort: Cohort) -> Tensor:
         return weights * torch.tensor([float(client != self.client) for client in cohort.clients])

@@ -138,10 +138,12 @@ class FedLC(Method):
 
     tau: float = 0.5
     tasks = ("classification",)
-    needs_label_counts = True
+
+    def draw(self, rng: torch.Generator, client: flcog.ClientView) -> Slot:
+        return {"counts": client.label_counts.to(torch.get_default_dtype())}
 
     def loss(self, apply: flcog.Apply, params: Params, batch: Batch, task_loss: Tensor, ctx: Context) -> Tensor:
-        margins = self.tau * ctx.data.label_counts.clamp(min=1e-8) ** -0.25
+        margins = self.tau * ctx.draws["counts"].clamp(min=1e-8) ** -0.25
         losses = F.cross_entropy(apply(params, batch.inputs) - margins, batch.targets, reduction="none")
         return masked_mean(losses, batch.mask) - task_loss
 
@@ -163,15 +165,6 @@ def fedlc(problem: Problem, tau: float) -> State:
 def test_fedlc(options: dict[str, Any]) -> None:
     trainer = train(FedLC(), **options, **RAGGED)
     assert_close(trainer.state, fedlc(problem_of(trainer, classifier(), SGD), FedLC().tau))
-
-
-def test_label_counts_must_be_declared() -> None:
-    @dataclass(frozen=True)
-    class Undeclared(FedLC):
-        needs_label_counts = False
-
-    with pytest.raises(ValueError, match=r"must declare it in its class: needs_label_counts = True"):
-        train(Undeclared(), rounds=1)
 
 
 @dataclass(frozen=True)

@@ -32,7 +32,7 @@ from flcog.callbacks import (
 )
 from flcog.commands.cli import main
 from flcog.data import Exchange
-from flcog.method import Method, Plan, Upload
+from flcog.method import DataExchange, Method, Upload, Workload
 from flcog.run.advice import CHAINS
 from flcog.schedules import Piecewise
 
@@ -78,11 +78,11 @@ class MedianOfAll(Median):
 
 
 @dataclass(frozen=True)
-class Replacing(Method):
+class Replacing(Workload):
     """Ignores the values that it receives, in several hooks."""
 
-    def plan(self, plan: Any, client: Any, rng: Any) -> Plan:
-        return Plan(2)
+    def plan(self, num_steps: int, client: Any, rng: Any) -> int:
+        return 2
 
     def start(self, apply: Any, params: Any, ctx: Any) -> Any:
         return dict(ctx.received.params), {}
@@ -98,11 +98,11 @@ class Replacing(Method):
 
 
 @dataclass(frozen=True)
-class Shifting(Method):
+class Shifting(Workload):
     """Changes the values that it receives, in the same hooks."""
 
-    def plan(self, plan: Any, client: Any, rng: Any) -> Plan | None:
-        return None if plan is None else Plan(plan.num_steps + 1)
+    def plan(self, num_steps: int, client: Any, rng: Any) -> int:
+        return num_steps + 1
 
     def start(self, apply: Any, params: Any, ctx: Any) -> Any:
         return {name: value + 1 for name, value in params.items()}, {}
@@ -271,7 +271,7 @@ def test_what_composes_is_not_accused(methods: tuple[Method, ...]) -> None:
 
 def test_data_that_change_after_they_were_told_of() -> None:
     @dataclass(frozen=True)
-    class Doubling(Method):
+    class Doubling(DataExchange):
         sent: bool = True
 
         def prepare_data(self, federation: Any, rng: Any, workspace: Any) -> Exchange:

@@ -12,7 +12,7 @@ from harness import NUM_CLASSES, BatchNormMLP, RecordingTrainer, assert_close, c
 from torch import Tensor
 
 from flcog.callbacks import SCAFFOLD, CoordinateMedian, Ditto, EqualWeights, FedDisco, FedExP
-from flcog.method import Context, Method, Params, Plan, PrivateSum, Slot, Upload
+from flcog.method import Context, Method, Params, PrivateSum, Slot, Upload, Workload
 from flcog.method.asynchrony import AsynchronousRounds
 from flcog.server.bad_updates import BadUpdate
 
@@ -58,11 +58,11 @@ class BadMessage(ByClient):
 
 
 @dataclass(frozen=True)
-class StaysAway(Method):
+class StaysAway(Workload):
     """The client that sends bad numbers in the other run takes no part in this run."""
 
-    def plan(self, plan: Plan | None, client: Any, rng: torch.Generator) -> Plan | None:
-        return None if client.id == BROKEN else plan
+    def plan(self, num_steps: int, client: Any, rng: torch.Generator) -> int | None:
+        return None if client.id == BROKEN else num_steps
 
 
 def assert_same_run(dropped: RecordingTrainer, without: RecordingTrainer, told: bool = True) -> None:

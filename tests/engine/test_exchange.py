@@ -5,13 +5,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import pytest
 import torch
 from harness import TinyData, classifier, make_trainer, train
 from torch import Tensor
 
 from flcog.data import Exchange, Federation, Partition
-from flcog.method import ClientView, Cohort, FirstContact, Method, Params
+from flcog.method import ClientView, Cohort, DataExchange, FirstContact, Params
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,7 +20,7 @@ class Kept(Exchange):
 
 
 @dataclass(frozen=True)
-class Halves(Method):
+class Halves(DataExchange):
     """Keeps every second sample of each client, and sends the number of clients."""
 
     def prepare_data(self, federation: Federation, rng: torch.Generator, workspace: Path | None) -> Exchange:
@@ -40,14 +39,6 @@ class Halves(Method):
 @dataclass(frozen=True)
 class Again(Halves):
     """A second method, which receives the data that the first method has changed."""
-
-
-@dataclass(frozen=True)
-class Nothing(Method):
-    """Returns the unchanged data instead of an exchange."""
-
-    def prepare_data(self, federation: Federation, rng: torch.Generator, workspace: Path | None) -> Any:
-        return federation
 
 
 def test_methods_change_the_data_one_after_another() -> None:
@@ -70,9 +61,3 @@ def test_the_workspace_is_the_run_s_unless_nothing_is_to_be_written(tmp_path: Pa
     trainer.fit(classifier(), TinyData())
     assert trainer.run.engine.exchanges["Halves"].workspace == tmp_path
     assert train(Halves(), rounds=1).run.engine.exchanges["Halves"].workspace is None
-
-
-def test_what_is_no_exchange_is_refused() -> None:
-    trainer = make_trainer(None, Nothing())
-    with pytest.raises(ValueError, match=r"Nothing.prepare_data must return a flcog.Exchange; got Federation"):
-        trainer.prepare(classifier(), TinyData())

@@ -10,6 +10,7 @@ from harness import TinyData, train
 
 from flcog import Method, Personal
 from flcog.callbacks import FineTune
+from flcog.method import Personalisation
 from flcog.method.finite import is_finite
 
 WEIGHT = "model.hidden.0.weight"
@@ -24,7 +25,7 @@ class Evaluates(Method):
 
 
 @dataclass(frozen=True)
-class Keeps(Method):
+class Keeps(Personalisation):
     factor: float
 
     def personal(self, params: Any, ctx: Any) -> Personal:

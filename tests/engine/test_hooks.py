@@ -13,23 +13,32 @@ from harness import TinyData, classifier, make_trainer, train
 from torch.utils import _pytree as pytree
 
 import flcog
+from flcog import Exchange, Federation
 from flcog.callbacks.codecs.codec import Codec
 from flcog.method import (
     HOOKS,
     OBSERVER_HOOKS,
     Aggregator,
     Callback,
+    DataExchange,
     Method,
     ParameterMask,
     Params,
     Participants,
-    Plan,
+    Personalisation,
     Selection,
     Stage,
     Upload,
+    Workload,
 )
 
-NOT_RECORDED = {"personal", "on_exception"}  # personal needs held-out data of the clients, and on_exception needs a failure
+RECORDED = [*HOOKS, "prepare_data", "plan", *(name for name in OBSERVER_HOOKS if name != "on_exception")]
+"""All but ``personal``, which needs held-out data of the clients, and ``on_exception``, which needs a failure."""
+
+
+class Base(Workload, DataExchange):
+    def prepare_data(self, federation: Federation, rng: torch.Generator, workspace: Any) -> Exchange:
+        return Exchange(federation)
 
 
 def recording(seen: list[str]) -> list[Callback]:
@@ -40,12 +49,12 @@ def recording(seen: list[str]) -> list[Callback]:
             seen.append(name)
             if name == "init_client":
                 return {"kept": torch.zeros(1)}
-            return torch.zeros(()) if name == "loss" else getattr(Method, name)(self, *args, **kwargs)
+            return torch.zeros(()) if name == "loss" else getattr(Base, name)(self, *args, **kwargs)
 
         return fire
 
     recorder = dataclass(frozen=True)(
-        type("Recorder", (Method,), {name: hook(name) for name in HOOKS if name not in NOT_RECORDED})
+        type("Recorder", (Base,), {name: hook(name) for name in RECORDED if name not in OBSERVER_HOOKS})
     )
     observer = type("Observer", (Callback,), {})
     for name in OBSERVER_HOOKS:
@@ -69,7 +78,7 @@ def documented_script(docstring: str) -> Script:
             body: Script = []
             stack[-1][1].append((text, body))
             stack.append((indent, body))
-        elif word in {*HOOKS, *OBSERVER_HOOKS} - NOT_RECORDED:
+        elif word in RECORDED:
             stack[-1][1].append(f"{word}*" if "once in its life" in text else word)
     return stack[0][1]
 
@@ -93,13 +102,13 @@ def test_fit_fires_what_its_docstring_says(tmp_path: Path) -> None:
     trainer.fit(classifier(), TinyData(order=(0, 1)))
     script = documented_script(flcog.FederatedTrainer.fit.__doc__ or "")
     expected = play(script, {"round": 2, "client": 2, "local step": 3})
-    assert set(expected) == {*HOOKS, *OBSERVER_HOOKS} - NOT_RECORDED
+    assert set(expected) == set(RECORDED)
     assert seen == expected
 
 
 def test_a_misspelt_hook_is_refused() -> None:
     with pytest.raises(
-        TypeError, match=r"'smooth', which is no hook\. Hooks are: .*, personal\. Helpers start with an underscore\."
+        TypeError, match=r"'smooth', which is no hook\. Hooks are: .*, evaluate_at; .* Helpers start with an underscore\."
     ):
 
         class Unknown(Method):
@@ -115,7 +124,7 @@ def test_a_misspelt_hook_is_refused() -> None:
 
 def test_methods_that_cannot_be_folded_are_refused() -> None:
     @dataclass(frozen=True)
-    class One(Method):
+    class One(Personalisation):
         def personal(self, params: Any, ctx: Any) -> Any:
             return params
 
@@ -354,8 +363,6 @@ CALLED: list[tuple[type[Method], str, Callable[..., Any], str]] = [
     (Selection, "select", lambda *_: [0, 1], "a list of 2, and must return flcog.Participants([...]) with the numbers"),
     (Selection, "select", lambda *_: Participants(torch.tensor([0, 1])), "Participants of a tensor of shape [2], and must"),  # type: ignore[arg-type]
     (Selection, "select", lambda *_: Participants([0.0, 1.0]), "Participants with a float, and must return flcog.Partic"),  # type: ignore[list-item]
-    (Method, "plan", lambda *_: 3, "an int, and must return flcog.Plan(num_steps), or None for a client that drops out"),
-    (Method, "plan", lambda *_: Plan(2.5), "a Plan with a float, and must return a whole number of steps in it"),  # type: ignore[arg-type]
     (Method, "configure_model", lambda *_: None, "None, and must return the flcog.ClientModule"),
     (Method, "init_client", lambda *_: {"mode": "warm"}, "a str as state['mode'], and must return tensors and numbers there"),
     (Method, "finish_client", lambda delta, *_: Upload(delta, {}, mean={"s": "x"}), "a str as Upload.mean['s'], and must"),

@@ -10,7 +10,7 @@ import torch
 from harness import TinyData, train
 
 import flcog
-from flcog.method import Method
+from flcog.method import Method, Personalisation
 
 WEIGHT = "model.hidden.0.weight"
 
@@ -63,7 +63,7 @@ def test_hooks_outside_the_steps_leave_the_model_as_it_is(method: Method, what: 
 
 def test_tensors_of_the_inference_mode_have_no_counters() -> None:
     @dataclass(frozen=True)
-    class Mine(Method):
+    class Mine(Personalisation):
         @torch.inference_mode()
         def evaluate_at(self, server: Any, params: Any) -> Any:
             return {name: 2 * value for name, value in params.items()}

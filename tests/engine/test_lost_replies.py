@@ -13,7 +13,7 @@ from torch.utils import _pytree as pytree
 
 from flcog.callbacks import SCAFFOLD, FedDisco
 from flcog.client.messages import ClientReply, ClientTask, Download
-from flcog.method import ClientView, Method, Plan
+from flcog.method import ClientView, Method, Workload
 
 LOST = {0: (1, 6), 1: (3,), 2: (1, 4, 7)}
 """Clients whose replies are lost, by round."""
@@ -27,11 +27,11 @@ class Tolerant(Method):
 
 
 @dataclass(frozen=True)
-class Absent(Method):
+class Absent(Workload):
     """Excludes the clients of ``LOST`` from the round."""
 
-    def plan(self, plan: Plan | None, client: ClientView, rng: torch.Generator) -> Plan | None:
-        return None if client.id in LOST[client.round] else plan
+    def plan(self, num_steps: int, client: ClientView, rng: torch.Generator) -> int | None:
+        return None if client.id in LOST[client.round] else num_steps
 
 
 @dataclass(frozen=True)

@@ -17,6 +17,7 @@ import flcog
 from flcog.callbacks import MOON, SCAFFOLD, FedProx
 from flcog.commands.cli import main
 from flcog.core.arguments import flat, plain
+from flcog.method import DataExchange
 from flcog.run import checkpoint, experiment
 from flcog.run.directory import update_yaml
 
@@ -114,7 +115,7 @@ def test_another_experiment_is_refused_whatever_the_user_says(tmp_path: Path, ot
 
 
 @dataclass(frozen=True)
-class Exchanges(flcog.Method):
+class Exchanges(DataExchange):
     """Counts how often data are exchanged, which may take hours."""
 
     times: list[int] = field(default_factory=list)

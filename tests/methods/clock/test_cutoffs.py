@@ -11,7 +11,7 @@ from reference import cutoffs
 
 from flcog.callbacks import SCAFFOLD, Deadline, FedDisco, OverSelect, PoissonSampling, SystemModel
 from flcog.core.randomness import fold, fold_each
-from flcog.method import ClientView, Method, Plan
+from flcog.method import ClientView, Workload
 
 
 def draws(round: int, client: int) -> int:
@@ -38,13 +38,13 @@ REFUSED: Refusals = {
 
 
 @dataclass(frozen=True)
-class Quick(Method):
+class Quick(Workload):
     """Clients that need more than ``seconds`` seconds do not take part."""
 
     seconds: float = 5.0
 
-    def plan(self, plan: Plan | None, client: ClientView, rng: torch.Generator) -> Plan | None:
-        return plan if plan is not None and plan.num_steps <= self.seconds else None
+    def plan(self, num_steps: int, client: ClientView, rng: torch.Generator) -> int | None:
+        return num_steps if num_steps <= self.seconds else None
 
 
 @pytest.mark.parametrize("options", [{"executor": "loop"}, {"executor": "vmap", "chunk_size": 3}])

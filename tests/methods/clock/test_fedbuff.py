@@ -54,7 +54,7 @@ from flcog.callbacks import (
     UniformSelection,
 )
 from flcog.datamodules import Digits, Dirichlet
-from flcog.method import Context, Method, Params, Upload
+from flcog.method import Context, Method, Params, Upload, Workload
 from flcog.models import SoftmaxRegression
 from flcog.server.flights import first_start
 
@@ -257,12 +257,12 @@ def test_clients_that_drop_out_leave_their_place_free() -> None:
 
 
 @dataclass(frozen=True)
-class Absent(Method):
+class Absent(Workload):
     """All clients drop out, and a client that is asked twice in a round fails the test."""
 
     asked: list[tuple[int, int]] = field(default_factory=list)
 
-    def plan(self, plan: Any, client: Any, rng: torch.Generator) -> None:
+    def plan(self, num_steps: int, client: Any, rng: torch.Generator) -> None:
         assert (client.round, client.id) not in self.asked
         self.asked.append((client.round, client.id))
 
