@@ -60,9 +60,9 @@ FORMS["MOON-projected"] = MOON(mu=2.0, projection=5)  # with a projection, MOON 
 NAMES = sorted(FORMS, key=str.lower)
 
 EXCLUSIVE = {
-    ("Ditto", "FedRep"): "both define 'personal', of which a run can have one",
-    ("Ditto", "FineTune"): "both define 'personal', of which a run can have one",
-    ("FedRep", "FineTune"): "both define 'personal', of which a run can have one",
+    ("Ditto", "FedRep"): "both give clients models of their own",
+    ("Ditto", "FineTune"): "both give clients models of their own",
+    ("FedRep", "FineTune"): "both give clients models of their own",
     ("DENSE", "FedDM"): "FedDM's clients send images, and DENSE needs models to distil",
     ("FedDM", "FedGen"): "FedDM's clients send images, and FedGen needs models to train its generator",
     ("FedDM", "FedNova"): "FedDM's clients do not move the model, so that FedNova has no steps to count",
@@ -74,9 +74,9 @@ EXCLUSIVE = {
     ("FedDM", "FlexLoRA"): "FedDM's clients send images, not the adapters that FlexLoRA averages",
     ("FFALoRA", "FlexLoRA"): "FFALoRA freezes the matrices A, and FlexLoRA's server replaces them",
     ("MOON", "MOON-projected"): "MOON is listed 2 times in callbacks",
-    ("Ditto", "Local"): "both define 'personal', of which a run can have one",
-    ("FedRep", "Local"): "both define 'personal', of which a run can have one",
-    ("FineTune", "Local"): "both define 'personal', of which a run can have one",
+    ("Ditto", "Local"): "both give clients models of their own",
+    ("FedRep", "Local"): "both give clients models of their own",
+    ("FineTune", "Local"): "both give clients models of their own",
 }
 """Pairs that cannot run together in either order, and why."""
 EXCLUSIVE |= {

@@ -16,7 +16,7 @@ pytestmark = pytest.mark.filterwarnings("error")
 
 
 def test_a_run_has_one_kind_of_personal_model() -> None:
-    with pytest.raises(ValueError, match="FineTune and Ditto both define 'personal', of which a run can have one"):
+    with pytest.raises(ValueError, match="FineTune and Ditto both give clients models of their own"):
         train(FineTune(), Ditto())
 
 

@@ -135,7 +135,7 @@ def test_methods_that_cannot_be_folded_are_refused() -> None:
     options: dict[str, Any] = {"rounds": 1, "local_steps": 1, "logger": False}
     with pytest.raises(ValueError, match="One is listed 2 times"):
         flcog.FederatedTrainer(callbacks=[One(), One()], **options)
-    with pytest.raises(ValueError, match="One and Two both define 'personal'"):
+    with pytest.raises(ValueError, match="One and Two both give clients models of their own"):
         flcog.FederatedTrainer(callbacks=[One(), Two()], **options)
 
 

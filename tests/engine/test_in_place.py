@@ -27,7 +27,9 @@ def mine(hook: str, change: Callable[..., None], result: Callable[..., Any], **o
         change(*arguments)
         return result(*arguments)
 
-    made: Method = dataclass(frozen=True)(type("Mine", (Method,), {**others, hook: call}))()
+    made: Method = dataclass(frozen=True)(
+        type("Mine", (Personalisation,) if hook == "personal" else (Method,), {**others, hook: call})
+    )()
     return made
 
 
