@@ -91,13 +91,9 @@ def make_fabric(
 
 
 def launch(fabric: Fabric, num_nodes: int) -> None:
-    """Start the processes, each with an equal share of this machine's cores."""
+    """Start the processes. Lightning gives each an equal share of this machine's cores, unless ``OMP_NUM_THREADS`` says otherwise."""
     rank_zero.log.addFilter(_is_news)
     lost_processes.launch(fabric, num_nodes, processes_per_device(fabric))
-    if fabric.world_size > 1:
-        # Processes that each use every core slow each other down a hundredfold.
-        here = int(os.environ.get("LOCAL_WORLD_SIZE", fabric.world_size // num_nodes))
-        torch.set_num_threads(max(1, num_cores() // max(1, here)))
 
 
 def _is_news(record: logging.LogRecord) -> bool:
