@@ -47,8 +47,19 @@ class LightningClient(OneClient):
         program.corrections = [pair for pair in program.corrections if not isinstance(pair[1], GradientClip)]  # Lightning clips
         if self._round != (now := (assignment.seed, assignment.round)):
             self._round = now
+            if self._trainer.run is None:
+                self._begin_hosted_round(assignment)
             self._optimizers.begin_round()
         return super().train(assignment._replace(program=program), works)
+
+    @torch.no_grad()
+    def _begin_hosted_round(self, assignment: Assignment) -> None:
+        """Call the hooks of rounds at a host, where no run calls them. They see the model that the server has sent."""
+        received = assignment.program.received
+        for name, value in (received.params | received.buffers).items():
+            (self.model.params if name in self.model.params else self.model.buffers)[name].copy_(value)
+        self._trainer.begin_hosted_round(assignment.round)
+        self.model.keep_buffers()
 
     def _surroundings(self, assignment: Assignment) -> AbstractContextManager[Any]:
         return nullcontext()

@@ -26,6 +26,7 @@ from flcog.core.processes import Processes
 from flcog.lightning.contract import has_users_hooks, reason_for_lightning
 from flcog.lightning.loops import ClientEpoch, RoundLogs, RoundLoop, SetLoop
 from flcog.lightning.strategy import ClientsAlone
+from flcog.method import Withholding
 
 RUNNING = {
     TrainerFn.FITTING: RunningStage.TRAINING,
@@ -186,6 +187,7 @@ class RoundsTrainer(L.Trainer):
         """Take over the run, once it is open, and give it to the callbacks."""
         self.run, self.loggers = run, run.trackers.loggers
         self._logger_connector.row.clear()
+        self._logger_connector.withholds_steps = any(isinstance(method, Withholding) for method in run.methods)
         for callback in self.callbacks:
             if isinstance(callback, ModelCheckpoint) and callback.dirpath is None and run.has_directory:
                 callback.dirpath = str(run.directory / "checkpoints")
@@ -218,6 +220,15 @@ class RoundsTrainer(L.Trainer):
         """Begin a round, counted from 0, after ``steps`` optimiser steps in all rounds before it."""
         self.resume_at(round, steps)
         self.fit_loop.on_advance_start()
+
+    def begin_hosted_round(self, round: int) -> None:
+        """End the last round and begin another where clients are hosted without a run."""
+        if self.fit_loop.epoch_progress.current.ready:
+            self.end_round()
+        else:
+            self.call("on_fit_start")
+            self.fit_loop.on_run_start()
+        self.start_round(round, self.global_step)
 
     def resume_at(self, round: int, steps: int) -> None:
         """Let the loops stand before a round."""
