@@ -34,11 +34,6 @@ def blocks(text: str) -> list[str]:
     return re.findall(r"```python\n(.*?)```", text, re.S)
 
 
-def block_of(method: str) -> str:
-    """The example in docs/your-method.md that defines this method."""
-    return next(block for block in blocks(PAGES["your-method"]) if f"class {method}(" in block)
-
-
 def execute(block: str) -> dict[str, Any]:
     namespace: dict[str, Any] = {"__name__": "readme"}
     exec(compile(block, "README.md", "exec"), namespace)
@@ -54,20 +49,19 @@ def test_the_python_example(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     assert [row["round"] for row in history] == [1, 2, 3, 4, 5] and "test/accuracy" in history[-1]
 
 
-@pytest.mark.parametrize(
-    ("block", "name", "lines"),
-    [
-        (blocks(README)[1], "StayNear", 10),
-        (block_of("FedLC"), "FedLC", 16),
-        (block_of("FollowTheCrowd"), "FollowTheCrowd", 20),
-        (block_of("EvenOut"), "EvenOut", 15),
-    ],
-    ids=["in the README", "with the client's label counts", "with state at the server", "with state at each client"],
-)
-def test_a_method_of_ones_own(block: str, name: str, lines: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert len([line for line in block.splitlines() if line.strip()]) <= lines
+METHODS = {
+    re.findall(r"class (\w+)\((?:flcog\.|Personalisation|DataExchange|Cutoff)", block)[-1]: block
+    for text in (README, *(PAGES[name] for name in ("your-method", "robustness", "selection", "simulated-time")))
+    for block in blocks(text)
+    if "@dataclass(frozen=True)" in block
+}
+"""The examples that define methods, by the methods' names."""
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_a_method_of_ones_own(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "readme", type(sys)("readme"))  # dataclasses look up their module
-    method = execute(block)[name]
+    method = execute(METHODS[name])[name]
 
     def params(executor: Any, *callbacks: Any) -> Any:
         trainer = flcog.FederatedTrainer(
@@ -80,7 +74,8 @@ def test_a_method_of_ones_own(block: str, name: str, lines: int, tmp_path: Path,
         return trainer.run.params["model.head.weight"]
 
     alone, vmapped, without = params("loop", method()), params("vmap", method()), params("loop")
-    assert (alone - vmapped).abs().max() < 1e-6 < (alone - without).abs().max()
+    assert (alone - vmapped).abs().max() < 1e-6
+    assert (alone - without).abs().max() > 1e-6 or name in ("NotTwice", "ShareMean"), "these two change no number of this run"
 
 
 @pytest.mark.parametrize(
