@@ -73,7 +73,7 @@ def table_of_methods(text: str) -> str:
         cells = dict(zip(header, [*row, ""], strict=False))
         notes = ["stateful clients"] if cells["stateful clients"] else []
         notes += [] if cells["secure aggregation"] else ["no secure aggregation"]
-        notes += [f"labels: {cells['labels']}"] if cells["labels"] != "single, multi, real" else []
+        notes += [f"labels: {cells['labels']}"] if cells["labels"] else []
         said = f"{cells['what it does to the round']} ({cells['year']})"
         lines.append(f"| {cells['method']} | {said} | {cells['up']} | {cells['down']} | {'; '.join(notes)} |")
     wide = '<div class="wide-table" markdown>\n\n' + "\n".join(lines) + "\n\n</div>"
@@ -126,7 +126,9 @@ def _formula(latex: str) -> str:
 def _upright(header: str, row: str) -> str:
     """A row of the table of methods, a line for each of its columns from the third on: the sentence before them heads the page."""
     pairs = list(zip(*(re.split(r" *\| *", line.strip("| ")) for line in (header, row)), strict=False))[3:]
-    return "\n".join(["| | |", "|---|---|", *(f"| {name} | {value or 'no'} |" for name, value in pairs)])
+    return "\n".join(
+        ["| | |", "|---|---|", *(f"| {name} | {value or ('all' if name == 'labels' else 'no')} |" for name, value in pairs)]
+    )
 
 
 def data_sets() -> Iterator[str]:

@@ -123,7 +123,7 @@ def method_rows(methods: Iterable[Method]) -> list[MethodRow]:
                 down=_relative(traffic.down, traffic.once_down, plain.down),
                 stateful=traffic.stateful,
                 secure_aggregation=_runs_sealed(method),
-                labels=", ".join(LABELS[task] for task in method.tasks),
+                labels="" if len(method.tasks) == len(LABELS) else ", ".join(LABELS[task] for task in method.tasks),
                 papers=", ".join(paper for paper, names in flcog.callbacks.PAPERS.items() if method.name in names),
             )
         )
@@ -211,5 +211,5 @@ def print_methods(rows: Iterable[MethodRow], width: int) -> None:
     console.print(table)
     console.print(
         "up, down: bytes of a round relative to FedAvg's, measured. state: clients keep some between rounds. sec. agg.: works where "
-        "the server sees only sums. labels: of one class, of several, real-valued. used by: which of the four papers flcog reproduces."
+        "the server sees only sums. labels: of one class, of several, real-valued, or none; empty means all. used by: which of the four papers flcog reproduces."
     )
