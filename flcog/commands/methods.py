@@ -211,5 +211,6 @@ def print_methods(rows: Iterable[MethodRow], width: int) -> None:
     console.print(table)
     console.print(
         "up, down: bytes of a round relative to FedAvg's, measured. state: clients keep some between rounds. sec. agg.: works where "
-        "the server sees only sums. labels: of one class, of several, real-valued, or none; empty means all. used by: which of the four papers flcog reproduces."
+        "the server sees only sums. labels: of one class, of several, real-valued, or none; empty means all. used by: which of the four "
+        "papers flcog reproduces."
     )
