@@ -16,8 +16,8 @@ from flcog.core.checks import at_least
 from flcog.core.randomness import fold
 from flcog.data import Augment, FederatedDataModule, Preprocess, Samples, Splits
 from flcog.datamodules.augmentations import Augmentation, augmentation
+from flcog.datamodules.decoded_images import DecodedImages
 from flcog.datamodules.files import reading, require_files
-from flcog.datamodules.image_cache import ImageCache
 from flcog.datamodules.partitioners import Natural
 
 COARSE_LABELS = (
@@ -118,7 +118,7 @@ class FLAIR(FederatedDataModule):
     def prepare_data(self) -> None:
         if self.decode == "first":
             for part in self._images:
-                self._cache(part).fill()
+                self._decoded(part).fill()
 
     def load(self) -> Splits:
         return Splits(train=self._load("train"), test=self._load("test"), val=self._load("val"))
@@ -156,20 +156,19 @@ class FLAIR(FederatedDataModule):
             raise ValueError(f"{path} lists the image {name.decode()!r} twice: get it again")
         return images
 
-    def _cache(self, part: str) -> ImageCache:
-        size = (self.image_size, self.image_size)
-        return ImageCache(self.cache_dir, part, self.data_dir / "small_images", _Files(self._images[part].names), size)
+    def _decoded(self, part: str) -> DecodedImages:
+        files = _Files(self._images[part].names)
+        return DecodedImages(self.cache_dir, part, self.data_dir / "small_images", files, (self.image_size, self.image_size))
 
     def _load(self, part: str) -> Samples:
-        images, cache = self._images[part], self._cache(part)
+        images, decoded = self._images[part], self._decoded(part)
         targets = np.zeros((len(images.names), self.num_classes), dtype=np.float32)
         targets[images.labelled, images.labels] = 1
         users, limit = len(np.unique(images.owners)), self.max_users[part]
         if limit is not None and limit > users:
             option = "max_users" if part == "train" else "max_eval_users"
             self.notes += (f"{option}={limit} limits nothing: the {part} set has {users} users",)
-        decoded = cache.load() if self.decode == "first" else cache.load_when_read()
-        return Samples(decoded, torch.from_numpy(targets), images.owners)
+        return Samples(decoded.load() if self.decode == "first" else decoded.rows, torch.from_numpy(targets), images.owners)
 
 
 class _Images(NamedTuple):

@@ -14,8 +14,8 @@ from flcog.core.checks import at_least, one_of
 from flcog.core.randomness import fold
 from flcog.data import Augment, FederatedDataModule, Preprocess, Samples, Splits
 from flcog.datamodules.augmentations import Augmentation, augmentation
+from flcog.datamodules.decoded_images import DecodedImages
 from flcog.datamodules.files import reading, require_files
-from flcog.datamodules.image_cache import ImageCache, stamp_of
 
 _HOW_TO_GET = (
     "get HAM10000_metadata (.csv or .tab) and both image archives from https://doi.org/10.7910/DVN/DBW86T, unpack them, and pass "
@@ -34,7 +34,7 @@ class HAM10000(FederatedDataModule):
     B.1.2). All images of a lesion are either in the training set or in the test set: whole lesions are added to the test set, in
     a fixed random order, as long as they fit. FedDisco does not mention lesions, and its code reads two folders of images. With
     ``test_by="image"``, one picture of a lesion may be in the training set and another in the test set. Images are decoded once,
-    into ``<data_dir>/decoded``, and again if a file changes.
+    into ``<data_dir>/decoded``; delete this folder if you change images under the same names.
 
     Args:
         data_dir: the folder with the files above.
@@ -72,7 +72,7 @@ class HAM10000(FederatedDataModule):
 
     def prepare_data(self) -> None:
         for part in ("train", "test"):
-            self._cache(part).fill()
+            self._decoded(part).fill()
 
     def load(self) -> Splits:
         return Splits(self._load("train"), self._load("test"))
@@ -85,14 +85,12 @@ class HAM10000(FederatedDataModule):
 
     def _load(self, part: str) -> Samples:
         targets = torch.tensor([self.class_names.index(row["dx"]) for row in self._parts[part]])
-        return Samples(self._cache(part).load(), targets)
+        return Samples(self._decoded(part).load(), targets)
 
-    def _cache(self, part: str) -> ImageCache:
+    def _decoded(self, part: str) -> DecodedImages:
         files = [self._files.get(row["image_id"], f"{row['image_id']}.jpg") for row in self._parts[part]]
         require_files("HAM10000", [self.data_dir / file for file in files], _HOW_TO_GET)
-        name = part if self.test_by == "lesion" else f"{part}-by-image"
-        size, stamps = (self.image_size, self.image_size), [stamp_of((self.data_dir / file).stat()) for file in files]
-        return ImageCache(self.cache_dir, name, self.data_dir, files, size, stamps=stamps)
+        return DecodedImages(self.cache_dir, part, self.data_dir, files, (self.image_size, self.image_size))
 
     @cached_property
     def _files(self) -> dict[str, str]:

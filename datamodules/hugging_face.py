@@ -13,9 +13,8 @@ from torch.utils.data import Dataset
 from flcog.core import hub
 from flcog.core.extras import require
 from flcog.core.trees import Tree
-from flcog.datamodules.item_set import ItemSet
 from flcog.datamodules.item_sets import ItemSets
-from flcog.datamodules.items import as_array
+from flcog.datamodules.items import ItemSet, as_array
 from flcog.datamodules.row_file import IN_MEMORY_BYTES
 
 FORMATS = {".csv": "csv", ".json": "json", ".jsonl": "json", ".parquet": "parquet", ".arrow": "arrow", ".txt": "text"}
@@ -96,8 +95,6 @@ class HuggingFace(ItemSets):
                 "leave out cache_dir, or give a val and a test split"
             )
 
-    _without_changes = "give an eval_transform"
-
     @property
     def class_names(self) -> tuple[str, ...] | None:  # type: ignore[override]
         """What the data set calls its classes."""
@@ -132,18 +129,15 @@ class HuggingFace(ItemSets):
                     f"the {part} set has no column {' and no '.join(map(repr, missing))}; it has {', '.join(rows.column_names)}: set "
                     "input, target and users accordingly"
                 )
-            users = as_array(rows[self.users][:]) if self.users and part == "train" else None
             targets = _label_sets(rows, self.target)
             evaluated = _Rows(rows, self.input, self.target if targets is None else None, self.eval_transform)
-            items = replace(evaluated, transform=self.transform) if part == "train" else evaluated
-            stored = None if self.eval_transform or self.collate_fn or self.cache_dir else _stored(rows, self.input)
             parts[part] = ItemSet(
-                items,
-                _as_stored(rows, self.target) if targets is None else targets,
-                False,
-                users,
-                stored,
-                evaluated=evaluated if items.transform is not self.eval_transform else None,
+                items=replace(evaluated, transform=self.transform) if part == "train" else evaluated,
+                targets=_as_stored(rows, self.target) if targets is None else targets,
+                checked=False,
+                users=as_array(rows[self.users][:]) if self.users and part == "train" else None,
+                stored=None if self.eval_transform or self.collate_fn or self.cache_dir else _stored(rows, self.input),
+                evaluated=evaluated,
                 collate_fn=self.collate_fn,
             )
         return parts

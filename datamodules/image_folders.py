@@ -1,11 +1,10 @@
 """Images in one folder per class, as in torchvision's ImageFolder."""
 
 import os
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -13,8 +12,8 @@ from torch import Tensor
 from flcog.core.checks import at_least
 from flcog.data import Augment, FederatedDataModule, Preprocess, Samples, Splits
 from flcog.datamodules.augmentations import Augmentation, augmentation
+from flcog.datamodules.decoded_images import DecodedImages, size_of
 from flcog.datamodules.files import require_files
-from flcog.datamodules.image_cache import ImageCache, size_of, stamp_of
 from flcog.datamodules.leash_classes import LEASHES, LeashName
 
 EXTENSIONS = (".png", ".jpg", ".jpeg", ".webp", ".bmp", ".ppm", ".pgm", ".tif", ".tiff")
@@ -23,7 +22,8 @@ EXTENSIONS = (".png", ".jpg", ".jpeg", ".webp", ".bmp", ".ppm", ".pgm", ".tif", 
 class ImageFolders(FederatedDataModule):
     """Any classification set that is stored as ``<data_dir>/<split>/<class>/**/<image>``.
 
-    Images are decoded once, into a file in ``<data_dir>/decoded``, which later runs read. Sets of more than 2 GB stay on disk.
+    Images are decoded once, into a file in ``<data_dir>/decoded``, which later runs read. Sets of more than 2 GB stay on disk. Delete
+    this folder if you change images under the same names.
     Files whose names begin with a dot are left out: macOS puts such files beside the images of an archive.
     Greys of 16 bits are scaled from their full range to bytes; a picture that uses 12 bits of them becomes dark.
 
@@ -107,7 +107,7 @@ class ImageFolders(FederatedDataModule):
     def prepare_data(self) -> None:
         for part, folder in self.folders.items():
             if folder is not None:
-                self._cache(part, folder, self._list(folder)).fill()
+                self._decoded(part, self._files(folder)).fill()
 
     def load(self) -> Splits:
         splits = {part: self._load(part, folder) for part, folder in self.folders.items() if folder is not None}
@@ -122,37 +122,25 @@ class ImageFolders(FederatedDataModule):
         return augmentation(self.augmentation)
 
     def _load(self, part: str, folder: str) -> Samples:
-        listing = self._list(folder)
-        return Samples(self._cache(part, folder, listing).load(), torch.tensor(listing.targets))
+        files = self._files(folder)
+        labels = torch.arange(len(files)).repeat_interleave(torch.tensor([len(own) for own in files]))
+        return Samples(self._decoded(part, files).load(), labels)
 
-    def _cache(self, part: str, folder: str, listing: "_Listing") -> ImageCache:
-        root = Path(self.data_dir) / folder
-        size = (self.image_size, self.image_size) if self.image_size is not None else size_of(root / listing.files[0])
-        return ImageCache(
-            self.cache_dir,
-            part,
-            root,
-            listing.files,
-            size,
-            shape_by="reject" if self.image_size is None else "crop",
-            mode="L" if self.grey else "RGB",
-            stamps=listing.stamps,
-        )
+    def _decoded(self, part: str, files: list[list[str]]) -> DecodedImages:
+        root, names = Path(self.data_dir) / str(self.folders[part]), [name for own in files for name in own]
+        size = (self.image_size, self.image_size) if self.image_size is not None else size_of(root / names[0])
+        shape_by: Literal["reject", "crop"] = "reject" if self.image_size is None else "crop"
+        return DecodedImages(self.cache_dir, part, root, names, size, shape_by, "L" if self.grey else "RGB")
 
-    def _list(self, split: str) -> "_Listing":
+    def _files(self, split: str) -> list[list[str]]:
+        """The images of each class, named from the split's folder."""
         root = Path(self.data_dir) / split
         self._require(root, *(root / name for name in self.class_names))
-        listing = _Listing([], [], [])
-        for label, name in enumerate(self.class_names):
-            found = sorted(_images(root, name))
-            if not found and self.classes is None:
-                raise ValueError(f"{root / name} has no images ({', '.join(EXTENSIONS)})")
-            listing.files.extend(file for file, _ in found)
-            listing.stamps.extend(stamp for _, stamp in found)
-            listing.targets.extend([label] * len(found))
-        if not listing.files:
-            raise ValueError(f"{root} has no images ({', '.join(EXTENSIONS)})")
-        return listing
+        files = [sorted(_images(root, name)) for name in self.class_names]
+        empty = [root / name for name, own in zip(self.class_names, files, strict=True) if not own]
+        if empty and (self.classes is None or len(empty) == len(files)):
+            raise ValueError(f"{empty[0] if self.classes is None else root} has no images ({', '.join(EXTENSIONS)})")
+        return files
 
     def _note_other_classes(self, part: str) -> None:
         """Say which class folders are left out, because there are none of these names in the training set."""
@@ -169,22 +157,8 @@ class ImageFolders(FederatedDataModule):
         require_files("ImageFolders", folders, "check --data.data_dir, the names of the splits, and --data.classes")
 
 
-@dataclass(frozen=True)
-class _Listing:
-    files: list[str]
-    stamps: list[str]
-    targets: list[int]
-
-
-def _images(root: Path, folder: str) -> list[tuple[str, str]]:
-    """Every image below the folder, named from ``root``, with its size and time of change; no hidden files, such as macOS's ``._x.png``."""
-    found, folders = [], [folder]
-    while folders:
-        inside = folders.pop()
-        for entry in os.scandir(root / inside):
-            name = f"{inside}/{entry.name}"
-            if entry.is_dir():
-                folders.append(name)
-            elif entry.name.lower().endswith(EXTENSIONS) and not entry.name.startswith("."):
-                found.append((name, stamp_of(entry.stat())))
-    return found
+def _images(root: Path, folder: str) -> Iterator[str]:
+    """Every image below the folder, named from ``root``; no hidden files, such as macOS's ``._x.png``."""
+    for inside, _, names in os.walk(root / folder, followlinks=True):
+        start = Path(inside).relative_to(root).as_posix()
+        yield from (f"{start}/{name}" for name in names if name.lower().endswith(EXTENSIONS) and not name.startswith("."))

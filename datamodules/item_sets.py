@@ -1,9 +1,7 @@
-"""ItemSets: the base class of TorchDataset and HuggingFace, whose items are read one by one."""
+"""ItemSets: the base class of TorchDataset, LightningData and HuggingFace, whose items are read one by one."""
 
-import hashlib
 from abc import abstractmethod
-from collections.abc import Callable, Mapping
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Mapping
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -12,24 +10,37 @@ import numpy as np
 import torch
 from rich.console import Console
 from rich.progress import track
+from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from flcog.core.checks import at_least
-from flcog.core.trees import Tree, not_rows
+from flcog.core.trees import Tree, map_leaves
 from flcog.data import Partitioner, Samples, Splits
 from flcog.data.samples import Returned
-from flcog.datamodules.fingerprint import fingerprint
-from flcog.datamodules.item_set import ItemSet, in_evaluations
-from flcog.datamodules.items import form_of, inputs_of, look_at, rows_of, targets_of, whole_batch_of
+from flcog.datamodules.item_reader import ItemReader, Streamed, Task
+from flcog.datamodules.items import (
+    ItemSet,
+    Look,
+    Make,
+    Target,
+    form_of,
+    has_images_of_bytes,
+    inputs_of,
+    look_at,
+    needs_whole_batches,
+    rows_of,
+    targets_of,
+    whole_batch_of,
+)
 from flcog.datamodules.partitioners import Natural
-from flcog.datamodules.returned_pairs import Example, as_torch_has_it, example_of, has_images_of_bytes, returned_pairs
-from flcog.datamodules.row_file import IN_MEMORY_BYTES, CheckedRows, RowFile
-from flcog.datamodules.some_items import PROBED, change_at_random, of_each_class, spread
-from flcog.datamodules.streamed import Streamed
+from flcog.datamodules.row_file import IN_MEMORY_BYTES, RowFile
 from flcog.datamodules.targets import Targets, TaskOrAuto, WithTargets, read_targets
-from flcog.datamodules.workers import Items, Make, Target, Workers, result_of
 
-REMEDY = "point cache_dir at a larger disk, or leave it out, and items are read while the model trains"
+PROBED = 8
+"""The number of items, spread over a set, that are read to learn the form of all."""
+
+COMPARED = 100
+"""The most items that are read to compare their targets with the data set's ``targets``."""
 
 
 class Form(NamedTuple):
@@ -56,6 +67,7 @@ class ItemSets(WithTargets):
         num_workers: the number of processes that read.
         cache_dir: a folder for the items after they are read once; None to read them while the model trains.
         natural: whether users are known; they are the clients unless a partitioner is given.
+        target: the place of an item's target.
     """
 
     def __init__(
@@ -79,10 +91,6 @@ class ItemSets(WithTargets):
             )
         self._task, self._num_classes, self.collate_fn, self.num_workers = task, num_classes, collate_fn, num_workers
         self.cache_dir, self._target = cache_dir, target
-        self._files: dict[str, tuple[RowFile, bool]] = {}
-
-    _without_changes = "give a val and a test set"
-    """How the user evaluates without the training set's random changes."""
 
     @abstractmethod
     def _parts(self) -> Mapping[str, ItemSet]:
@@ -94,53 +102,40 @@ class ItemSets(WithTargets):
     def prepare_data(self) -> None:
         if self.cache_dir is not None:
             for part in self._sets:
-                self._fill(part)
+                self._row_file(part).fill(f"reading the {part} set")
 
     def load(self) -> Splits:
         tensors = self._learnt.tensors
-        splits = Splits(
-            **{
-                part: Samples(
-                    self._inputs(part),
-                    tensors.get(part, ()),
-                    items.users,
-                    self._forms[part].whole,
-                    self._returned(part),
-                    self._for_steps(part),
-                )
-                for part, items in self._sets.items()
-            }
-        )
-        if self.cache_dir is not None:
-            self._workers.rest()
-        return splits
+        samples = {
+            part: Samples(
+                self._inputs(part),
+                tensors.get(part, ()),
+                items.users,
+                self._forms[part].whole,
+                self._returned(part),
+                self._for_steps(part),
+            )
+            for part, items in self._sets.items()
+        }
+        return Splits(**samples)
 
     @cached_property
     def _sets(self) -> Mapping[str, ItemSet]:
         sets = self._parts()
         for part, items in sets.items():
-            if len(items.items) == 0:
+            if len(items) == 0:
                 raise ValueError(f"the {part} set is empty: check its path, split and any subset you asked for")
-        if self.cache_dir is not None:  # now, because reading an item may change a data set's attributes
-            self._fingerprints = {part: fingerprint(items.items, Path(self.cache_dir)) for part, items in sets.items()}
         return sets
 
     @cached_property
-    def _workers(self) -> Workers:
-        sets = self._sets.items()
-        parts = {name: Items(part.items, part.collate_fn, part.targets is not None, self._target) for name, part in sets}
-        evaluated = {name: part.evaluated for name, part in sets if part.evaluated is not None}
-        parts |= {in_evaluations(name): replace(parts[name], items=items) for name, items in evaluated.items()}
-        return Workers(parts, self.num_workers)
+    def _reader(self) -> ItemReader:
+        return ItemReader(self._sets, self.num_workers)
 
     @cached_property
-    def _learnt(self) -> Targets:
-        if not self._forms["train"].labelled:
-            return Targets("unlabelled", 0, {})
-        name = type(self).__name__
-        targets = {part: (array, f"{name}: the targets of the {part} set") for part, array in self._all_targets.items()}
-        assert self._task != "unlabelled"
-        return read_targets(targets, self._task, self._num_classes)
+    def _looks(self) -> dict[str, Look]:
+        """What some items of each set look like, except of sets in memory."""
+        read = {part: items for part, items in self._sets.items() if items.stored is None and not items.whole}
+        return {part: self._reader.make(Task(part, look_at, spread(len(items), PROBED))) for part, items in read.items()}
 
     @cached_property
     def _forms(self) -> dict[str, Form]:
@@ -154,7 +149,7 @@ class ItemSets(WithTargets):
             return Form(whole_batch_of, labelled=False, whole=True)
         if self._task != "auto" or items.stored is not None or (items.targets is not None and not items.checked):
             return Form()
-        look = result_of(self._workers.submit(part, look_at, spread(len(items.items), PROBED)), part)
+        look = self._looks[part]
         labelled = look.labelled or items.targets is not None
         if look.pairs and labelled:
             return Form()
@@ -163,34 +158,29 @@ class ItemSets(WithTargets):
     # Targets ----------------------------------------------------------------------------------------------------------------------
 
     @cached_property
-    def _all_targets(self) -> dict[str, np.ndarray]:
-        return {part: self._targets(part) for part in self._sets if self._forms[part].labelled}
+    def _learnt(self) -> Targets:
+        if not self._forms["train"].labelled:
+            return Targets("unlabelled", 0, {})
+        name = type(self).__name__
+        targets = {part: (array, f"{name}: the targets of the {part} set") for part, array in self._targets.items()}
+        assert self._task != "unlabelled"
+        return read_targets(targets, self._task, self._num_classes)
 
-    def _returned(self, part: str) -> Returned | None:
-        """Return the pairs of a set as its ``DataLoader`` returns them, if the samples hold them in another form."""
-        items, converted = self._sets[part], self._learnt.tensors.get(part)
-        if converted is None or self._forms[part].whole:
-            return None
-        if items.stored is not None:
-            example = Example(None, has_images_of_bytes(items.stored))
-        else:
-            some = np.arange(min(8, len(items.items)) if items.collate_fn is not None else 1)
-            example = result_of(self._workers.submit(part, example_of, some), part)
-        if items.targets is not None and not items.checked:
-            example = Example(None, example.bytes)  # the user's own targets take the place of the items'
-        if type(self).preprocess is not ItemSets.preprocess or self.augment() is not None:
-            example = Example(example.targets, bytes=False)  # a subclass defines what becomes of the inputs
-        return returned_pairs(self._all_targets[part], converted, example)
+    @cached_property
+    def _targets(self) -> dict[str, np.ndarray]:
+        return {part: self._read_targets(part) for part in self._sets if self._forms[part].labelled}
 
-    def _targets(self, part: str) -> np.ndarray:
+    def _read_targets(self, part: str) -> np.ndarray:
         """Return all targets of a set: known, from its cache file, or read with the items."""
-        known, count = self._known_targets[part], len(self._sets[part].items)
+        known, count = self._known_targets[part], len(self._sets[part])
         if known is not None:
             return known
-        if self.cache_dir is not None and self._file(part)[1]:
-            rows = self._fill(part)
+        if self.cache_dir is not None and self._has_targets(part):
+            rows = self._row_file(part)
+            rows.fill(f"reading the {part} set")
+            assert rows.dtype.names is not None
             return rows.field(rows.dtype.names[-1])[:]
-        found = self._workers.each(part, targets_of, np.arange(count))
+        found = self._reader.each(part, targets_of, np.arange(count))
         bar = track(found, f"reading the targets of the {part} set", -(-count // 32), console=Console(stderr=True))
         return np.concatenate(list(bar))
 
@@ -207,41 +197,55 @@ class ItemSets(WithTargets):
             return items.targets
         if items.transformed:
             return None
-        some = of_each_class(items.targets)
-        own = np.concatenate(list(self._workers.each(part, targets_of, some)))
+        some = spread(len(items), COMPARED)
+        if items.targets.ndim == 1:
+            firsts = np.unique(items.targets, return_index=True)[1]
+            some = np.unique([*firsts[spread(len(firsts), COMPARED)], len(items) - 1])
+        own = np.concatenate(list(self._reader.each(part, targets_of, some)))
         if own.dtype == object:  # items that are inputs alone
             return items.targets
         return items.targets if np.array_equal(own.reshape(-1), items.targets[some].reshape(-1)) else None
+
+    def _returned(self, part: str) -> Returned | None:
+        """Return the pairs of a set as its ``DataLoader`` returns them, if the samples hold them in another form."""
+        items, converted = self._sets[part], self._learnt.tensors.get(part)
+        if converted is None or self._forms[part].whole:
+            return None
+        look = self._looks.get(part)
+        changes = type(self).preprocess is not ItemSets.preprocess or self.augment() is not None
+        bytes = not changes and (has_images_of_bytes(items.stored) if look is None else look.bytes)
+        # The user's own targets take the place of the items'.
+        like = None if look is None or (items.targets is not None and not items.checked) else look.targets
+        targets = self._targets[part]
+        if like is not None and like.dtype.kind in "biuf" and np.prod(like.shape[1:]) == np.prod(targets.shape[1:]):
+            targets = targets.reshape(len(targets), *like.shape[1:]).astype(like.dtype)
+        kinds = [array.dtype.kind.replace("u", "i") for array in (targets, converted.numpy())]
+        same = targets.dtype.kind not in "biuf" or (targets.shape == converted.shape and kinds[0] == kinds[1])
+        if same and not bytes:
+            return None
+        return Returned(converted if same else torch.from_numpy(targets), bytes)
 
     def _for_steps(self, part: str) -> Streamed | None:
         """The batches of a ``collate_fn``, which may change targets, too (mixup). None if the inputs are all that it makes."""
         items = self._sets[part]
         if items.collate_fn is None or self._forms[part].whole:
             return None
-        return Streamed(self._workers, part, len(items.items), True, whole_batch_of, self._evaluated(part))
-
-    def _evaluated(self, part: str) -> str:
-        """The workers' name of a set as evaluations read it."""
-        return part if self._sets[part].evaluated is None else in_evaluations(part)
+        return Streamed(self._reader, part, len(items), True, whole_batch_of)
 
     # Inputs -----------------------------------------------------------------------------------------------------------------------
 
     def _inputs(self, part: str) -> Tree:
-        items = self._sets[part]
+        items, make = self._sets[part], self._forms[part].make
         if items.stored is not None:
             return items.stored
-        make = self._forms[part].make
         if self.cache_dir is None:
-            # Refuse items that cannot be stacked now, instead of in the middle of a round.
-            some = spread(len(items.items), 1 if items.whole else 4)
-            batch = result_of(self._workers.submit(part, make, some), part)
-            alone = items.collate_fn is not None or bool(make is whole_batch_of and not_rows(batch, len(some)))
-            evaluated = self._evaluated(part)
-            if part == "train" and evaluated == part and (self.client_val or self.client_test):
-                self._note_random_changes(len(items.items))
-            return Streamed(self._workers, part, len(items.items), alone, make, evaluated)
-        rows = self._fill(part)
-        form = result_of(self._workers.submit(part, form_of, np.zeros(1, np.int64)), part)
+            # Items that cannot be stacked are refused now, instead of in the middle of a round.
+            some = spread(len(items), 1 if items.whole else 4)
+            alone = self._reader.make(Task(part, partial(needs_whole_batches, make=make), some))
+            return Streamed(self._reader, part, len(items), alone, make)
+        rows = self._row_file(part)
+        rows.fill(f"reading the {part} set")
+        form = self._reader.make(Task(part, form_of, np.zeros(1, np.int64)))
         names = (rows.dtype.names or ())[: form.num_leaves]
         if rows.nbytes <= IN_MEMORY_BYTES:
             read = rows[:]
@@ -249,48 +253,43 @@ class ItemSets(WithTargets):
         fields: list[Any] = [rows.field(name) for name in names]
         return pytree.tree_unflatten(fields, form)
 
-    def _note_random_changes(self, count: int) -> None:
-        """Say that the clients' held-out samples have the random changes of training."""
-        if change_at_random(self._workers, "train", count):
-            held_out = " and ".join(name for name in ("client_val", "client_test") if getattr(self, name))
-            self.notes += (
-                f"the training set changes its items at random, also those of {held_out}: {self._without_changes}, to measure without",
-            )
+    def _has_targets(self, part: str) -> bool:
+        """Whether a set's cache file contains its targets."""
+        if self._known_targets[part] is not None:
+            return False
+        return self._reader.make(Task(part, targets_of, np.zeros(1, np.int64))).dtype.kind in "biuf"
 
-    def _fill(self, part: str) -> CheckedRows:
-        """Fill the set's cache file and return its rows."""
-        file, with_targets = self._file(part)
-        make = partial(rows_of, dtype=file.dtype, with_targets=with_targets)
-        file.fill(lambda rows: (row for some in self._workers.each(part, make, rows) for row in some), f"reading the {part} set")
-        return file.load()
-
-    def _file(self, part: str) -> tuple[RowFile, bool]:
-        """Return the set's cache file, whose name depends on the content of the set, and whether targets are in it too."""
+    def _row_file(self, part: str) -> RowFile:
+        """Return a set's cache file, which is named after the part."""
         if self._forms[part].make is whole_batch_of:
             raise ValueError(
                 f"cache_dir keeps inputs of pairs, and an item of the {part} set is no such pair: leave out cache_dir"
             )
-        if part not in self._files:
-            count = len(self._sets[part].items)
-            some = spread(count, PROBED)
-            alone = result_of(self._workers.submit(part, targets_of, some), part)
-            with_targets = self._known_targets[part] is None and alone.dtype.kind in "biuf"
-            rows = result_of(self._workers.submit(part, partial(rows_of, with_targets=with_targets), some), part)
-            probed = f"{count} {rows.dtype.descr}".encode() + rows.tobytes()
-            content = self._fingerprints[part] or self._digest(
-                part, partial(rows_of, dtype=rows.dtype, with_targets=with_targets)
-            )
-            digest = hashlib.sha256(probed + content.encode()).hexdigest()[:12]
-            file = RowFile(Path(str(self.cache_dir)) / f"{part}-{digest}.npy", (count,), rows.dtype, REMEDY)
-            self._files[part] = file, with_targets
-        return self._files[part]
+        make = partial(rows_of, with_targets=self._has_targets(part))
+        dtype = self._reader.make(Task(part, make, np.zeros(1, np.int64))).dtype
 
-    def _digest(self, part: str, make: Callable[..., Any]) -> str:
-        """Read all items of a set that hides its content, and return their digest."""
-        kind, count, digest = type(self._sets[part].items).__name__, len(self._sets[part].items), hashlib.sha256()
-        console = Console(stderr=True)
-        console.print(f"{kind} does not show all of its content: its items are read to see whether cache_dir holds these")
-        read = self._workers.each(part, make, np.arange(count))
-        for rows in track(read, f"comparing the {part} set", -(-count // 32), console=console):
-            digest.update(rows.tobytes())
-        return digest.hexdigest()
+        def rows(numbers: np.ndarray) -> Iterator[np.ndarray]:
+            for some in self._reader.each(part, partial(make, dtype=dtype), numbers):
+                yield from some
+
+        return RowFile(Path(str(self.cache_dir)) / f"{part}.rows", (len(self._sets[part]),), dtype, rows)
+
+
+def spread(count: int, most: int) -> np.ndarray:
+    """Return at most ``most`` of ``count`` indices, evenly spaced."""
+    return np.unique(np.linspace(0, count - 1, most).astype(np.int64))
+
+
+def as_torch_has_it(inputs: Tree) -> Tree:
+    """Return inputs as the data set's transforms made them; scale images of bytes to [0, 1]."""
+    return map_leaves(_scaled, inputs)
+
+
+def _scaled(leaf: Tensor) -> Tensor:
+    if leaf.ndim != 4:
+        return leaf
+    # Channels-last memory, as for all other images here: convolutions read it faster.
+    rows = leaf.permute(0, 2, 3, 1)
+    dtype = torch.get_default_dtype() if leaf.dtype == torch.uint8 else leaf.dtype
+    copied = torch.empty(rows.shape, dtype=dtype, device=leaf.device).copy_(rows)
+    return (copied.div_(255) if leaf.dtype == torch.uint8 else copied).permute(0, 3, 1, 2)

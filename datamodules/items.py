@@ -1,6 +1,7 @@
-"""Functions that worker processes call with the items of a data set, to make batches, targets, or rows of a file."""
+"""The items of a data set, and the functions that make batches, targets and rows of them, in worker processes or in this one."""
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -9,13 +10,82 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 from torch.utils.data import default_collate
 
-from flcog.core.trees import Tree, leaves
-from flcog.datamodules.deep_greys import FULL, greys_of
-from flcog.datamodules.workers import Items, is_pair
+from flcog.core.trees import Tree, form, leaves, not_rows
+from flcog.data.samples import checked_users
+from flcog.datamodules.decoded_images import FULL, greys_of
+
+Target = str | int | Callable[[Any], Any] | None
+"""The place of a target in an item of a data set."""
 
 
-def inputs_of(part: Items, items: list[Any]) -> Tree:
-    """Return a batch's inputs: the result of the user's ``collate_fn``, or the stacked tensors of the items."""
+class UnusableItem(ValueError):
+    """An item, or a batch, that a federation cannot use."""
+
+
+@dataclass(frozen=True)
+class ItemSet:
+    """One part of a data set.
+
+    Args:
+        items: an object with a length and ``items[index]``.
+        targets: the targets of all items, if they are known without reading items: names, numbers, or rows of 0 and 1.
+        checked: whether ``targets`` is an attribute of the data set, so that items may have other targets.
+        users: the natural owner of each item.
+        stored: inputs that exist as tensors and need no transform.
+        whole: whether a step receives a batch as it is: of ``stored``, which contains everything that the items contain, or of items that
+            are batches themselves.
+        transformed: whether a ``target_transform`` makes other targets of ``targets``.
+        evaluated: the same items as evaluations read them, without random changes; None if they are ``items``.
+        collate_fn: the user's function from a list of items to a batch; None stacks the items.
+        place: the place of an item's target. None takes the second of a pair.
+    """
+
+    items: Any
+    targets: np.ndarray | None = None
+    checked: bool = True
+    users: np.ndarray | None = None
+    stored: Tree | None = None
+    whole: bool = False
+    transformed: bool = False
+    evaluated: Any = None
+    collate_fn: Callable[[list[Any]], Any] | None = None
+    place: Target = None
+
+    def __post_init__(self) -> None:
+        if self.targets is not None and len(self.targets) != len(self.items):
+            raise ValueError(f"{len(self.items)} items but {len(self.targets)} targets: give one for each item, in their order")
+        if self.users is not None:  # now, because reading the items may take hours
+            checked_users(self.users, len(self.items))
+
+    def __len__(self) -> int:
+        return len(self.items)
+
+    def pair(self, item: Any) -> tuple[Any, Any]:
+        """The inputs and the target of an item or a collated batch. An item alone is an input, if the targets are known."""
+        if is_pair(item):
+            return item[0], item[1]
+        if self.targets is not None:
+            return item, None
+        raise UnusableItem(
+            f"it is {form(item)}, and an item is a pair (input, target), whose input may be a dict or a tuple of tensors: return such "
+            'pairs, name the target (target="label"), or give targets'
+        )
+
+    def target_of(self, item: Any) -> Any:
+        if self.place is None:
+            return self.pair(item)[1]
+        try:
+            return self.place(item) if callable(self.place) else item[self.place]
+        except (KeyError, IndexError, TypeError) as error:
+            raise UnusableItem(f"target={self.place!r} finds nothing in {form(item)} ({error!r})") from error
+
+
+Make = Callable[[ItemSet, list[Any]], Any]
+"""A function from a set and some of its items to a result. It must be importable by name, or a ``partial`` of such a function."""
+
+
+def inputs_of(part: ItemSet, items: list[Any]) -> Tree:
+    """A batch's inputs: the result of the user's ``collate_fn``, or the stacked tensors of the items."""
     if part.collate_fn is not None:
         return _tensors(part.pair(part.collate_fn(items))[0])
     try:
@@ -23,52 +93,101 @@ def inputs_of(part: Items, items: list[Any]) -> Tree:
     except RuntimeError as error:
         if "equal size" not in str(error):
             raise
-        raise ValueError(f"their shapes differ ({error}): give a collate_fn that pads them to one") from error
+        raise UnusableItem(f"their shapes differ ({error}): give a collate_fn that pads them to one") from error
 
 
-def whole_batch_of(part: Items, items: list[Any]) -> Any:
-    """Return a batch as torch's ``DataLoader`` makes it."""
+def whole_batch_of(part: ItemSet, items: list[Any]) -> Any:
+    """A batch as torch's ``DataLoader`` makes it."""
     return (part.collate_fn or default_collate)(items)
 
 
+def targets_of(part: ItemSet, items: list[Any]) -> np.ndarray:
+    """The items' own targets."""
+    return as_array([part.target_of(item) for item in items])
+
+
+def form_of(part: ItemSet, items: list[Any]) -> Any:
+    """The tree of a single input, without its values."""
+    return pytree.tree_structure(_tensors(collatable(part.pair(items[0])[0])))
+
+
+def rows_of(part: ItemSet, items: list[Any], dtype: np.dtype | None = None, with_targets: bool = False) -> np.ndarray:
+    """Items as rows of one array, with a field for each tensor of an input.
+
+    Args:
+        part: the set.
+        items: some of it.
+        dtype: of the rows; None to take it from the first item.
+        with_targets: whether the last field is the target.
+    """
+    rows: np.ndarray | None = None
+    for number, item in enumerate(items):
+        input, target = part.pair(item)
+        arrays = [array_of(leaf) for leaf in leaves(_tensors(collatable(input)))] + [as_array(target)] * with_targets
+        if rows is None:
+            rows = np.empty(len(items), dtype or [(f"part{i}", array.dtype, array.shape) for i, array in enumerate(arrays)])
+        names = rows.dtype.names or ()
+        shapes, kept = [list(array.shape) for array in arrays], [list(rows.dtype[name].shape) for name in names]
+        if shapes != kept:
+            raise UnusableItem(f"its tensors have shapes {shapes}, and another item's {kept}: leave out cache_dir")
+        for field, array in zip(names, arrays, strict=True):
+            rows[field][number] = array
+    assert rows is not None
+    return rows
+
+
 class Look(NamedTuple):
-    """The form of some items.
+    """The form of some items, which stand for all items of their set.
 
     Args:
         labelled: whether each item is a pair whose second part can be a target: a number, a text, or a row of numbers.
         pairs: whether their batch is a pair of tensors for a network, and of targets.
         lone: whether each item is the input of a network alone.
+        targets: of pairs, as a batch contains them; None if it contains none.
+        bytes: whether the inputs of pairs are images of bytes, and no pictures, which only flcog turns into tensors.
     """
 
     labelled: bool
     pairs: bool
     lone: bool
+    targets: np.ndarray | None = None
+    bytes: bool = False
 
 
-def look_at(part: Items, items: list[Any]) -> Look:
+def look_at(part: ItemSet, items: list[Any]) -> Look:
     """Describe the form of some items."""
     labelled = all(is_pair(item) and _can_be_target(item[1]) for item in items)
-    lone = part.collate_fn is None and not any(map(is_pair, items)) and all(map(_is_input, items))
     if part.collate_fn is not None:
         batch = part.collate_fn(items)
-        return Look(labelled, is_pair(batch) and _holds_tensors(batch[0]), lone)
-    return Look(labelled, labelled and all(_is_input(item[0]) for item in items), lone)
+        if not (is_pair(batch) and _is_accepted(_tensors, batch[0])):
+            return Look(labelled, pairs=False, lone=False)
+        targets = None if batch[1] is None else as_array(batch[1])
+        return Look(labelled, True, False, targets, has_images_of_bytes(_tensors(batch[0])))
+    inputs = [item[0] for item in items if is_pair(item)]
+    if len(inputs) == len(items):
+        if not labelled or not all(_is_accepted(collatable, input) for input in inputs):
+            return Look(labelled, pairs=False, lone=False)
+        pictures = any(hasattr(leaf, "getbands") for leaf in leaves(inputs[0]))
+        bytes = not pictures and has_images_of_bytes(inputs_of(part, items[:1]))
+        return Look(labelled, True, False, targets_of(part, items[:1]), bytes)
+    return Look(labelled, False, not inputs and all(_is_accepted(collatable, item) for item in items))
 
 
-def _is_input(value: Any) -> bool:
-    """Whether a network could take it: it contains numbers, tensors and pictures, and no text."""
-    return _is_accepted(collatable, value)
+def has_images_of_bytes(inputs: Tree) -> bool:
+    return any(isinstance(leaf, Tensor) and leaf.ndim == 4 and leaf.dtype == torch.uint8 for leaf in leaves(inputs))
 
 
-def _holds_tensors(inputs: Any) -> bool:
-    """Whether all parts of a batch's inputs are tensors or numbers."""
-    return _is_accepted(_tensors, inputs)
+def needs_whole_batches(part: ItemSet, items: list[Any], make: Make) -> bool:
+    """Whether batches must be read one by one: they are the user's own, or contain parts without a row for each item."""
+    batch = make(part, items)
+    return part.collate_fn is not None or (make is whole_batch_of and bool(not_rows(batch, len(items))))
 
 
 def _is_accepted(convert: Callable[[Any], Any], value: Any) -> bool:
+    """Whether it contains numbers, tensors and pictures, which a network could take, and no text."""
     try:
         convert(value)
-    except ValueError:
+    except UnusableItem:
         return False
     return True
 
@@ -90,48 +209,22 @@ def can_be_targets(targets: Any) -> bool:
     return array.ndim <= 2 and array.dtype.kind in "biufUT" and not sequences
 
 
-def targets_of(part: Items, items: list[Any]) -> np.ndarray:
-    """The items' own targets."""
-    return as_array([part.target_of(item) for item in items])
+def require_finite_input(part: ItemSet, item: Any) -> None:
+    """Refuse an item with NaN or infinite inputs: in training it would look like a learning rate that is too high.
 
-
-def collated_targets(part: Items, items: list[Any]) -> np.ndarray | None:
-    """Return the targets in the result of the user's ``collate_fn``, or None."""
-    assert part.collate_fn is not None
-    targets = part.pair(part.collate_fn(items))[1]
-    return None if targets is None else as_array(targets)
-
-
-def form_of(part: Items, items: list[Any]) -> Any:
-    """The tree of a single input, without its values."""
-    return pytree.tree_flatten(_tensors(collatable(part.pair(items[0])[0])))[1]
-
-
-def rows_of(part: Items, items: list[Any], dtype: np.dtype | None = None, with_targets: bool = False) -> np.ndarray:
-    """Items as rows of one array, with a field for each tensor of an input.
-
-    Args:
-        part: the set.
-        items: some of it.
-        dtype: of the rows; None to take it from the first item.
-        with_targets: whether the last field is the target.
+    Items of other forms than a pair or a single tensor may use NaN in a sense of their own.
     """
-    rows: np.ndarray | None = None
-    for number, item in enumerate(items):
-        input, target = part.pair(item)
-        arrays = [array_of(leaf) for leaf in leaves(_tensors(collatable(input)))] + [as_array(target)] * with_targets
-        if rows is None:
-            rows = np.empty(len(items), dtype or [(f"part{i}", array.dtype, array.shape) for i, array in enumerate(arrays)])
-        names = rows.dtype.names or ()
-        shapes, kept = [list(array.shape) for array in arrays], [list(rows.dtype[name].shape) for name in names]
-        if shapes != kept:
-            raise ValueError(
-                f"its tensors have shapes {shapes}, and another item's {kept}: a file keeps items of one shape; leave out cache_dir"
-            )
-        for field, array in zip(names, arrays, strict=True):
-            rows[field][number] = array
-    assert rows is not None
-    return rows
+    if not (is_pair(item) or part.targets is not None or isinstance(item, Tensor | np.ndarray)):
+        return
+    for leaf in pytree.tree_leaves(item[0] if is_pair(item) else item):
+        if isinstance(leaf, np.ndarray) and leaf.dtype.kind == "f":
+            leaf = torch.from_numpy(leaf)
+        if isinstance(leaf, Tensor) and leaf.is_floating_point() and not bool(leaf.isfinite().all()):
+            raise UnusableItem("its input holds NaN or infinite values; correct or drop it")
+
+
+def is_pair(item: Any) -> bool:
+    return isinstance(item, tuple | list) and len(item) == 2
 
 
 def as_array(targets: Any) -> np.ndarray:
@@ -139,6 +232,11 @@ def as_array(targets: Any) -> np.ndarray:
     if isinstance(targets, list | tuple) and any(isinstance(target, Tensor) for target in targets):
         targets = [np.asarray(target) for target in targets]
     return targets.detach().cpu().numpy() if isinstance(targets, Tensor) else np.asarray(targets)
+
+
+def array_of(tensor: Tensor) -> np.ndarray:
+    """A tensor's values; numpy has no bfloat16."""
+    return (tensor.float() if tensor.dtype == torch.bfloat16 else tensor).numpy()
 
 
 def collatable(input: Any) -> Any:
@@ -152,13 +250,11 @@ def collatable(input: Any) -> Any:
         return type(input)(*parts) if hasattr(input, "_fields") else type(input)(parts)
     if isinstance(input, str | bytes) or input is None:
         kind = "nothing" if input is None else "text"
-        raise ValueError(f"its input holds {kind}, and a network takes numbers: make them in a transform (a tokenizer, for text)")
+        raise UnusableItem(
+            f"its input holds {kind}, and a network takes numbers: make them in a transform (a tokenizer, for text)"
+        )
     if hasattr(input, "getbands"):  # a Pillow image, as torchvision's sets give them without a transform
         greys = greys_of(input)
-        if greys is None and input.mode == "I":
-            raise TypeError(  # in a batch of any form
-                "its input is a picture of 32-bit numbers (mode I), whose black and white are unknown: make floats of it in a transform"
-            )
         pixels = np.array(input) if greys is None else greys.astype(np.float32) / FULL
         return torch.from_numpy(pixels[None] if pixels.ndim == 2 else pixels.transpose(2, 0, 1).copy())
     return input
@@ -176,9 +272,4 @@ def _tensors(inputs: Any) -> Tree:
         return inputs.detach()
     if isinstance(inputs, np.ndarray | np.generic | int | float):
         return torch.as_tensor(inputs)
-    raise ValueError(f"its input holds a {type(inputs).__name__}, and a network takes tensors: make them in a transform")
-
-
-def array_of(tensor: Tensor) -> np.ndarray:
-    """A tensor's values; numpy has no bfloat16."""
-    return (tensor.float() if tensor.dtype == torch.bfloat16 else tensor).numpy()
+    raise UnusableItem(f"its input holds a {type(inputs).__name__}, and a network takes tensors: make them in a transform")

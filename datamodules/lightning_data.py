@@ -9,17 +9,30 @@ from torch.utils.data import DataLoader
 
 from flcog.core.lightning_packages import overrides
 from flcog.data import Splits
-from flcog.datamodules.item_set import ItemSet
 from flcog.datamodules.item_sets import ItemSets
-from flcog.datamodules.read_loader import ReadLoader, read_loaders
-from flcog.datamodules.stand_ins import StandIn, the_loaders
+from flcog.datamodules.items import ItemSet, Target
+from flcog.datamodules.read_loader import ReadLoader, WholeBatches, read_loaders, the_loaders
 from flcog.datamodules.targets import TaskOrAuto
-from flcog.datamodules.torch_dataset import PARTS, by_part, parts_of
-from flcog.datamodules.whole_batches import WholeBatches
-from flcog.datamodules.workers import Target
+from flcog.datamodules.torch_dataset import PARTS, by_part, item_set
 
 WORKERS = 2
 """Number of worker processes if the loader has none, because the training process must train clients."""
+
+
+class StandIn(L.LightningDataModule):
+    """Loaders in the place of a data module.
+
+    Args:
+        name: the name of the user's object in notes.
+        hooked: the data module whose hooks change batches; itself by default.
+        loaders_of: the module that defines the loaders, if it is a ``LightningModule``.
+    """
+
+    def __init__(
+        self, name: str, hooked: L.LightningDataModule | None = None, loaders_of: L.LightningModule | None = None
+    ) -> None:
+        super().__init__()
+        self.stands_for, self.hooked, self.loaders_of = name, self if hooked is None else hooked, loaders_of
 
 
 class LightningData(ItemSets):
@@ -113,10 +126,14 @@ class LightningData(ItemSets):
         self.drop_last, self.num_workers = train.drop_last, found["train"][0].num_workers or WORKERS
         self.collate_fn, self.order = train.collate_fn, train.order
         self.notes = (self._note(read),)
-        targets = {part: loader.of_its_rows(self._given_targets.get(part)) for part, loader in read.items()}
-        users, collate_fns = train.of_its_rows(self._users), {part: loader.collate_fn for part, loader in read.items()}
         self._counts = {part: loader.counts for part, loader in read.items()}
-        return parts_of({part: loader.dataset for part, loader in read.items()}, targets, users, collate_fns)
+        return {part: self._part(part, loader) for part, loader in read.items()}
+
+    def _part(self, part: str, loader: ReadLoader) -> ItemSet:
+        if isinstance(loader.dataset, WholeBatches):
+            return ItemSet(loader.dataset, whole=True, collate_fn=loader.collate_fn, place=self._target)
+        targets, users = loader.of_its_rows(self._given_targets.get(part)), loader.of_its_rows(self._users)
+        return item_set(part, loader.dataset, targets, users if part == "train" else None, loader.collate_fn, self._target)
 
     def _loaders_of(self, part: str) -> list[DataLoader]:
         hook = f"{part}_dataloader"

@@ -1,17 +1,20 @@
-"""The data of the trainer's verbs, which take loaders as ``lightning.Trainer`` does."""
+"""The data of the trainer's verbs, which take loaders, torch data sets and data modules as ``lightning.Trainer`` does."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import lightning as L
 import numpy as np
+from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from flcog.core.lightning_packages import lightning_base, overrides
 from flcog.data import FederatedDataModule, Partition, Partitioner, Samples
-from flcog.datamodules.lightning_data import LightningData
-from flcog.datamodules.stand_ins import EvaluatedLoader, Loaders, OwnLoaders, StandIn, the_loaders
+from flcog.datamodules.lightning_data import LightningData, StandIn
+from flcog.datamodules.read_loader import the_loaders
+from flcog.datamodules.torch_dataset import TorchDataset
 
 PARTS = {"validate": "val", "test": "test", "predict": "test"}
 """The set that a verb evaluates."""
@@ -111,3 +114,123 @@ def _loaders(data: Any, verb: str, part: str) -> list[DataLoader]:
     if isinstance(data, Dataset):
         return [DataLoader(data, batch_size=64, shuffle=part == "train")]
     return the_loaders(data, f"{verb} got", "predict" if verb == "predict" else part)
+
+
+# Data modules that stand for loaders ---------------------------------------------------------------------------------------------
+
+
+class Loaders(StandIn):
+    """Loaders of a training set and of sets to evaluate."""
+
+    def __init__(self, train: Any, val: Any = None, test: Any = None) -> None:
+        super().__init__("DataLoader")
+        self._train, self._val, self._test = train, [] if val is None else val, [] if test is None else test
+
+    def train_dataloader(self) -> Any:
+        return self._train
+
+    def val_dataloader(self) -> Any:
+        return self._val
+
+    def test_dataloader(self) -> Any:
+        return self._test
+
+
+class EvaluatedLoader(StandIn):
+    """One loader of a data module alone, whose set is evaluated.
+
+    Args:
+        datamodule: the data module.
+        part: ``val``, ``test`` or ``predict``.
+    """
+
+    def __init__(self, datamodule: L.LightningDataModule, part: str) -> None:
+        inner = datamodule if isinstance(datamodule, StandIn) else StandIn(type(datamodule).__name__, datamodule)
+        super().__init__(inner.stands_for, inner.hooked, inner.loaders_of)
+        self._datamodule, self._part = datamodule, part
+
+    def prepare_data(self) -> None:
+        self._datamodule.prepare_data()
+
+    def setup(self, stage: str) -> None:
+        if stage == "fit":  # LightningData calls it again for tests
+            self._datamodule.setup({"val": "validate"}.get(self._part, self._part))
+
+    def train_dataloader(self) -> Any:
+        return next(iter(self._loaders()), None)
+
+    def val_dataloader(self) -> Any:
+        return self._loaders() if self._part == "val" else []
+
+    def test_dataloader(self) -> Any:
+        return [] if self._part == "val" else self._loaders()
+
+    def _loaders(self) -> list[DataLoader]:
+        owner, hook = type(self.loaders_of or self.hooked).__name__, f"{self._part}_dataloader"
+        return the_loaders(getattr(self._datamodule, hook)(), f"{owner}.{hook} returns", self._part)
+
+
+class OwnLoaders(StandIn):
+    """The loaders that a module defines itself, for verbs without data."""
+
+    def __init__(self, module: Any) -> None:
+        super().__init__(f"loader of {type(module).__name__}", loaders_of=module)
+        self._module = module
+
+    def setup(self, stage: str) -> None:
+        self._module.setup(stage)
+
+    def train_dataloader(self) -> Any:
+        return self._loader("train_dataloader")
+
+    def val_dataloader(self) -> Any:
+        return self._loader("val_dataloader")
+
+    def test_dataloader(self) -> Any:
+        return self._loader("test_dataloader")
+
+    def predict_dataloader(self) -> Any:
+        return self._loader("predict_dataloader")
+
+    def _loader(self, hook: str) -> Any:
+        return getattr(self._module, hook)() if overrides(self._module, "LightningModule", hook) else []
+
+
+# Other data -----------------------------------------------------------------------------------------------------------------------
+
+
+def federated(data: Any) -> FederatedDataModule:
+    """The data as a federation's: a data module of ours as it is, anything else divided as its note says.
+
+    Args:
+        data: a :class:`FederatedDataModule`, a map-style torch data set, a ``DataLoader`` of one, or a ``LightningDataModule``.
+    """
+    if isinstance(data, FederatedDataModule):
+        return data
+    if lightning_base(data, "LightningDataModule") or isinstance(data, DataLoader):
+        wrapped = LightningData(Loaders(data) if isinstance(data, DataLoader) else data)
+        wrapped.is_by_default = True
+        return wrapped
+    if isinstance(data, Dataset):
+        module = TorchDataset(data)
+        module.notes = (
+            f"a {type(data).__name__} is divided over {module.num_clients} clients at random, in batches of {module.batch_size}; no test "
+            "set: flcog.datamodules.TorchDataset takes num_clients, partitioner, users, batch_size, test",
+        )
+        return module
+    raise ValueError(f"data is a {type(data).__name__}: {_advice(data)}")
+
+
+def _advice(data: Any) -> str:
+    """The call that takes data of this kind."""
+    kind = f"{type(data).__module__.split('.')[0]}.{type(data).__name__}"
+    if kind in ("datasets.Dataset", "datasets.DatasetDict"):
+        return 'give flcog.datamodules.HuggingFace(data, input="image", target="label"), with the names of its columns'
+    if kind == "pandas.DataFrame":
+        return 'give flcog.datamodules.Table(data, target="label"), with the name of its column'
+    if isinstance(data, Tensor | np.ndarray) or (isinstance(data, tuple | list) and len(data) == 2):
+        return "give flcog.datamodules.ArrayData(train_inputs=..., train_targets=...)"
+    return (
+        "give a flcog.FederatedDataModule (flcog.datamodules has many), a map-style torch.utils.data.Dataset, a DataLoader of a "
+        "map-style data set, or a LightningDataModule"
+    )

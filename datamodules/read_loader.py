@@ -1,15 +1,17 @@
 """What a ``DataLoader`` of the user's contributes to a federation: its samples, batch size and ``collate_fn``."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from itertools import islice
 from typing import Any, NamedTuple
 
 import numpy as np
+from lightning.pytorch.utilities import CombinedLoader
 from torch.utils.data import (
     BatchSampler,
     ConcatDataset,
     DataLoader,
+    Dataset,
     IterableDataset,
     RandomSampler,
     SequentialSampler,
@@ -21,11 +23,27 @@ from torch.utils.data import (
 from flcog.core.global_streams import seeded
 from flcog.data.order import Order
 from flcog.datamodules.items import as_array
-from flcog.datamodules.torch_dataset import require_map_style
-from flcog.datamodules.whole_batches import ListedItems, WholeBatches, only
+from flcog.datamodules.torch_dataset import CollateFn, require_map_style
 
-MOST_STREAMED = 1_000_000
-"""The most items of a stream."""
+MOST_ITEMS, MOST_BATCHES = 1_000_000, 100_000
+"""The most items or batches of a stream, which are held in memory to divide them over clients."""
+
+
+class ListedItems(Dataset):
+    """Items in memory."""
+
+    def __init__(self, items: Sequence[Any]) -> None:
+        self._items = items
+
+    def __len__(self) -> int:
+        return len(self._items)
+
+    def __getitem__(self, index: int) -> Any:
+        return self._items[index]
+
+
+class WholeBatches(ListedItems):
+    """Items that are batches. Clients share the batches out among themselves."""
 
 
 class ReadLoader(NamedTuple):
@@ -46,7 +64,7 @@ class ReadLoader(NamedTuple):
     rows: np.ndarray | None
     batch_size: int
     drop_last: bool
-    collate_fn: Callable[[list[Any]], Any] | None
+    collate_fn: CollateFn | None
     unused: str
     order: Order | None = None
     counts: tuple[int, ...] = ()
@@ -61,6 +79,43 @@ class ReadLoader(NamedTuple):
         return array if len(array) == len(self.rows) else array[self.rows]
 
 
+def the_loaders(given: Any, where: str, part: str) -> list[DataLoader]:
+    """A part's loaders, also from a list or a dict. The batches of several for training are joined, as Lightning does.
+
+    Other objects that yield batches are read once, and so are joined ones. Clients share their batches out among themselves.
+    """
+    if given is None:
+        return []
+    loaders = list(given.values()) if isinstance(given, dict) else list(given) if isinstance(given, list | tuple) else [given]
+    if part == "train" and len(loaders) > 1:
+        loaders = [CombinedLoader(given, "max_size_cycle")]
+    if part == "predict" and len(loaders) > 1:
+        raise ValueError(
+            f"{where} a {type(given).__name__}, and predictions read one torch DataLoader: predict with one at a time"
+        )
+    if not all(isinstance(loader, Iterable) for loader in loaders):
+        raise ValueError(f"{where} a {type(given).__name__}, and a loader yields batches: return a torch DataLoader")
+    return [loader if isinstance(loader, DataLoader) else _of_batches(loader) for loader in loaders]
+
+
+def _of_batches(loader: Iterable[Any]) -> DataLoader:
+    """A loader of the batches of anything that yields them."""
+    found = _read_once(loader, MOST_BATCHES)
+    batches = [batch[0] for batch in found] if isinstance(loader, CombinedLoader) else found
+    return DataLoader(WholeBatches(batches), batch_size=None, collate_fn=None)
+
+
+def _read_once(stream: Iterable[Any], most: int) -> list[Any]:
+    with seeded(0):
+        found = list(islice(stream, most + 1))
+    if len(found) > most:
+        raise ValueError(
+            f"a {type(stream).__name__} yields more than {most:,} items or batches, which are held in memory to divide them over "
+            "clients: give a map-style data set"
+        )
+    return found
+
+
 def read_loaders(loaders: Sequence[DataLoader], part: str) -> ReadLoader:
     """Read the loaders of a set. Several have their data sets one after another, and the largest of their batch sizes."""
     read = [read_loader(loader, part) for loader in loaders]
@@ -73,92 +128,63 @@ def read_loaders(loaders: Sequence[DataLoader], part: str) -> ReadLoader:
         )
     return first._replace(
         dataset=ConcatDataset([each.dataset for each in read]),
-        rows=_rows_of_all(loaders, read),
+        rows=None,
         batch_size=max(each.batch_size for each in read),
         unused=", ".join(dict.fromkeys(each.unused for each in read if each.unused)),
         counts=tuple(len(each.dataset) for each in read),
     )
 
 
-def _rows_of_all(loaders: Sequence[DataLoader], read: Sequence[ReadLoader]) -> np.ndarray | None:
-    """The rows that the samplers choose, counted over the data sets of all loaders; None for all."""
-    if all(each.rows is None for each in read):
-        return None
-    sizes = [len(loader.dataset) for loader in loaders]  # type: ignore[arg-type]
-    rows = [np.arange(size) if each.rows is None else each.rows for size, each in zip(sizes, read, strict=True)]
-    return np.concatenate([start + chosen for start, chosen in zip(np.cumsum([0, *sizes[:-1]]), rows, strict=True)])
-
-
 def read_loader(loader: DataLoader, part: str) -> ReadLoader:
     """Read a loader. The items of a stream are read once, into memory."""
-    loader = _of_a_set(loader, part)
+    loader = _of_a_set(loader)
     require_map_style(loader.dataset, part)
-    batches, count = loader.batch_sampler, len(loader.dataset)  # type: ignore[arg-type]
-    sampler = getattr(batches, "sampler", None)
-    rows = None
+    batches: Any = loader.batch_sampler
+    sampler, count, rows = getattr(batches, "sampler", None), len(loader.dataset), None  # type: ignore[arg-type]
     if (indices := getattr(sampler, "indices", None)) is not None:
         rows = None if np.array_equal(np.sort(indices), np.arange(count)) else np.asarray(indices)
-    shuffles = type(batches) is BatchSampler and (_is_shuffle(sampler, count) or type(sampler) is SubsetRandomSampler)
-    order = None if shuffles or part != "train" else Order(batches, np.arange(count) if rows is None else rows)
-    unused = "" if shuffles or order is not None or isinstance(sampler, SequentialSampler) else type(sampler).__name__
-    size, drops = (
-        getattr(batches, "batch_size", None) or _length_of_first(batches, part),
-        bool(getattr(batches, "drop_last", False)),
-    )
-    if drops and part != "train" and type(batches) is BatchSampler:
-        if type(sampler) is SequentialSampler:
-            rows = _without_last(len(sampler), size, part)
-        else:
+    is_plain = type(batches) is BatchSampler
+    shuffles = is_plain and (_is_shuffle(sampler, count) or type(sampler) is SubsetRandomSampler)
+    order, unused = None, ""
+    if not shuffles and part == "train":
+        order = Order(batches, np.arange(count) if rows is None else rows)
+    elif not shuffles and not (is_plain and isinstance(sampler, SequentialSampler)):
+        unused = type(sampler if is_plain else batches).__name__
+    size = getattr(batches, "batch_size", None) or len(next(iter(batches)))
+    drops = bool(getattr(batches, "drop_last", False))
+    if drops and part != "train" and is_plain:
+        if type(sampler) is not SequentialSampler:
             unused = unused or "drop_last"
+        elif len(sampler) % size:
+            rows = np.arange(len(sampler) // size * size)
     return ReadLoader(
         dataset=loader.dataset if rows is None else Subset(loader.dataset, rows.tolist()),
         rows=rows,
         batch_size=size,
         drop_last=drops,
         collate_fn=None if loader.collate_fn is default_collate else loader.collate_fn,
-        unused=unused if order is not None or type(batches) is BatchSampler else type(batches).__name__,
+        unused=unused,
         order=order,
     )
 
 
-def _of_a_set(loader: DataLoader, part: str) -> DataLoader:
+def _of_a_set(loader: DataLoader) -> DataLoader:
     """The loader, of single items in a data set: those of a stream are read, and whole batches are items."""
     dataset: Any = loader.dataset
     if streamed := isinstance(dataset, IterableDataset):
-        with seeded(0):
-            dataset = ListedItems(list(islice(dataset, MOST_STREAMED + 1)))
-        if len(dataset) > MOST_STREAMED:
-            raise ValueError(
-                f"{part} is a stream of more than {MOST_STREAMED:,} items, which are held in memory to divide them over clients: give a "
-                "map-style data set"
-            )
+        dataset = ListedItems(_read_once(dataset, MOST_ITEMS))
     if loader.batch_sampler is None or (streamed and loader.batch_size is None):
-        batches, collate_fn = WholeBatches(dataset), partial(only, loader.collate_fn)
+        batches, collate_fn = WholeBatches(dataset), partial(_only, loader.collate_fn)
         return DataLoader(batches, 1, sampler=None if streamed else loader.sampler, collate_fn=collate_fn)
     if not streamed:
         return loader
     return DataLoader(dataset, loader.batch_size, drop_last=loader.drop_last, collate_fn=loader.collate_fn)
 
 
-def _without_last(count: int, size: int, part: str) -> np.ndarray | None:
-    """The rows of a set that is evaluated without its last, smaller batch; None for all."""
-    if count < size:
-        raise ValueError(f"the {part} loader drops its only batch, {count} of {size} samples: leave drop_last=True out there")
-    return np.arange(count - count % size) if count % size else None
-
-
-def _length_of_first(batches: Any, part: str) -> int:
-    """The number of samples in the first batch of a sampler without the attribute ``batch_size``."""
-    try:
-        if length := len(next(iter(batches))):
-            return length
-        fault = "it is empty"
-    except Exception as error:  # of the user's sampler
-        fault = repr(error)
-    raise ValueError(
-        f"the {part} loader's batch_sampler, a {type(batches).__name__}, has no batch_size, and its first batch cannot be counted "
-        f"({fault}): give it the attribute batch_size"
-    )
+def _only(convert: Callable[[Any], Any] | None, batches: list[Any]) -> Any:
+    """The only batch of a list, as ``collate_fn`` of a loader of batches."""
+    (batch,) = batches
+    return batch if convert is None else convert(batch)
 
 
 def _is_shuffle(sampler: Any, count: int) -> bool:

@@ -1,26 +1,19 @@
 """TorchDataset: a data module for any map-style torch data set."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import torch
 from torch.utils.data import ConcatDataset, Dataset, IterableDataset, Subset, TensorDataset
 
-from flcog.datamodules.item_set import ItemSet
 from flcog.datamodules.item_sets import ItemSets
-from flcog.datamodules.items import as_array, can_be_targets
+from flcog.datamodules.items import ItemSet, Target, as_array, can_be_targets
 from flcog.datamodules.targets import TaskOrAuto
-from flcog.datamodules.whole_batches import WholeBatches
-from flcog.datamodules.workers import Target
 
 PARTS = ("train", "test", "val")
 
 CollateFn = Callable[[list[Any]], Any]
-
-MOST_ITEMS = 100_000_000
-"""Longer data sets are refused: a partition and the targets alone would fill the memory."""
 
 
 class TorchDataset(ItemSets):
@@ -37,8 +30,9 @@ class TorchDataset(ItemSets):
 
     The data set's own transforms run in the workers. Their random draws (from torch's, numpy's or Python's streams) depend on
     seed, round, client and sample, so that a run can be repeated and resumed to the bit. In evaluations a sample's random draws
-    are always the same. With ``cache_dir`` every item is read once, with its random transforms, into a memory-mapped file. A
-    plain ``TensorDataset`` is replaced by its tensors.
+    are always the same. With ``cache_dir`` every item is read once, with its random transforms, into a file of that folder. Name
+    another folder, or delete it, if the data set or its transforms change: flcog reads what is there. A plain ``TensorDataset`` is
+    replaced by its tensors.
 
     CIFAR-10 by torchvision's own class, as YAML:
 
@@ -99,7 +93,17 @@ class TorchDataset(ItemSets):
         self._users = users
 
     def _parts(self) -> dict[str, ItemSet]:
-        return parts_of(self.sets, self._given_targets, self._users, dict.fromkeys(self.sets, self.collate_fn))
+        return {
+            part: item_set(
+                part,
+                dataset,
+                self._given_targets.get(part),
+                self._users if part == "train" else None,
+                self.collate_fn,
+                self._target,
+            )
+            for part, dataset in self.sets.items()
+        }
 
 
 def by_part(targets: Any) -> dict[str, Any]:
@@ -112,53 +116,42 @@ def by_part(targets: Any) -> dict[str, Any]:
     return given
 
 
-def parts_of(
-    sets: Mapping[str, Any], targets: Mapping[str, Any], users: Any, collate_fns: Mapping[str, CollateFn | None]
-) -> dict[str, ItemSet]:
-    """Return the sets of items.
+def item_set(part: str, dataset: Any, targets: Any, users: Any, collate_fn: CollateFn | None, place: Target) -> ItemSet:
+    """A torch data set as a set of items.
 
     Args:
-        sets: torch data sets, by part.
-        targets: the result of :func:`by_part`.
-        users: the owners of the training samples, as for :class:`TorchDataset`.
-        collate_fns: by part; None stacks the items, so that a ``TensorDataset`` can be used directly.
+        part: its part.
+        dataset: the data set.
+        targets: its targets, the name of their attribute, or None.
+        users: the owners of its samples, as for :class:`TorchDataset`.
+        collate_fn: the user's; None stacks the items, so that a ``TensorDataset`` can be used directly.
+        place: the place of an item's target.
     """
-    return {
-        part: replace(
-            _part(
-                part,
-                dataset,
-                targets.get(part),
-                _users_of(dataset, users) if part == "train" else None,
-                collate_fns[part] is None,
-            ),
-            collate_fn=collate_fns[part],
-        )
-        for part, dataset in sets.items()
-    }
-
-
-def _part(part: str, dataset: Any, targets: Any, users: np.ndarray | None, stacked: bool) -> ItemSet:
-    if isinstance(dataset, WholeBatches):
-        return ItemSet(dataset, None, False, users, whole=True)
-    if isinstance(targets, str):
-        found = attribute_of(dataset, (targets,))
-        if found is None:
-            raise ValueError(
-                f"the {part} set ({type(dataset).__name__}) has no attribute {targets!r}: give its targets themselves"
-            )
-        targets = found
-    if (tensors := _plain_tensors(dataset)) is not None and stacked:
+    targets, owners = _named(dataset, targets, part), _named(dataset, users, part)
+    if callable(owners):
+        owners = [owners(index) for index in range(len(dataset))]
+    common: dict[str, Any] = {"users": owners if owners is None else as_array(owners), "collate_fn": collate_fn, "place": place}
+    if (tensors := _plain_tensors(dataset)) is not None and collate_fn is None:
         if len(tensors) == 2 and (targets is not None or can_be_targets(tensors[1])):
-            return ItemSet(dataset, as_array(tensors[1] if targets is None else targets), False, users, tensors[0])
+            return ItemSet(dataset, as_array(tensors[1] if targets is None else targets), False, stored=tensors[0], **common)
         if targets is None:
-            return ItemSet(dataset, None, False, users, list(tensors), whole=True)
+            return ItemSet(dataset, stored=list(tensors), whole=True, **common)
     if targets is not None:
-        return ItemSet(dataset, as_array(targets), False, users)
+        return ItemSet(dataset, as_array(targets), False, **common)
     found = attribute_of(dataset, ("targets", "labels"))
     shown = None if found is None else as_array(found)
     known = shown if shown is not None and len(shown) == len(dataset) else None
-    return ItemSet(dataset, known, True, users, transformed=transforms_targets(dataset))
+    return ItemSet(dataset, known, transformed=transforms_targets(dataset), **common)
+
+
+def _named(dataset: Any, values: Any, part: str) -> Any:
+    """The values, or the attribute of the data set that they name."""
+    if not isinstance(values, str):
+        return values
+    found = attribute_of(dataset, (values,))
+    if found is None:
+        raise ValueError(f"the {part} set ({type(dataset).__name__}) has no attribute {values!r}: give the values themselves")
+    return found
 
 
 def transforms_targets(dataset: Any) -> bool:
@@ -191,7 +184,7 @@ def _plain_tensors(dataset: Any) -> tuple[torch.Tensor, ...] | None:
     if type(dataset) is TensorDataset:
         return tuple(dataset.tensors)
     if type(dataset) is Subset and (whole := _plain_tensors(dataset.dataset)) is not None:
-        chosen = torch.as_tensor(np.asarray(dataset.indices))
+        chosen = torch.as_tensor(np.asarray(dataset.indices, np.int64))
         return tuple(tensor[chosen] for tensor in whole)
     if type(dataset) is ConcatDataset:
         parts = [_plain_tensors(part) for part in dataset.datasets]
@@ -201,37 +194,10 @@ def _plain_tensors(dataset: Any) -> tuple[torch.Tensor, ...] | None:
     return None
 
 
-def _users_of(dataset: Any, users: Any) -> np.ndarray | None:
-    """Return the owner of each item."""
-    if users is None:
-        return None
-    if isinstance(users, str):
-        found = attribute_of(dataset, (users,))
-        if found is None:
-            raise ValueError(f"the training set ({type(dataset).__name__}) has no attribute {users!r}: give its users themselves")
-        return as_array(found)
-    return as_array([users(index) for index in range(len(dataset))] if callable(users) else users)
-
-
 def require_map_style(dataset: Any, part: str) -> None:
-    """Refuse a data set that cannot be read by index, is too long, or selects items that do not exist."""
+    """Refuse a data set that cannot be read by index."""
     if isinstance(dataset, IterableDataset) or not (hasattr(dataset, "__getitem__") and hasattr(dataset, "__len__")):
         kind = "a stream, whose samples cannot be given to clients" if isinstance(dataset, IterableDataset) else "no data set"
         raise ValueError(
             f"{part} is a {type(dataset).__name__}, {kind}: give a map-style torch.utils.data.Dataset, with __getitem__ and __len__"
         )
-    if len(dataset) > MOST_ITEMS:
-        raise ValueError(
-            f"{part} ({type(dataset).__name__}) has a length of {len(dataset):,}, and at most {MOST_ITEMS:,} items can be divided: "
-            "correct its __len__, or give a Subset"
-        )
-    if isinstance(dataset, Subset) and len(dataset):
-        count, indices = len(dataset.dataset), np.asarray(dataset.indices)  # type: ignore[arg-type]
-        if indices.dtype.kind not in "iu":
-            raise ValueError(f"{part} is a Subset whose indices are {indices.dtype}: give whole numbers")
-        outside = (indices < -count) | (indices >= count)
-        if outside.any():
-            raise ValueError(
-                f"{part} is a Subset with index {indices[outside][0]}, and its data set has {count} items: indices go from 0 to {count - 1}"
-            )
-        require_map_style(dataset.dataset, part)

@@ -532,7 +532,7 @@ class FederatedTrainer(TopicList):
         """Start the processes, and open a run."""
         check_model(model)
         if not isinstance(datamodule, FederatedDataModule):
-            from flcog.datamodules.wrapping import federated
+            from flcog.datamodules.loaders import federated
 
             datamodule = federated(adopt(datamodule))
         adopt(datamodule.hooked)

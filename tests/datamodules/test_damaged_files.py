@@ -25,7 +25,6 @@ from datamodules.test_flair import USERS, write_flair
 from datamodules.test_ham10000 import write_ham
 from datamodules.test_mnist import write_mnist
 from flcog.callbacks import BetaVAE, Fedssyn
-from flcog.callbacks.fedwalk.command import leash
 from flcog.commands.errors import refusal
 from flcog.core.labels import require_targets
 from flcog.data import Samples, Splits, Task
@@ -176,21 +175,6 @@ def test_a_photograph_that_is_missing(tmp_path: Path) -> None:
 # flcog writes decoded and converted files itself, so the message says to delete them -----------------------------------------------
 
 
-def test_damaged_decoded_images(tmp_path: Path) -> None:
-    write_ham(tmp_path)
-    options: dict[str, Any] = {"test_per_class": 6, "image_size": 8, "num_clients": 3}
-    HAM10000(str(tmp_path), **options).setup()
-    file = next((tmp_path / "decoded").glob("train-*.npy"))
-    whole = file.read_bytes()
-    for content in (whole[:-1], whole[:40], b"text"):
-        file.write_bytes(content)
-        with one_line(rf"{file.name} cannot be read, delete it, and it is made again"):
-            HAM10000(str(tmp_path), **options).setup()
-    np.save(file, np.zeros((3, 8, 8, 3), np.uint8))
-    with one_line(rf"{file.name} cannot be read, delete it, and it is made again: it holds uint8 of shape \(3, 8, 8, 3\)"):
-        HAM10000(str(tmp_path), **options).setup()
-
-
 def test_damaged_conversion_of_femnist(tmp_path: Path) -> None:
     write_leaf(tmp_path, "train", "test")
     FEMNIST(str(tmp_path)).setup()
@@ -285,12 +269,6 @@ def test_dsprites_factors(tmp_path: Path, factors: np.ndarray) -> None:
     np.savez(path, imgs=np.zeros((30, 64, 64), np.uint8), latents_classes=factors)
     with one_line(r"dsprites\S*npz cannot be read.*latents_classes"):
         DSprites(str(tmp_path)).setup()
-
-
-def test_a_leash_list_that_is_no_text(tmp_path: Path) -> None:
-    (tmp_path / "labels.txt").write_bytes(b"caf\xe9\n")
-    with one_line("labels.txt must be a text file in UTF-8"):
-        leash(["prompt", "--classes", str(tmp_path / "labels.txt")])
 
 
 @pytest.mark.slow

@@ -6,7 +6,6 @@ import time
 import tracemalloc
 from itertools import pairwise
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -20,10 +19,10 @@ from datamodules import flair_at_full_size
 from flcog import FederatedTrainer, MultiLabelClassifier
 from flcog.commands.cli import main
 from flcog.core.randomness import fold
-from flcog.datamodules import FLAIR, IID, flair, image_cache, row_file
+from flcog.datamodules import FLAIR, IID, decoded_images, flair
+from flcog.datamodules.decoded_images import DecodedImages
 from flcog.datamodules.flair import COARSE_LABELS, _Index, read_objects
-from flcog.datamodules.image_cache import ImageCache
-from flcog.datamodules.row_file import CheckedRows
+from flcog.datamodules.row_file import RowFile
 from flcog.models import SimpleCNN
 
 FINE = {"bag": "equipment", "waffle": "food", "bread": "food", "blue_sky": "outdoor", "wood_processed": "material"}
@@ -168,16 +167,16 @@ def test_another_partitioner(tmp_path: Path, entries: list[dict[str, Any]]) -> N
 
 def test_a_large_set_stays_on_disk(tmp_path: Path, entries: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch) -> None:
     in_memory = FLAIR(str(tmp_path), image_size=32).federation.train
-    monkeypatch.setattr(image_cache, "IN_MEMORY_BYTES", 0)
+    monkeypatch.setattr(decoded_images, "IN_MEMORY_BYTES", 0)
     federation = FLAIR(str(tmp_path), image_size=32).federation
-    assert isinstance(federation.train.inputs, CheckedRows)
+    assert isinstance(federation.train.inputs, RowFile)
     indices = torch.tensor([5, 0, 5])
     assert torch.equal(federation.train.gather(indices), in_memory.gather(indices))
     assert federation.load(federation.train, indices, torch.device("cpu"))[0].shape == (3, 3, 32, 32)
 
 
 def test_a_round_of_training_from_disk(tmp_path: Path, entries: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(image_cache, "IN_MEMORY_BYTES", 0)
+    monkeypatch.setattr(decoded_images, "IN_MEMORY_BYTES", 0)
     data = FLAIR(str(tmp_path), image_size=32, augmentation="crop-flip", batch_size=2)
     trainer = FederatedTrainer(
         rounds=1, clients_per_round=3, local_steps=2, logger=False, accelerator="cpu", default_root_dir=str(tmp_path / "runs")
@@ -214,51 +213,50 @@ def test_a_second_start_reads_no_jpeg(tmp_path: Path, entries: list[dict[str, An
     for file in (tmp_path / "small_images").iterdir():
         file.unlink()
     assert np.array_equal(FLAIR(str(tmp_path), image_size=32).federation.train.inputs, first)
-    assert len(list((tmp_path / "decoded").glob("*.npy"))) == 3
+    assert len(list((tmp_path / "decoded").glob("*.rows"))) == 3
 
 
 def test_a_killed_decode_goes_on_where_it_stopped(tmp_path: Path) -> None:
     write_flair(tmp_path, {"train0": 40, "val0": 1, "test0": 1}, image_size=16)
 
     def decode_slowly() -> None:
-        row_file.CHUNK_BYTES, decode = 1, ImageCache._decode
-        ImageCache._decode = lambda self, row: (time.sleep(0.02), decode(self, row))[1]  # type: ignore[method-assign]
+        decode = DecodedImages._decode
+        DecodedImages._decode = lambda self, row: (time.sleep(0.02), decode(self, row))[1]  # type: ignore[method-assign]
         FLAIR(str(tmp_path), image_size=16).prepare_data()
 
     process = multiprocessing.get_context("fork").Process(target=decode_slowly)
     process.start()
-    marks = None
-    while marks is None or np.count_nonzero(np.fromfile(marks, np.uint8)) < 5:
+    sums: Path | None = None
+    while sums is None or np.count_nonzero(np.fromfile(sums, np.uint32)) < 5:
         assert process.is_alive(), "the decode ended before it could be killed"
         time.sleep(0.005)
-        marks = next((tmp_path / "decoded").glob("*.marks"), None) if (tmp_path / "decoded").exists() else None
+        sums = next(tmp_path.glob("decoded/train*.sums"), None)
     process.kill()
     process.join()
-    done = np.fromfile(marks, np.uint8)
-    assert 5 <= np.count_nonzero(done) < 40 and not list((tmp_path / "decoded").glob("*.npy"))
+    done = np.fromfile(sums, np.uint32) != 0
+    assert 5 <= np.count_nonzero(done) < 40
 
     data = FLAIR(str(tmp_path), image_size=16)
     images = [name.decode() for name in data._images["train"].names]
     expected = np.stack([decoded(tmp_path, image) for image in images])
-    for image in np.array(images)[done == 1]:
+    for image in np.array(images)[done]:
         (tmp_path / "small_images" / f"{image}.jpg").unlink()  # decoding it again would fail
     assert np.array_equal(data.federation.train.inputs, expected)
-    assert not list((tmp_path / "decoded").glob("*.marks"))
 
 
 def test_processes_that_start_together_decode_once(tmp_path: Path) -> None:
     write_flair(tmp_path, {"train0": 20, "val0": 1, "test0": 1}, image_size=16)
 
     def decode_and_log() -> None:
-        decode = ImageCache._decode
+        decode = DecodedImages._decode
 
-        def logged(self: ImageCache, row: int) -> np.ndarray:
+        def logged(self: DecodedImages, row: int) -> np.ndarray:
             with (tmp_path / "log").open("a") as log:
                 log.write(f"{self.files[row]}\n")
             time.sleep(0.01)
             return decode(self, row)
 
-        ImageCache._decode = logged  # type: ignore[method-assign]
+        DecodedImages._decode = logged  # type: ignore[method-assign]
         FLAIR(str(tmp_path), image_size=16).prepare_data()
 
     processes = [multiprocessing.get_context("fork").Process(target=decode_and_log) for _ in range(2)]
@@ -270,15 +268,6 @@ def test_processes_that_start_together_decode_once(tmp_path: Path) -> None:
     assert sorted((tmp_path / "log").read_text().split()) == sorted(file.name for file in (tmp_path / "small_images").iterdir())
 
 
-def test_marks_of_another_length_start_again(tmp_path: Path, entries: list[dict[str, Any]]) -> None:
-    data = FLAIR(str(tmp_path), image_size=32)
-    path = data._cache("train").path
-    path.parent.mkdir()
-    np.lib.format.open_memmap(path.with_suffix(".partial"), mode="w+", dtype=np.uint8, shape=data._cache("train").shape)
-    path.with_suffix(".marks").write_bytes(b"\1")
-    assert data.federation.train.inputs[0].any()
-
-
 def test_images_of_other_sizes(tmp_path: Path) -> None:
     wide = np.zeros((10, 30, 3), np.uint8)
     wide[:, 10:20] = 255
@@ -286,19 +275,13 @@ def test_images_of_other_sizes(tmp_path: Path) -> None:
     Image.fromarray(wide[:, :10]).convert("L").save(tmp_path / "grey.png")
 
     def load(size: tuple[int, int], **options: Any) -> np.ndarray:
-        return np.asarray(ImageCache(tmp_path, "a", tmp_path, ["grey.png", "wide.png"], size, **options).load())
+        return np.asarray(DecodedImages(tmp_path, "a", tmp_path, ["grey.png", "wide.png"], size, **options).load())
 
     assert load((5, 5), shape_by="crop")[1].min() > 200
     assert 60 < load((5, 5), shape_by="stretch")[1].mean() < 110
     assert load((10, 30), mode="L").shape == (2, 10, 30, 1)
     with pytest.raises(ValueError, match=r"wide.png is 30x10, unlike the first image of 10x10: set an image_size"):
         load((10, 10), shape_by="reject")
-
-
-def test_a_disk_too_small_is_known_beforehand(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(row_file.shutil, "disk_usage", lambda folder: SimpleNamespace(free=1000))
-    with pytest.raises(ValueError, match=r"takes 0.0 GB in .*cache_dir"):
-        ImageCache(tmp_path, "a", tmp_path, ["x.png"], (32, 32)).load()
 
 
 def test_objects_one_by_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -367,10 +350,10 @@ def test_arguments() -> None:
 
 
 def test_images_are_decoded_when_they_are_read(tmp_path: Path, entries: list[dict[str, Any]]) -> None:
-    first = FLAIR(str(tmp_path), image_size=32).federation.train.inputs
+    first = FLAIR(str(tmp_path), image_size=32, cache_dir=str(tmp_path / "first")).federation.train.inputs
     data = FLAIR(str(tmp_path), image_size=32, decode="when read")
     images = data.federation.train.inputs
-    files = data._cache("train").files
+    files = list(data._decoded("train").files)
     (tmp_path / "small_images" / files[3]).unlink()
     assert np.array_equal(images[np.array([5, 0, 5])], first[torch.tensor([5, 0, 5])])
     for image in (files[0], files[5]):  # these are already decoded, so another run can read them

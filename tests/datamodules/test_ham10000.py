@@ -68,7 +68,7 @@ def test_metadata_as_dataverse_names_them(separator: str, tmp_path: Path) -> Non
 
 
 def test_ham10000_by_image(tmp_path: Path) -> None:
-    """A lesion's images may then be in both the training and the test set. The caches of the two variants are separate."""
+    """A lesion's images may then be in both the training and the test set. Each variant has its own file of decoded images."""
     rows = {row["image_id"]: row for row in write_ham(tmp_path)}
     by_lesion = HAM10000(str(tmp_path), test_per_class=6, num_clients=3)
     before = np.asarray(by_lesion.federation.test.inputs).copy()  # type: ignore[union-attr]
@@ -83,21 +83,6 @@ def test_ham10000_by_image(tmp_path: Path) -> None:
         HAM10000(test_by="patient")  # type: ignore[arg-type]
     with one_line(ValueError, "27 images of 27 images with dx akiec"):
         HAM10000(str(tmp_path), test_by="image").setup()
-
-
-def test_changed_images_are_decoded_again(tmp_path: Path) -> None:
-    write_ham(tmp_path)
-
-    def load() -> torch.Tensor:
-        inputs = HAM10000(str(tmp_path), test_per_class=6, num_clients=3).load().train.inputs
-        assert isinstance(inputs, torch.Tensor)
-        return inputs
-
-    before, caches = load(), len(list((tmp_path / "decoded").glob("*.npy")))
-    assert torch.equal(load(), before) and len(list((tmp_path / "decoded").glob("*.npy"))) == caches
-    for file in tmp_path.rglob("*.jpg"):
-        Image.fromarray(np.full((45, 60, 3), 251, np.uint8)).save(file)
-    assert (load() == 251).all() and not (before == 251).any()
 
 
 def test_ham10000_bad(tmp_path: Path) -> None:

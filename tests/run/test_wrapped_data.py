@@ -23,7 +23,7 @@ from torch.utils.data import (
 )
 
 from flcog.datamodules import ArrayData, Dirichlet, LightningData
-from flcog.datamodules.wrapping import federated
+from flcog.datamodules.loaders import federated
 
 TENSORS = TensorDataset(torch.from_numpy(FEATURES), torch.from_numpy(LABELS))
 TESTS = TensorDataset(torch.from_numpy(FEATURES[:9]), torch.from_numpy(LABELS[:9]))
@@ -152,7 +152,7 @@ def test_an_evaluation_drops_its_last_batch(tmp_path: Path) -> None:
     trainer.fit(Means(), DataLoader(TENSORS, batch_size=6), DataLoader(TENSORS, batch_size=7, drop_last=True, shuffle=True))
     assert len(trainer.federation.val) == 60
     assert any("; the validation loader's drop_last is not used" in note for note in trainer.notes)
-    with one_line(ValueError, "the val loader drops its only batch, 60 of 70 samples: leave drop_last=True out there"):
+    with one_line(ValueError, "the val set is empty"):
         trainer.fit(Means(), DataLoader(TENSORS, batch_size=6), DataLoader(TENSORS, batch_size=70, drop_last=True))
 
 
@@ -187,12 +187,6 @@ def test_a_batch_sampler_without_batch_size_shows_it_in_its_first_batch() -> Non
     wrapped = federated(DataLoader(TENSORS, batch_sampler=Fives([list(range(5)), [9, 8]])))
     wrapped.setup("fit")
     assert wrapped.batch_size == wrapped.eval_batch_size == 5 and "in batches of 5" in wrapped.notes[0]
-    for batches, fault in ((None, r"\(TypeError\(.*not iterable"), ([], "StopIteration"), ([[]], "it is empty")):
-        unknown = federated(DataLoader(TENSORS, batch_sampler=Fives(batches)))
-        with one_line(
-            ValueError, f"train loader's batch_sampler, a Fives, has no batch_size, .*{fault}.*: give it the attribute"
-        ):
-            unknown.setup("fit")
 
 
 def test_a_lightning_data_module_divided_otherwise() -> None:
@@ -251,8 +245,7 @@ def test_predictions_read_one_loader() -> None:
             return [DataLoader(TESTS)] * 2
 
     trainer, loader = make_trainer(None), DataLoader(TENSORS)
-    remedy = "predictions read one torch DataLoader: take one, and call trainer.predict\\(model, loader\\) for each of the others"
-    with one_line(ValueError, f"Lists.predict_dataloader returns a list, and {remedy}"):
+    with one_line(ValueError, "Lists.predict_dataloader returns a list, and predictions read one torch DataLoader"):
         trainer.predict(module(), Lists())
     with one_line(ValueError, "validate got a list, and a loader yields batches: return a torch DataLoader"):
         trainer.validate(module(), [loader, 5])
