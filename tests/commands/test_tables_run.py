@@ -14,7 +14,7 @@ import torch
 import yaml
 
 import flcog.datamodules
-from commands.test_compare import TABLES
+from commands.comparisons import TABLES
 from flcog.commands.cli import main
 from flcog.commands.compare.runs import Run, runs_of
 from flcog.commands.compare.settings import resolve
