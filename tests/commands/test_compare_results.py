@@ -283,7 +283,7 @@ def test_saved_results_redraw_the_table(tmp_path: Path) -> None:
     assert text(again, []) == text(live, []) and [row["test/loss"] for row in again.frame.history.iloc[0]] == [1.5, 0.75]
     changed = runs_of(quickstart(tmp_path, arguments={"trainer.rounds": 9}), tmp_path / "out")
     with pytest.raises(
-        ValueError, match=r"saved.csv: A · seed 0 was trained with the settings \w+, and the table's are \w+: the table"
+        ValueError, match=r"A · seed 0 was trained with 'quickstart', and the table states 'quickstart trainer.rounds=9': delete"
     ):
         results_of(plan, changed, saved)
     for run in runs:  # runs with other settings are not saved

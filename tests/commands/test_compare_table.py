@@ -222,7 +222,7 @@ def test_every_table_of_ours_is_read(path: Path, tmp_path: Path, monkeypatch: py
     noted = {view.summary for view in plan.views.values() if (view.metric or "").endswith("_at_best")}
     assert noted <= {"last"}, "what was noted at the best evaluation is the last that was noted"
     monkeypatch.chdir(tmp_path)  # no config is here, so the table is found by its name
-    words = shlex.split(path.read_text().splitlines()[0].removeprefix("# "))
+    words = shlex.split(path.read_text().splitlines()[0].removeprefix("# ").removeprefix("PYTHONPATH=studies "))
     own = words[3 : words.index("--") if "--" in words else None]
     assert words[:2] == ["flcog", "compare"] and Path(shipped_configs.find(words[2], within="tables")) == path
     assert own[:1] in ([], ["--only"])

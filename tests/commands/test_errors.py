@@ -57,7 +57,6 @@ OPTIONS = {
     "--rounds 3": "Did you mean 'trainer.rounds'?",
     "--num_clients 3": "Did you mean 'data.num_clients'?",
     "trainer.rounds=3": "Did you mean 'trainer.rounds'?",
-    "--trainer.max_epochs 3": "trainer.max_epochs belongs to lightning.Trainer: use rounds",
     "--data.num_client 3": "data (Digits): there is no option 'num_client'. Did you mean 'num_clients'?",
     "--model.optimizer.lrr 3": "there is no option 'lrr'. Did you mean 'lr'?",
     "--trainer.seed 3": "seed_everything",
@@ -73,7 +72,7 @@ OPTIONS = {
     "-c nowhere.yaml": "there is no file nowhere.yaml",
     "-c quikstart": "there is no file quikstart. Did you mean 'quickstart'?",
     "--trainer.callbacks+=FedProx --trainer.callbacks+=FedProx": "FedProx is listed 2 times",
-    "--trainer.local_epochs 1": "exactly one of trainer.local_steps and trainer.local_epochs; got both",
+    "--trainer.local_epochs 1": "set one of trainer.local_steps and trainer.local_epochs, not both",
     "--trainer.devices foo": "devices=foo|devices of this machine",
     "--ckpt_path nowhere.ckpt": "no checkpoint at nowhere.ckpt",
     "--trainer.accelerator cpu --trainer.processes_per_device 1000": "asks for 1,000 processes on this machine, which has",
@@ -235,7 +234,7 @@ HOOKS: dict[tuple[type, str], str] = {
     **dict.fromkeys(((Model, "training_step"), (Model, "optimizer_step"), (Model, "forward")), IN_A_CLIENT),
     **dict.fromkeys(((Data, "on_after_batch_transfer"), (Watcher, "on_train_batch_end")), IN_A_CLIENT),
     **dict.fromkeys(((Model, "configure_optimizers"), (Model, "setup"), (Data, "setup"), (Data, "train_dataloader")), ""),
-    **dict.fromkeys(((Model, "on_train_epoch_end"), (Model, "validation_step"), (Watcher, "on_train_epoch_end")), "round 1"),
+    **dict.fromkeys(((Model, "on_train_epoch_end"), (Model, "validation_step"), (Watcher, "on_train_epoch_end")), ""),
 }
 
 

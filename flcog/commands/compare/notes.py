@@ -117,7 +117,7 @@ def _on_runs(filled: ResultTable) -> Iterator[str]:
     if diverged := frame.label[frame.diverged].tolist():
         yield f"Diverged, counted with the last score if there is one, not judged and in no gain: {'; '.join(diverged)}."
     for column, what in (("commit", "flcog"), ("own_commit", "the working directory")):
-        made = Counter(frame.drop_duplicates(["row", "seed", "settings", "date"])[column])
+        made = Counter(frame.drop_duplicates(["row", "column", "seed"])[column])
         if commits := "; ".join(
             f"{commit[:10]}{' with changes' * commit.endswith(CHANGED)} ({count} runs)"
             for commit, count in made.items()

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from flcog.commands.compare.runs import Run, joined
-from flcog.commands.compare.settings import digest, other_settings, run_settings
+from flcog.commands.compare.settings import other_settings, stated
 from flcog.commands.compare.table import View
 from flcog.core.monitor import Metric, lower_is_better, main_metric, mode_of
 from flcog.core.speed import speed_of
@@ -37,7 +37,7 @@ FACTS: Mapping[str, type] = {
     "machine": str,  # its system and number of processors
     "date": str,  # on which the run began
     "command": str,
-    "settings": str,  # a digest
+    "settings": str,  # that the table states
 }
 """What is known of a run beside its evaluations, with the types."""
 
@@ -86,7 +86,7 @@ def record_of(run: Run) -> Record | None:
         "machine": ", ".join(f"{name} {value}" for name, value in (about.get("machine") or {}).items()),
         "date": "-".join(day.groups()) if day else "",
         "command": str(about.get("command") or ""),
-        "settings": digest(run_settings(run)),
+        "settings": stated(run.words),
     }
     elapsed = dict(zip(times, accumulate(times.values()), strict=True))
     timed = [row | ({ELAPSED: elapsed[row["round"]]} if row["round"] in elapsed else {}) for row in history]

@@ -9,7 +9,7 @@ from typing import Any
 
 from flcog.commands.compare.results import ELAPSED, FACTS, Record, chooser_of, record_of, result_of
 from flcog.commands.compare.runs import Run, runs_of
-from flcog.commands.compare.settings import digest, resolve, settings_of
+from flcog.commands.compare.settings import stated
 from flcog.commands.compare.table import Table
 from flcog.core.files import write_table
 
@@ -28,7 +28,8 @@ Key = tuple[str, str, int]
 def results_of(table: Table, runs: Sequence[Run], path: Path | None) -> list[dict[str, Any]]:
     """The results of runs in all views, from their directories or else from the file of saved results.
 
-    A saved result also replaces a run that has not finished, or that has other settings which the user's own arguments do not ask for.
+    A saved result belongs to its row, column and seed as long as the table states the same configs and options for them. It also
+    replaces a run that has not finished, or that has other settings which the user's own arguments do not ask for.
     """
     kept, found = _read(path) if path else {}, []
     for run in runs:
@@ -37,10 +38,10 @@ def results_of(table: Table, runs: Sequence[Run], path: Path | None) -> list[dic
             if record is not None:
                 print(f"{path}: shows {run.name}, whose own run has not finished or has other settings", file=sys.stderr)
             record = _record(path, line)
-            if record.facts["settings"] != (now := digest(settings_of(resolve(run, extra=False)))):
+            if record.facts["settings"] != (now := stated(run.words)):
                 raise ValueError(
-                    f"{path}: {run.name} was trained with the settings {record.facts['settings']}, and the table's are {now}: the table or "
-                    "a default changed. Delete the line, or train it again and give --save-results"
+                    f"{path}: {run.name} was trained with {record.facts['settings']!r}, and the table states {now!r}: delete the line, "
+                    "or train it again and give --save-results"
                 )
         if record is not None:
             found += [

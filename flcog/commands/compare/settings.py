@@ -3,11 +3,9 @@
 import contextlib
 import copy
 import functools
-import hashlib
 import io
-import json
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -145,10 +143,18 @@ def differences(ours: Settings, others: Settings) -> str:
     return ", ".join(f"{name} {ours.get(name, '(none)')} instead of {others.get(name, '(none)')}" for name in names)
 
 
-def digest(settings: Any) -> str:
-    """Twelve hex digits, equal for equal settings; empty for unknown ones."""
-    text = json.dumps(settings, sort_keys=True, default=str)
-    return hashlib.sha256(text.encode()).hexdigest()[:12] if settings else ""
+def stated(words: Sequence[str]) -> str:
+    """What a part of a command line states, by which a saved result is known to belong to its table.
+
+    These are its configs by name and its options, without those that change no result. The contents of configs are not a part of it.
+
+    >>> stated(["-c", "configs/digits.yaml", "--trainer.rounds=5", "--data.data_dir", "data"])
+    'digits trainer.rounds=5'
+    """
+    parts = [part for word in words for part in (word.split("=", 1) if word.startswith("--") else [word])]
+    pairs = [(option.removeprefix("--"), value) for option, value in zip(parts[::2], parts[1::2], strict=False)]
+    said = {Path(value).stem if option == "-c" else option: "" if option == "-c" else f"={value}" for option, value in pairs}
+    return " ".join(name + value for name, value in said.items() if name.rpartition(".")[2] not in NO_SETTINGS)
 
 
 def callbacks_of(config: Config) -> list[Any]:

@@ -19,7 +19,7 @@ import pandas
 from flcog.commands.compare.launcher import Ended, StopEarly
 from flcog.commands.compare.results import History, main_of, on_validation, record_of, result_of
 from flcog.commands.compare.runs import Run, joined, runs_of, with_values
-from flcog.commands.compare.settings import arguments_of, callbacks_of, digest, resolve, settings_of
+from flcog.commands.compare.settings import arguments_of, callbacks_of, resolve, stated
 from flcog.commands.compare.table import Search, Table
 from flcog.core.extras import require
 from flcog.core.files import make_folder, write_yaml
@@ -35,7 +35,7 @@ Fill = Callable[[Table, Sequence[Run], StopEarly], Sequence[Ended]]
 class Study:
     """The search for the values of one row in one column. An option that the row fixes in the column is not tuned there.
 
-    ``runs`` has the values of each configuration; ``settings`` is equal for searches with the same settings, values and seed.
+    ``runs`` has the values of each configuration; ``settings`` states the options, the values to try, and the seed.
     """
 
     def __init__(self, table: Table, row: str, column: str, out: Path, extra: Sequence[str]) -> None:
@@ -51,8 +51,8 @@ class Study:
                 table, rows={name: with_values(part, column, values)}, columns={column: table.columns[column]}, seeds=(seed,)
             )
             self.runs |= dict.fromkeys(runs_of(one, out / "tuning", extra), values)
-        self._config = resolve(next(iter(self.runs))) or {"trainer": {"rounds": 1}}
-        self.settings = digest({"settings": settings_of(self._config), "grid": list(self.runs.values()), "seeds": [seed]})
+        first = next(iter(self.runs))
+        self.settings = f"{stated([*first.words, *extra])}; {json.dumps(self._grid)}; seed {seed}"
 
     @cached_property
     def _study(self) -> Any:
@@ -60,8 +60,9 @@ class Study:
         optuna.logging.set_verbosity(optuna.logging.WARNING)
         make_folder(self._out)
         storage = optuna.storages.JournalStorage(optuna.storages.journal.JournalFileBackend(str(self._out / STUDIES)))
-        start = max((arguments_of(part).get("start_round") or 0 for part in callbacks_of(self._config)), default=0)
-        pruner = optuna.pruners.MedianPruner(n_startup_trials=2, n_warmup_steps=(start + self._config["trainer"]["rounds"]) // 2)
+        config = resolve(next(iter(self.runs))) or {"trainer": {"rounds": 1}}
+        start = max((arguments_of(part).get("start_round") or 0 for part in callbacks_of(config)), default=0)
+        pruner = optuna.pruners.MedianPruner(n_startup_trials=2, n_warmup_steps=(start + config["trainer"]["rounds"]) // 2)
         name = f"{self.place} {self.settings}"
         return optuna.create_study(storage=storage, study_name=name, pruner=pruner, direction="maximize", load_if_exists=True)
 
