@@ -2,48 +2,38 @@
 
 from typing import TYPE_CHECKING
 
+from flcog.callbacks.papers import BOUNDS as BOUNDS
+from flcog.callbacks.papers import PAPERS as PAPERS
 from flcog.core.commands import Command, TrainerCommand
 from flcog.core.lazy import lazily
 
 if TYPE_CHECKING:
-    from flcog.callbacks.attacks.a_little_is_enough import ALittleIsEnough
-    from flcog.callbacks.attacks.backdoor import Backdoor
-    from flcog.callbacks.attacks.gaussian_attack import GaussianAttack
-    from flcog.callbacks.attacks.inner_product_manipulation import InnerProductManipulation
-    from flcog.callbacks.attacks.label_flip import LabelFlip
-    from flcog.callbacks.attacks.mimic import Mimic
-    from flcog.callbacks.attacks.min_max import MinMax
-    from flcog.callbacks.attacks.sign_flip import SignFlip
-    from flcog.callbacks.centralized import Centralized
-    from flcog.callbacks.client_dropout import ClientDropout
-    from flcog.callbacks.clip_gradient import ClipGradient
+    from flcog.callbacks.attacks.batches import Backdoor, LabelFlip
+    from flcog.callbacks.attacks.omniscient import ALittleIsEnough, InnerProductManipulation, Mimic, MinMax
+    from flcog.callbacks.attacks.uploads import GaussianAttack, SignFlip
+    from flcog.callbacks.bounds import Centralized, Local
     from flcog.callbacks.clip_update import ClipUpdate
-    from flcog.callbacks.clock.deadline import Deadline
+    from flcog.callbacks.clock.cutoffs import Deadline, OverSelect
     from flcog.callbacks.clock.fedbuff import FedBuff
-    from flcog.callbacks.clock.over_select import OverSelect
     from flcog.callbacks.clock.system_model import SystemModel
     from flcog.callbacks.codecs.encoded_broadcast import EncodedBroadcast
     from flcog.callbacks.codecs.low_precision import LowPrecision
-    from flcog.callbacks.codecs.quantize import Quantize
-    from flcog.callbacks.codecs.random_k import RandomK
-    from flcog.callbacks.codecs.rotated_quantize import RotatedQuantize
+    from flcog.callbacks.codecs.quantize import Quantize, RotatedQuantize
     from flcog.callbacks.codecs.sign_sgd import SignSGD
-    from flcog.callbacks.codecs.top_k import TopK
+    from flcog.callbacks.codecs.sparse import RandomK, TopK
     from flcog.callbacks.dense import DENSE
     from flcog.callbacks.ditto import Ditto
-    from flcog.callbacks.equal_weights import EqualWeights
-    from flcog.callbacks.fedavgm import FedAvgM, FedAvgMInFedCOG, FedAvgMInFedDisco
+    from flcog.callbacks.fedavgm import FedAvgM
     from flcog.callbacks.fedcog.fedcog import FedCOG
-    from flcog.callbacks.fedcog.generated_images import GeneratedImages
-    from flcog.callbacks.fedcog.generation_time import GenerationTime
-    from flcog.callbacks.feddc import FedDC, FedDCInFedDisco
+    from flcog.callbacks.fedcog.observers import GeneratedImages, GenerationTime
+    from flcog.callbacks.feddc import FedDC
     from flcog.callbacks.feddecorr import FedDecorr
-    from flcog.callbacks.feddisco.feddisco import FedDisco
+    from flcog.callbacks.feddisco import FedDisco
     from flcog.callbacks.feddm import FedDM
-    from flcog.callbacks.feddyn import FedDyn, FedDynInFedDisco
+    from flcog.callbacks.feddyn import FedDyn
     from flcog.callbacks.fedexp import FedExP
     from flcog.callbacks.fedgen import FedGen
-    from flcog.callbacks.fednova import FedNova, FedNovaInFedDisco
+    from flcog.callbacks.fednova import FedNova
     from flcog.callbacks.fedopt import FedAdagrad, FedAdam, FedYogi
     from flcog.callbacks.fedprox import FedProx
     from flcog.callbacks.fedpvr import FedPVR
@@ -57,47 +47,42 @@ if TYPE_CHECKING:
     from flcog.callbacks.fedssyn.generators.private_training import PrivateTraining
     from flcog.callbacks.fedwalk.fedwalk import FedWalk
     from flcog.callbacks.fedwalk.leash_pretraining import LeashPretraining
-    from flcog.callbacks.ffa_lora import FFALoRA
     from flcog.callbacks.fine_tune import FineTune
-    from flcog.callbacks.flex_lora import FlexLoRA
-    from flcog.callbacks.gradient_noise import GradientNoise
-    from flcog.callbacks.local import Local
+    from flcog.callbacks.gradients import ClipGradient, GradientNoise
+    from flcog.callbacks.lora import FFALoRA, FlexLoRA
     from flcog.callbacks.moon import MOON
     from flcog.callbacks.observers.class_accuracy import ClassAccuracy
     from flcog.callbacks.observers.client_fairness import ClientFairness
-    from flcog.callbacks.observers.early_stopping import EarlyStopping
     from flcog.callbacks.observers.generated_answers import GeneratedAnswers
     from flcog.callbacks.observers.local_models import LocalModels
     from flcog.callbacks.observers.rounds_to_target import RoundsToTarget
-    from flcog.callbacks.observers.stop_after import StopAfter
+    from flcog.callbacks.observers.stopping import EarlyStopping, StopAfter
     from flcog.callbacks.observers.training_scores import TrainingScores
-    from flcog.callbacks.papers import BOUNDS as BOUNDS  # not in __all__, which lists classes
-    from flcog.callbacks.papers import PAPERS as PAPERS
+    from flcog.callbacks.papers.fedcog import FedAvgMInFedCOG
+    from flcog.callbacks.papers.feddisco import (
+        FedAvgMInFedDisco,
+        FedDCInFedDisco,
+        FedDynInFedDisco,
+        FedNovaInFedDisco,
+        SCAFFOLDInFedDisco,
+    )
+    from flcog.callbacks.participation import ClientDropout, EqualWeights, Stragglers
     from flcog.callbacks.privacy.banded_noise import BandedNoise
     from flcog.callbacks.privacy.dp_fedavg import DPFedAvg
     from flcog.callbacks.privacy.dpsgd import DPSGD
-    from flcog.callbacks.robust.adaptive_robust_clipping import AdaptiveRobustClipping
-    from flcog.callbacks.robust.bucketing import Bucketing
-    from flcog.callbacks.robust.bulyan import Bulyan
-    from flcog.callbacks.robust.centered_clipping import CenteredClipping
-    from flcog.callbacks.robust.coordinate_median import CoordinateMedian
-    from flcog.callbacks.robust.geometric_median import GeometricMedian
-    from flcog.callbacks.robust.krum import Krum, MultiKrum
-    from flcog.callbacks.robust.nearest_neighbour_mixing import NearestNeighbourMixing
-    from flcog.callbacks.robust.norm_bound import NormBound
-    from flcog.callbacks.robust.static_clipping import StaticClipping
-    from flcog.callbacks.robust.trimmed_mean import TrimmedMean
-    from flcog.callbacks.scaffold import SCAFFOLD, SCAFFOLDInFedDisco
+    from flcog.callbacks.robust.before_a_rule import AdaptiveRobustClipping, Bucketing, NearestNeighbourMixing, StaticClipping
+    from flcog.callbacks.robust.bounded import CenteredClipping, NormBound
+    from flcog.callbacks.robust.krum import Bulyan, Krum, MultiKrum
+    from flcog.callbacks.robust.medians import CoordinateMedian, GeometricMedian, TrimmedMean
+    from flcog.callbacks.scaffold import SCAFFOLD
     from flcog.callbacks.secure_aggregation import SecureAggregation
-    from flcog.callbacks.selection.availability import Availability
-    from flcog.callbacks.selection.diurnal_availability import DiurnalAvailability
+    from flcog.callbacks.selection.availability import Availability, DiurnalAvailability
     from flcog.callbacks.selection.oort import Oort
     from flcog.callbacks.selection.poisson_sampling import PoissonSampling
     from flcog.callbacks.selection.power_of_choice import PowerOfChoice
     from flcog.callbacks.selection.round_robin import RoundRobin
     from flcog.callbacks.selection.uniform_selection import UniformSelection
     from flcog.callbacks.selection.weighted_selection import WeightedSelection
-    from flcog.callbacks.stragglers import Stragglers
     from flcog.callbacks.vhl import VHL
     from flcog.callbacks.worker_momentum import WorkerMomentum
     from flcog.run.observers.defaults import Checkpoint, ProgressBar, Summary
@@ -105,7 +90,7 @@ else:
     __getattr__, __dir__ = lazily(__name__)
 
 COMMANDS = (
-    TrainerCommand("synthesize", "flcog.callbacks.fedssyn.command:synthesize"),
+    TrainerCommand("synthesize", "flcog.callbacks.fedssyn.fedssyn:synthesize"),
     Command("leash", "flcog.callbacks.fedwalk.command:leash"),
     Command("epsilon", "flcog.callbacks.privacy.command:report"),
 )

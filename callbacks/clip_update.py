@@ -6,7 +6,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from flcog.core.checks import positive
+from flcog.core.checks import option
 from flcog.core.precision import number_dtype
 from flcog.core.types import Params, Slot
 from flcog.method import Context, Stage
@@ -37,13 +37,9 @@ class ClipUpdate(Stage):
         'bound'
     """
 
-    norm: float = 1.0
+    norm: float = option(1.0, "> 0")
 
     kind: ClassVar[Kind] = "bound"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        positive(self, "norm")
 
     def send(self, envelope: Envelope, ctx: Context) -> tuple[Envelope, Slot]:
         factor = clip_factor(changes(envelope, ctx.received.buffers), self.norm)

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from flcog.callbacks.parts.distillation import distillation_loss, log_probabilities
 from flcog.callbacks.parts.input_gradient import InputGradients
 from flcog.callbacks.parts.server_generators import batch_norm_distances, descend, example_of, input_generator, random_view
-from flcog.core.checks import at_least, positive, within
+from flcog.core.checks import option
 from flcog.core.types import Params, Slot
 from flcog.method import ClientView, Cohort, Context, Messages, Method, Upload
 
@@ -68,32 +68,24 @@ class DENSE(Method):
         True
     """
 
-    epochs: int = 200
-    generator_steps: int = 30
-    batch_size: int = 256
-    generator_lr: float = 1e-3
-    oh: float = 1.0
-    bn: float = 1.0
-    adv: float = 1.0
-    temperature: float = 20.0
-    lr: float = 0.005
-    momentum: float = 0.9
-    crop: int = 4
+    epochs: int = option(200, ">= 1")
+    generator_steps: int = option(30, ">= 1")
+    batch_size: int = option(256, ">= 2")
+    generator_lr: float = option(1e-3, "> 0")
+    oh: float = option(1.0, ">= 0")
+    bn: float = option(1.0, ">= 0")
+    adv: float = option(1.0, ">= 0")
+    temperature: float = option(20.0, "> 0")
+    lr: float = option(0.005, "> 0")
+    momentum: float = option(0.9, "[0, 1)")
+    crop: int = option(4, ">= 0")
     flip: bool = True
-    latent: int = 256
-    width: int = 64
+    latent: int = option(256, ">= 1")
+    width: int = option(64, ">= 1")
 
     individual_uploads: ClassVar[bool] = True
     tasks: ClassVar[tuple[str, ...]] = ("classification",)
     plain_batches: ClassVar[bool] = True
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        at_least(self, 0, "oh", "bn", "adv", "crop")
-        at_least(self, 1, "epochs", "generator_steps", "latent", "width")
-        at_least(self, 2, "batch_size")
-        positive(self, "generator_lr", "lr", "temperature")
-        within(self, "[0, 1)", "momentum")
 
     def draw(self, rng: torch.Generator, client: ClientView) -> Slot:
         return {"shape": torch.tensor(example_of(client).shape[1:])}

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from flcog.core.checks import at_least, positive, within
+from flcog.core.checks import option
 from flcog.core.precision import count_on
 from flcog.core.types import Batch, Params, Slot
 from flcog.functional.apply import Apply
@@ -42,15 +42,9 @@ class Ditto(Personalisation):
         {'personal': {'w': tensor([1.])}}
     """
 
-    lambda_prox: float = 1.0
-    lr: float | None = None
-    momentum: float | None = 0.0
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        at_least(self, 0, "lambda_prox")
-        positive(self, "lr")
-        within(self, "[0, 1)", "momentum")
+    lambda_prox: float = option(1.0, ">= 0")
+    lr: float | None = option(None, "> 0")
+    momentum: float | None = option(0.0, "[0, 1)")
 
     def init_client(self, params: Params, buffers: Params, client: ClientView) -> Slot:
         velocity = {} if self.momentum == 0 else {"velocity": {name: torch.zeros_like(value) for name, value in params.items()}}

@@ -6,13 +6,11 @@ import torch
 from torch import Tensor
 
 from flcog.callbacks.fedprox import proximal_term
-from flcog.callbacks.parts.control_variates import change_of_control
-from flcog.callbacks.parts.relative_size import relative_size
-from flcog.core.checks import at_least
+from flcog.callbacks.scaffold import change_of_control
+from flcog.core.checks import option
 from flcog.core.types import Batch, Params, Slot
 from flcog.functional.apply import Apply
 from flcog.method import ClientView, Cohort, Context, Messages, Method, Upload
-from flcog.method.gradient_clip import clip
 
 
 @dataclass(frozen=True)
@@ -36,19 +34,16 @@ class FedDC(Method):
 
     Args:
         alpha: strength of the pull to x - h_k, >= 0.
-        evaluate_mean: whether to evaluate mean_S y, as FedDisco's comparison does, instead of the server's x.
+        evaluate_mean: whether to evaluate mean_S y, as FedDisco's comparison does, instead of the server's x. List methods with a
+            server step (FedAvgM, FedExP, FedOpt's) before FedDC, which computes the mean from the last x.
 
     Example:
         >>> FedDC(alpha=0.1).evaluate_at({"h": {"w": torch.tensor([2.0])}}, {"w": torch.tensor([3.0])})
         {'w': tensor([1.])}
     """
 
-    alpha: float = 0.01
+    alpha: float = option(0.01, ">= 0")
     evaluate_mean: bool = True
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        at_least(self, 0, "alpha")
 
     def init_server(self, params: Params) -> Slot:
         return {slot: {name: torch.zeros_like(value) for name, value in params.items()} for slot in ("h", "g")}
@@ -72,7 +67,7 @@ class FedDC(Method):
     def finish_client(self, delta: Params, params: Params, ctx: Context) -> Upload:
         change = change_of_control(ctx.broadcast["g"], params, ctx, ctx.optimisation.effective_steps(ctx.num_steps))
         g = {name: value + change[name] for name, value in ctx.state["g"].items()}
-        return Upload(delta, {"h": _drift(delta, ctx), "g": g}, sum={"h": delta, "g": change})
+        return Upload(delta, {"h": new_drift(delta, ctx), "g": g}, sum={"h": delta, "g": change})
 
     def server_step(self, server: Slot, params: Params, delta: Params, messages: Messages, cohort: Cohort) -> tuple[Params, Slot]:
         changes, n = messages.sum, cohort.num_clients
@@ -83,48 +78,6 @@ class FedDC(Method):
         return {name: value - server["h"][name] for name, value in params.items()} if self.evaluate_mean else params
 
 
-@dataclass(frozen=True)
-class FedDCInFedDisco(FedDC):
-    """Lets clients drift as the program of FedDisco does for its baseline: without FedDC's correction of the gradient.
-
-    The program computes the correction but never adds it, so this class neither keeps nor sends g. With w_k the client's number
-    of samples over the clients' mean number, it clips the gradient of this loss to a norm of 10::
-
-        F_k(y) + alpha / (2 w_k) ||y - (x - h_k)||^2
-
-    Drifts and the server's step are FedDC's.
-
-    Ye et al., FedDisco: Federated Learning with Discrepancy-Aware Collaboration, ICML 2023, https://arxiv.org/abs/2305.19229;
-    https://github.com/MediaBrain-SJTU/FedDisco.
-
-    Args:
-        alpha: strength of the pull to x - h_k, >= 0.
-        evaluate_mean: whether to evaluate the clients' mean, as FedDisco's comparison does, instead of the server's x.
-
-    Example:
-        >>> list(FedDCInFedDisco().init_server({"w": torch.ones(2)}))
-        ['h']
-    """
-
-    def init_server(self, params: Params) -> Slot:
-        return {"h": {name: torch.zeros_like(value) for name, value in params.items()}}
-
-    def broadcast(self, server: Slot) -> Slot:
-        return {}
-
-    def draw(self, rng: torch.Generator, client: ClientView) -> Slot:
-        return {"relative_size": relative_size(client)}
-
-    def loss(self, apply: Apply, params: Params, batch: Batch, task_loss: Tensor, ctx: Context) -> Tensor:
-        return super().loss(apply, params, batch, task_loss, ctx) / ctx.draws["relative_size"]
-
-    def correct_gradient(self, gradient: Params, params: Params, ctx: Context) -> Params:
-        return clip(gradient, 10.0)
-
-    def finish_client(self, delta: Params, params: Params, ctx: Context) -> Upload:
-        return Upload(delta, {"h": _drift(delta, ctx)}, sum={"h": delta})
-
-
-def _drift(delta: Params, ctx: Context) -> Params:
+def new_drift(delta: Params, ctx: Context) -> Params:
     """The client's new drift. It adds the uploaded change, so that the server's h stays the mean of the clients' drifts."""
     return {name: value + delta[name] for name, value in ctx.state["h"].items()}

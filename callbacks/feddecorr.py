@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from flcog.core.checks import at_least
+from flcog.core.checks import option
 from flcog.core.types import Batch, Params
 from flcog.functional.apply import Apply
 from flcog.method import Context, Method
@@ -53,11 +53,7 @@ class FedDecorr(Method):
         0.05
     """
 
-    beta: float = 0.1
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        at_least(self, 0, "beta")
+    beta: float = option(0.1, ">= 0")
 
     def loss(self, apply: Apply, params: Params, batch: Batch, task_loss: Tensor, ctx: Context) -> Tensor:
         return self.beta * decorrelation(apply.features(params, batch.inputs), batch.mask)

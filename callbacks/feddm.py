@@ -10,7 +10,7 @@ from torch import Tensor
 from flcog.callbacks.parts.input_gradient import InputGradients
 from flcog.callbacks.parts.noise import draw_key, normal
 from flcog.callbacks.parts.server_generators import descend, example_of, one_hot
-from flcog.core.checks import at_least, positive, within
+from flcog.core.checks import option
 from flcog.core.precision import number_dtype
 from flcog.core.types import Batch, Params, Slot
 from flcog.functional.apply import Apply
@@ -53,7 +53,7 @@ class FedDM(Method):
     trains x on the images of the round's clients. The local optimiser, other methods' losses and ``train/loss`` (0) have no
     meaning here: the loss is ``feddm/matching_loss``. BatchNorm always runs in evaluation mode. The paper's clients take 1000
     steps, with 256 samples of a class in each: set ``local_steps`` and ``batch_size`` accordingly. The server sees single
-    clients' images.
+    clients' images. DENSE, FedGen, FlexLoRA and LocalModels need the clients' models, which nobody sends here.
 
     The images are unbounded. If the map from inputs to features and outputs stretches distances by up to s, the SGD of the images
     diverges once ``image_lr`` exceeds about ``images_per_class`` (1 + ``image_momentum``) / s^2. ``feddm/matching_loss`` and
@@ -79,32 +79,22 @@ class FedDM(Method):
         ('classification',)
     """
 
-    images_per_class: int = 10
-    image_lr: float = 1.0
-    image_momentum: float = 0.5
-    rho: float = 5.0
-    server_epochs: int = 500
-    server_batch_size: int = 256
-    server_lr: float = 0.01
-    server_momentum: float = 0.9
-    server_weight_decay: float = 5e-4
+    images_per_class: int = option(10, ">= 1")
+    image_lr: float = option(1.0, "> 0")
+    image_momentum: float = option(0.5, "[0, 1)")
+    rho: float = option(5.0, ">= 0")
+    server_epochs: int = option(500, ">= 1")
+    server_batch_size: int = option(256, ">= 1")
+    server_lr: float = option(0.01, "> 0")
+    server_momentum: float = option(0.9, "[0, 1)")
+    server_weight_decay: float = option(5e-4, ">= 0")
 
     individual_uploads: ClassVar[bool] = True
     tasks: ClassVar[tuple[str, ...]] = ("classification",)
     plain_batches: ClassVar[bool] = True
     excludes: ClassVar[Mapping[str, str]] = {
-        "DENSE": "FedDM's clients send images, and DENSE needs models to distil",
-        "FedGen": "FedDM's clients send images, and FedGen needs models to train its generator",
         "FedNova": "FedDM's clients do not move the model, so that FedNova has no steps to count",
-        "LocalModels": "FedDM's clients send images, and LocalModels needs models to measure",
     }
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        at_least(self, 0, "rho", "server_weight_decay")
-        at_least(self, 1, "images_per_class", "server_epochs", "server_batch_size")
-        positive(self, "image_lr", "server_lr")
-        within(self, "[0, 1)", "image_momentum", "server_momentum")
 
     def draw(self, rng: torch.Generator, client: ClientView) -> Slot:
         example_of(client)  # raises an error for token ids

@@ -6,15 +6,13 @@ import torch
 from torch import Tensor
 
 from flcog.callbacks.fedprox import proximal_term
-from flcog.callbacks.parts.relative_size import relative_size
-from flcog.core.checks import positive
+from flcog.core.checks import option
 from flcog.core.types import Batch, Params, Slot
 from flcog.functional.apply import Apply
 from flcog.method import ClientView, Cohort, Context, Messages, Method, Upload
-from flcog.method.gradient_clip import clip
 
 
-def _inner(left: Params, right: Params) -> Tensor:
+def inner(left: Params, right: Params) -> Tensor:
     return torch.stack([(left[name] * value).sum() for name, value in right.items()]).sum()
 
 
@@ -38,7 +36,8 @@ class FedDyn(Method):
     Args:
         alpha: strength of both terms, > 0.
         evaluate_mean: whether to evaluate mean_S y instead of the server's x. The paper's figures and the code of papers that
-            compare with it evaluate mean_S y.
+            compare with it evaluate mean_S y. List methods with a server step (FedAvgM, FedExP, FedOpt's) before FedDyn, which
+            computes the mean from the last x.
 
     Example:
         >>> method, h = FedDyn(alpha=0.1), {"w": torch.tensor([0.5])}
@@ -46,12 +45,8 @@ class FedDyn(Method):
         {'w': tensor([6.])}
     """
 
-    alpha: float = 0.01
+    alpha: float = option(0.01, "> 0")
     evaluate_mean: bool = True
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        positive(self, "alpha")
 
     def init_server(self, params: Params) -> Slot:
         return {"h": {name: torch.zeros_like(value) for name, value in params.items()}}
@@ -63,7 +58,7 @@ class FedDyn(Method):
         return torch.ones_like(weights)
 
     def loss(self, apply: Apply, params: Params, batch: Batch, task_loss: Tensor, ctx: Context) -> Tensor:
-        return self.alpha * proximal_term(params, ctx.received.params) - _inner(ctx.state["g"], params)
+        return self.alpha * proximal_term(params, ctx.received.params) - inner(ctx.state["g"], params)
 
     def finish_client(self, delta: Params, params: Params, ctx: Context) -> Upload:
         g = {name: ctx.state["g"][name] - self.alpha * (value - ctx.received.params[name]) for name, value in params.items()}
@@ -78,37 +73,3 @@ class FedDyn(Method):
         if not self.evaluate_mean:
             return params
         return {name: value + server["h"][name] / self.alpha for name, value in params.items()}
-
-
-@dataclass(frozen=True)
-class FedDynInFedDisco(FedDyn):
-    """Adds FedDyn's two terms as the program of FedDisco does for its baseline: the client's size scales only the linear term.
-
-    With w_k the client's number of samples over the clients' mean number, the quadratic term acts as a weight decay that is added
-    to the gradient after clipping::
-
-        gradient of F_k(y) - <g_k + alpha x, y> / w_k, clipped to a norm of 10, plus alpha y
-
-    States and the server's step are FedDyn's.
-
-    Ye et al., FedDisco: Federated Learning with Discrepancy-Aware Collaboration, ICML 2023, https://arxiv.org/abs/2305.19229;
-    https://github.com/MediaBrain-SJTU/FedDisco.
-
-    Args:
-        alpha: strength of both terms, > 0.
-        evaluate_mean: whether to evaluate the clients' mean instead of the server's x.
-
-    Example:
-        >>> FedDynInFedDisco(alpha=0.1).alpha
-        0.1
-    """
-
-    def draw(self, rng: torch.Generator, client: ClientView) -> Slot:
-        return {"relative_size": relative_size(client)}
-
-    def loss(self, apply: Apply, params: Params, batch: Batch, task_loss: Tensor, ctx: Context) -> Tensor:
-        along = {name: value + self.alpha * ctx.received.params[name] for name, value in ctx.state["g"].items()}
-        return -_inner(along, params) / ctx.draws["relative_size"]
-
-    def correct_gradient(self, gradient: Params, params: Params, ctx: Context) -> Params:
-        return {name: value + self.alpha * params[name] for name, value in clip(gradient, 10.0).items()}

@@ -5,7 +5,7 @@ from typing import Literal
 
 import torch
 
-from flcog.core.checks import one_of, positive, within
+from flcog.core.checks import option
 from flcog.core.precision import number_dtype
 from flcog.core.types import Params, Slot
 from flcog.method import Cohort, Context, Messages, Method, Upload
@@ -35,7 +35,7 @@ class FedExP(Method):
     evaluation is of the first iterate alone; here it is the mean with the initial model.) Each client sends one more number. The
     round's step size is logged as ``fedexp/eta``. Clients measure ||D_k|| where FedExP stands in the list of methods, and before codecs
     and clipping: list it last, and expect a larger eta where these shorten the updates. Beside unbiased weights p_k and D are
-    normalised in eta, and the step is eta times the unbiased mean.
+    normalised in eta, and the step is eta times the unbiased mean. The changes should begin at one model, unlike those of ``FedBuff``.
 
     Jhunjhunwala et al., FedExP: Speeding Up Federated Averaging via Extrapolation, ICLR 2023, https://arxiv.org/abs/2301.09604.
 
@@ -51,16 +51,10 @@ class FedExP(Method):
         1.0
     """
 
-    epsilon: float = 1e-3
-    decay: float = 1.0
+    epsilon: float = option(1e-3, "> 0")
+    decay: float = option(1.0, "(0, 1]")
     form: Literal["code", "paper"] = "code"
     evaluate_mean: bool = True
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        positive(self, "epsilon")
-        within(self, "(0, 1]", "decay")
-        one_of(self, ("code", "paper"), "form")
 
     def init_server(self, params: Params) -> Slot:
         return {"previous": dict(params)}

@@ -12,7 +12,7 @@ from torch import Tensor
 from flcog.callbacks.parts.distillation import log_probabilities
 from flcog.callbacks.parts.noise import draw_key, uniform
 from flcog.callbacks.parts.server_generators import descend, feature_generator, features_of
-from flcog.core.checks import at_least, positive, within
+from flcog.core.checks import option
 from flcog.core.precision import number_dtype
 from flcog.core.trees import first_leaf
 from flcog.core.types import Batch, Params, Slot
@@ -23,10 +23,7 @@ from flcog.method import ClientView, Cohort, Context, Messages, Method, Upload
 def generator_loss(features: Tensor, noise: Tensor, labels: Tensor, outputs: Sequence[Tensor], shares: Tensor) -> Tensor:
     """The generator's loss, without the weight of the diversity: ``sum_k mean(s_k,y CE(outputs_k, y)) + diversity``.
 
-    Args:
-        features, noise, labels: the generated features, with their noise and labels.
-        outputs: outputs of each client's head on ``features``.
-        shares: each client's share of each class's samples, [K, C].
+    ``outputs`` are those of each client's head, and ``shares`` each client's share of each class's samples, [K, C].
     """
     losses = [
         (share[labels] * F.cross_entropy(output, labels, reduction="none")).mean()
@@ -75,28 +72,20 @@ class FedGen(Method):
         True
     """
 
-    alpha: float = 10.0
-    beta: float = 10.0
-    decay: float = 0.98
-    guided_steps: int | None = None
-    batch_size: int = 32
-    noise_dim: int = 32
-    hidden: int = 256
-    server_steps: int = 50
-    lr: float = 3e-4
-    weight_decay: float = 0.01
-    seed: int = 0
+    alpha: float = option(10.0, ">= 0")
+    beta: float = option(10.0, ">= 0")
+    decay: float = option(0.98, "(0, 1]")
+    guided_steps: int | None = option(None, ">= 0")
+    batch_size: int = option(32, ">= 2")
+    noise_dim: int = option(32, ">= 1")
+    hidden: int = option(256, ">= 1")
+    server_steps: int = option(50, ">= 1")
+    lr: float = option(3e-4, "> 0")
+    weight_decay: float = option(0.01, ">= 0")
+    seed: int = option(0, ">= 0")
 
     individual_uploads: ClassVar[bool] = True
     tasks: ClassVar[tuple[str, ...]] = ("classification",)
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        at_least(self, 0, "alpha", "beta", "guided_steps", "weight_decay", "seed")
-        at_least(self, 1, "noise_dim", "hidden", "server_steps")
-        at_least(self, 2, "batch_size")
-        positive(self, "lr")
-        within(self, "(0, 1]", "decay")
 
     def init_server(self, params: Params) -> Slot:
         heads = [value for name, value in params.items() if re.search(r"(^|\.)head\.weight$", name)]

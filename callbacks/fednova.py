@@ -7,7 +7,6 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from flcog.core.checks import at_least
 from flcog.core.precision import number_dtype
 from flcog.core.types import Params, Slot
 from flcog.method import Cohort, Context, Messages, Method, Upload
@@ -23,7 +22,8 @@ class FedNova(Method):
         x <- x + (sum_k p_k a_k) * sum_k p_k D_k / a_k
 
     Equal a_k give FedAvg. The paper has another a_k for FedProx as the local solver, which is not implemented: with
-    :class:`~flcog.callbacks.FedProx`, steps are counted as SGD's, which is a good approximation if lr * mu * K is small.
+    :class:`~flcog.callbacks.FedProx`, steps are counted as SGD's, which is a good approximation if lr * mu * K is small. List
+    FedNova before methods with a step of the server, such as FedAdam, because it multiplies the step by the numbers of steps.
 
     Wang et al., Tackling the Objective Inconsistency Problem in Heterogeneous Federated Optimization, NeurIPS 2020,
     https://arxiv.org/abs/2007.07481.
@@ -47,34 +47,3 @@ class FedNova(Method):
 
     def server_step(self, server: Slot, params: Params, delta: Params, messages: Messages, cohort: Cohort) -> tuple[Params, Slot]:
         return {name: messages.mean["steps"] * value for name, value in delta.items()}, server
-
-
-@dataclass(frozen=True)
-class FedNovaInFedDisco(FedNova):
-    """Averages updates per step as the program of FedDisco does for its baseline: it counts the full batches of one pass.
-
-    The count depends neither on the client's steps in the round nor on its momentum::
-
-        a_k = n_k // batch_size
-
-    The program divides by zero for a client without a full batch. Here such a client counts as one batch.
-
-    Ye et al., FedDisco: Federated Learning with Discrepancy-Aware Collaboration, ICML 2023, https://arxiv.org/abs/2305.19229;
-    https://github.com/MediaBrain-SJTU/FedDisco.
-
-    Args:
-        batch_size: batch size of the data, >= 1.
-
-    Example:
-        >>> FedNovaInFedDisco(batch_size=32).batch_size
-        32
-    """
-
-    batch_size: int = 64
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        at_least(self, 1, "batch_size")
-
-    def _steps(self, ctx: Context) -> Tensor:
-        return (torch.as_tensor(ctx.data.num_samples) // self.batch_size).clamp(min=1).to(number_dtype())

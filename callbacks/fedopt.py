@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from flcog.core.checks import positive, within
+from flcog.core.checks import option
 from flcog.core.types import Params, Slot
 from flcog.method import Cohort, Messages, Method
 
@@ -14,14 +14,9 @@ from flcog.method import Cohort, Messages, Method
 class _AdaptiveServer(Method):
     """Steps along the running mean of the mean updates, each parameter scaled by the root of its own accumulated square."""
 
-    lr: float = 0.01
-    beta1: float = 0.9
-    tau: float = 1e-3
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        positive(self, "lr", "tau")
-        within(self, "[0, 1)", "beta1")
+    lr: float = option(0.01, "> 0")
+    beta1: float = option(0.9, "[0, 1)")
+    tau: float = option(1e-3, "> 0")
 
     def _accumulate(self, v: Tensor, square: Tensor) -> Tensor:
         """The second moment after a round with a mean update of square ``square``. The three methods differ only here."""
@@ -59,8 +54,8 @@ class FedAdagrad(_AdaptiveServer):
         0.0
     """
 
-    lr: float = 0.1
-    beta1: float = 0.0
+    lr: float = option(0.1, "> 0")
+    beta1: float = option(0.0, "[0, 1)")
 
     def _accumulate(self, v: Tensor, square: Tensor) -> Tensor:
         return v + square
@@ -87,11 +82,7 @@ class FedAdam(_AdaptiveServer):
         {'m': {'w': tensor([0.])}, 'v': {'w': tensor([0.2500])}}
     """
 
-    beta2: float = 0.99
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        within(self, "[0, 1)", "beta2")
+    beta2: float = option(0.99, "[0, 1)")
 
     def _accumulate(self, v: Tensor, square: Tensor) -> Tensor:
         return self.beta2 * v + (1 - self.beta2) * square

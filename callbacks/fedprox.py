@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from flcog.core.checks import at_least
+from flcog.core.checks import option
 from flcog.core.types import Batch, Params
 from flcog.functional.apply import Apply
 from flcog.method import Context, Method
@@ -41,11 +41,7 @@ class FedProx(Method):
         0.1
     """
 
-    mu: float = 0.01
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        at_least(self, 0, "mu")
+    mu: float = option(0.01, ">= 0")
 
     def loss(self, apply: Apply, params: Params, batch: Batch, task_loss: Tensor, ctx: Context) -> Tensor:
         return self.mu * proximal_term(params, ctx.received.params)

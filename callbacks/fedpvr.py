@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import torch
 
-from flcog.callbacks.parts.control_variates import change_of_control
+from flcog.callbacks.scaffold import change_of_control
 from flcog.core.types import Params, Slot
 from flcog.method import ClientView, Cohort, Context, Messages, Method, Upload
 

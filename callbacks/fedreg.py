@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from flcog.callbacks.parts.input_gradient import InputGradients
-from flcog.core.checks import at_least, positive, within
+from flcog.core.checks import option
 from flcog.core.types import Batch, Params, Slot
 from flcog.functional.apply import Apply, Frozen, masked_mean
 from flcog.method import Context, Gradient, GradientFunction, Method
@@ -78,19 +78,13 @@ class FedReg(Method):
         ('classification',)
     """
 
-    gamma: float = 0.5
-    eta_s: float = 0.1
-    eta_p: float = 0.001
-    steps: int = 10
+    gamma: float = option(0.5, "[0, 1]")
+    eta_s: float = option(0.1, "> 0")
+    eta_p: float = option(0.001, "> 0")
+    steps: int = option(10, ">= 1")
 
     tasks = ("classification",)
     plain_batches = True
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        within(self, "[0, 1]", "gamma")
-        positive(self, "eta_s", "eta_p")
-        at_least(self, 1, "steps")
 
     def wrap_gradient(self, gradient: GradientFunction, ctx: Context) -> GradientFunction:
         def nearer(params: Params, batch: Batch) -> Gradient:

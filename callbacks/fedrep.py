@@ -8,7 +8,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from flcog.core.checks import within
+from flcog.core.checks import option
 from flcog.core.precision import count_on
 from flcog.core.types import Batch, Params, Slot
 from flcog.functional.apply import Apply
@@ -43,7 +43,7 @@ class FedRep(Personalisation, ParameterMask):
     """
 
     head: str = r"(^|\.)head\."
-    body_share: float = 0.1
+    body_share: float = option(0.1, "(0, 1)")
 
     excludes: ClassVar[Mapping[str, str]] = {
         "DENSE": "FedRep's clients keep their heads, and DENSE needs whole models to distil",
@@ -61,7 +61,6 @@ class FedRep(Personalisation, ParameterMask):
             re.compile(self.head)
         except re.error as error:
             raise ValueError(f"FedRep: head must be a regular expression; got {self.head!r}: {error}") from error
-        within(self, "(0, 1)", "body_share")
 
     def mask(self, params: Params, client: int) -> dict[str, Tensor]:
         return {name: torch.tensor(False) for name in params if re.search(self.head, name)}

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import torch
 
-from flcog.core.checks import at_least
+from flcog.core.checks import option
 from flcog.core.types import Batch, Params
 from flcog.method import Context, Gradient, GradientFunction, Method
 
@@ -48,13 +48,9 @@ class FedSAM(Method):
         0.7
     """
 
-    rho: float = 0.05
+    rho: float = option(0.05, ">= 0")
     adaptive: bool = False
-    eta: float = 0.2
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        at_least(self, 0, "rho", "eta")
+    eta: float = option(0.2, ">= 0")
 
     def wrap_gradient(self, gradient: GradientFunction, ctx: Context) -> GradientFunction:
         def sharpness_aware(params: Params, batch: Batch) -> Gradient:

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from flcog.core.checks import at_least
+from flcog.core.checks import option
 from flcog.core.types import Params, Slot
 from flcog.method import ClientView, Context, Personal, Personalisation, Upload
 
@@ -34,11 +34,7 @@ class FineTune(Personalisation):
         5
     """
 
-    steps: int | None = 20
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        at_least(self, 0, "steps")
+    steps: int | None = option(20, ">= 0")
 
     def init_client(self, params: Params, buffers: Params, client: ClientView) -> Slot:
         return {"params": dict(params)} if self.steps is None else {}

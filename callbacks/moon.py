@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from flcog.client_module import ClientModule
-from flcog.core.checks import at_least, positive
+from flcog.core.checks import option
 from flcog.core.trees import Tree, call
 from flcog.core.types import Batch, Params, Slot
 from flcog.functional.apply import Apply, masked_mean
@@ -26,12 +26,7 @@ def contrast(z: Tensor, near: Tensor, far: Tensor, temperature: float) -> Tensor
 
 
 class ProjectionModel(FeatureModel):
-    """A network with a further hidden layer between its features and a new linear head.
-
-    Args:
-        body: the network; its own head is removed.
-        width: number of projected features.
-    """
+    """A network with a further hidden layer between its features and a new linear head."""
 
     def __init__(self, body: nn.Module, width: int) -> None:
         super().__init__()
@@ -74,15 +69,9 @@ class MOON(Method):
         0.5
     """
 
-    mu: float = 1.0
-    temperature: float = 0.5
-    projection: int | None = 256
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        at_least(self, 0, "mu")
-        positive(self, "temperature")
-        at_least(self, 1, "projection")
+    mu: float = option(1.0, ">= 0")
+    temperature: float = option(0.5, "> 0")
+    projection: int | None = option(256, ">= 1")
 
     def configure_model(self, model: ClientModule) -> ClientModule:
         if self.projection is None:

@@ -5,10 +5,29 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from flcog.callbacks.parts.control_variates import change_of_control
-from flcog.core.checks import positive
+from flcog.core.checks import option
 from flcog.core.types import Params, Slot
 from flcog.method import ClientView, Cohort, Context, Messages, Method, Upload
+
+
+def change_of_control(mean: Params, params: Params, ctx: Context, num_steps: Tensor | int | float) -> Params:
+    """The change ``c_k' - c_k = (x - y) / (K lr) - c`` of a client's control variate after K steps from x to y: SCAFFOLD's option II.
+
+    ``params`` is y, because a method may have changed the upload. With a learning rate of 0, as at the start of a warm-up, the client has
+    not moved and learns nothing about its gradient: the change is 0.
+
+    >>> from types import SimpleNamespace as Facts
+    >>> context = Facts(received=Facts(params={"w": torch.tensor([1.0])}), optimisation=Facts(lr=0.1))
+    >>> change_of_control({"w": torch.tensor([0.5])}, {"w": torch.tensor([0.8])}, context, num_steps=2)
+    {'w': tensor([0.5000])}
+    """
+    lr = ctx.optimisation.lr
+    travelled = lr * num_steps
+    change = {name: (ctx.received.params[name] - params[name]) / travelled - c for name, c in mean.items()}
+    if not isinstance(lr, Tensor) and lr != 0:
+        return change
+    still = {name: (ctx.received.params[name] == params[name]) & (lr == 0) for name in change}
+    return {name: torch.where(still[name], 0, value) for name, value in change.items()}
 
 
 @dataclass(frozen=True)
@@ -39,11 +58,7 @@ class SCAFFOLD(Method):
         {'c': {'w': tensor([0., 0.])}}
     """
 
-    server_lr: float = 1.0
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        positive(self, "server_lr")
+    server_lr: float = option(1.0, "> 0")
 
     def init_server(self, params: Params) -> Slot:
         return {"c": {name: torch.zeros_like(value) for name, value in params.items()}}
@@ -71,36 +86,3 @@ class SCAFFOLD(Method):
         change = messages.sum["change"]
         c = {name: value + change[name] / cohort.num_clients for name, value in server["c"].items()}
         return {name: self.server_lr * value for name, value in delta.items()}, {"c": c}
-
-
-@dataclass(frozen=True)
-class SCAFFOLDInFedDisco(SCAFFOLD):
-    """Corrects clients as the programs of FedDisco and NIID-Bench do: the correction moves the model after the optimiser's step.
-
-    The correction does not pass through the momentum, and K counts the actual steps::
-
-        y <- y - lr (c - c_k)  after each step
-
-    c is then up to 1 / (1 - r) times a gradient, but momentum does not lengthen it again. To first order this is SCAFFOLD. It is
-    for SGD without dampening or Nesterov momentum.
-
-    Ye et al., FedDisco: Federated Learning with Discrepancy-Aware Collaboration, ICML 2023, https://arxiv.org/abs/2305.19229;
-    https://github.com/MediaBrain-SJTU/FedDisco.
-
-    Args:
-        server_lr: the server's step size, > 0.
-
-    Example:
-        >>> SCAFFOLDInFedDisco().server_lr
-        1.0
-    """
-
-    def _steps(self, ctx: Context) -> Tensor | int | float:
-        return ctx.num_steps
-
-    def correct_gradient(self, gradient: Params, params: Params, ctx: Context) -> Params:
-        own, mean = ctx.state["c"], ctx.broadcast["c"]
-        # Momentum r repeats the first step's correction r times as large in the second step, and so on. Later steps add only 1 -
-        # r of the correction. The velocity then contains c - c_k in every step, as if each step itself had been corrected.
-        added = 1 - ctx.optimisation.momentum * (ctx.step > 0)
-        return {name: value + added * (mean[name] - own[name]) for name, value in gradient.items()}

@@ -12,12 +12,7 @@ from flcog.method import RoundKeys, SealedSum, SealedUploads
 
 
 class RevealedKeys(NamedTuple):
-    """The seeds that clients reveal after their uploads.
-
-    Args:
-        own: the seed of the own mask of each client whose upload has arrived.
-        pairs: the seeds of pairs of a client whose upload has arrived and a missing client, in this order.
-    """
+    """The seeds that clients reveal after their uploads: own seeds by client, and seeds of pairs of a client and a missing client."""
 
     own: Mapping[int, bytes]
     pairs: Mapping[tuple[int, int], bytes]
@@ -28,10 +23,6 @@ def reveal(keys: RoundKeys, arrived: Collection[int]) -> RevealedKeys:
 
     Of each client either its own seed or its pairs' seeds are revealed, and never both, so that the upload of a missing client
     stays unreadable if it arrives late.
-
-    Args:
-        keys: of the round.
-        arrived: the clients in the sum.
     """
     missing = [client for client in keys.clients if client not in arrived]
     return RevealedKeys(
@@ -74,8 +65,6 @@ class SecureAggregation(SealedSum):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.bits not in WORDS:
-            raise ValueError(f"SecureAggregation: bits must be 32 or 64; got {self.bits}")
         within(self, f"[0, {self.bits - 2}]", "fraction_bits")
 
     @property

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from flcog.callbacks.parts.distillation import rows_of_step
 from flcog.client_module import ClientModule
-from flcog.core.checks import at_least, positive
+from flcog.core.checks import option
 from flcog.core.types import Batch, Params, Slot
 from flcog.functional.apply import Apply, masked_mean
 from flcog.method import ClientView, Context, Method
@@ -85,23 +85,17 @@ class VHL(Method):
         ('classification',)
     """
 
-    virtual: float = 1.0
-    align: float = 1.0
-    virtual_align: float = 0.1
-    temperature: float = 0.07
-    batch_size: int = 128
-    samples_per_class: int = 200
-    std: float = 0.5
-    seed: int = 0
+    virtual: float = option(1.0, ">= 0")
+    align: float = option(1.0, ">= 0")
+    virtual_align: float = option(0.1, ">= 0")
+    temperature: float = option(0.07, "> 0")
+    batch_size: int = option(128, ">= 1")
+    samples_per_class: int = option(200, ">= 1")
+    std: float = option(0.5, ">= 0")
+    seed: int = option(0, ">= 0")
 
     tasks: ClassVar[tuple[str, ...]] = ("classification",)
     plain_batches: ClassVar[bool] = True
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        at_least(self, 0, "virtual", "align", "virtual_align", "std", "seed")
-        at_least(self, 1, "batch_size", "samples_per_class")
-        positive(self, "temperature")
 
     def configure_model(self, model: ClientModule) -> ClientModule:
         model = copy.deepcopy(model)  # The user's module may serve another run.

@@ -5,7 +5,7 @@ from typing import ClassVar
 
 import torch
 
-from flcog.core.checks import within
+from flcog.core.checks import option
 from flcog.core.types import Params, Slot
 from flcog.method import ClientView, Context, Envelope, Stage
 from flcog.method.stage import Kind
@@ -33,13 +33,9 @@ class WorkerMomentum(Stage):
         'smooth'
     """
 
-    beta: float = 0.9
+    beta: float = option(0.9, "[0, 1)")
 
     kind: ClassVar[Kind] = "smooth"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        within(self, "[0, 1)", "beta")
 
     def init_client(self, params: Params, buffers: Params, client: ClientView) -> Slot:
         return {"m": {name: torch.zeros_like(value) for name, value in params.items()}}

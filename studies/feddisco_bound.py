@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from flcog.callbacks.feddisco.feddisco import METRICS, discrepancy
+from flcog.callbacks.feddisco import METRICS, discrepancy
 from flcog.core.checks import at_least, positive, within
 from flcog.data import Partitioner, Samples
 from flcog.datamodules import Dirichlet

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from matplotlib.figure import Figure
 
-from flcog.callbacks.feddisco.feddisco import discrepancy
+from flcog.callbacks.feddisco import discrepancy
 from flcog.commands.command_cli import CommandCLI
 from flcog.core.checks import at_least
 from flcog.core.commands import TrainerCommand

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from flcog.callbacks.fedavgm import momentum_step
-from flcog.core.checks import at_least, positive, positive_and_finite, within
+from flcog.core.checks import option
 from flcog.core.types import Params, Slot
 from flcog.method import AsynchronousRounds, Cohort, Messages
 
@@ -49,25 +49,16 @@ class FedBuff(AsynchronousRounds):
         tensor([1.0000, 0.5000])
     """
 
-    concurrency: int | None = None
-    buffer: int | None = None
-    staleness: float = 0.5
-    server_lr: float = 1.0
-    momentum: float = 0.0
-    arrival_rate: float | None = None
+    concurrency: int | None = option(None, ">= 1")
+    buffer: int | None = option(None, ">= 1")
+    staleness: float = option(0.5, ">= 0")
+    server_lr: float = option(1.0, "> 0")
+    momentum: float = option(0.0, "[0, 1)")
+    arrival_rate: float | None = option(None, "(0, inf)")
 
     excludes: ClassVar[Mapping[str, str]] = {
-        "FedExP": "its step size compares changes of one model",
         "PoissonSampling": "it does not select a given number of clients for the free places",
     }
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        at_least(self, 1, "concurrency", "buffer")
-        at_least(self, 0, "staleness")
-        positive(self, "server_lr")
-        within(self, "[0, 1)", "momentum")
-        positive_and_finite(self, "arrival_rate")
 
     @property
     def rate(self) -> float | None:

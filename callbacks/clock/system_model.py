@@ -9,7 +9,7 @@ from typing import Literal
 import numpy as np
 import torch
 
-from flcog.core.checks import at_least, one_of, positive_and_finite
+from flcog.core.checks import option
 from flcog.core.randomness import fold, fold_each, uniform
 from flcog.method import Clock, Work
 
@@ -52,18 +52,12 @@ class SystemModel(Clock):
         array([8.])
     """
 
-    seconds_per_step: float = 0.1
-    download: float | None = 2.5e6
-    upload: float | None = 1.25e6
+    seconds_per_step: float = option(0.1, ">= 0")
+    download: float | None = option(2.5e6, "(0, inf)")
+    upload: float | None = option(1.25e6, "(0, inf)")
     spread: Literal["fixed", "log-normal", "half-normal"] = "fixed"
-    sigma: float = 1.0
+    sigma: float = option(1.0, ">= 0")
     clients: str | None = None
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        at_least(self, 0, "seconds_per_step", "sigma")
-        positive_and_finite(self, "download", "upload")
-        one_of(self, ("fixed", "log-normal", "half-normal"), "spread")
 
     def check_clients(self, num_clients: int) -> None:
         if self.clients is None:

@@ -1,4 +1,4 @@
-"""Whole numbers of a few bits each, packed into bytes without gaps, by functions that vmap can transform."""
+"""Whole numbers of a few bits each, and positions of a vector, packed into bytes by functions that vmap can transform."""
 
 import torch
 import torch.nn.functional as F
@@ -6,13 +6,9 @@ from torch import Tensor
 
 
 def pack_bits(codes: Tensor, bits: int) -> Tensor:
-    """The lowest ``bits`` of each whole number, packed into uint8 [ceil(n * bits / 8)].
+    """The lowest ``bits`` (1 to 62) of each whole number, int64 [n], packed into uint8 [ceil(n * bits / 8)].
 
     Numbers of more than 8 bits are stored as their lowest bytes, followed by the packed rest.
-
-    Args:
-        codes: int64 [n].
-        bits: of each number, 1 to 62.
 
     >>> pack_bits(torch.tensor([1, 0, 0, 0, 0, 0, 0, 1, 1]), bits=1)
     tensor([129,   1], dtype=torch.uint8)
@@ -50,3 +46,42 @@ def packed_bytes(count: int, bits: int) -> int:
 
 def _shifts(step: int, count: int, like: Tensor) -> Tensor:
     return step * torch.arange(count, device=like.device)
+
+
+def num_kept(fraction: float, size: int) -> int:
+    """The numbers that a sparse codec keeps, at least 1.
+
+    >>> num_kept(0.01, 1000), num_kept(0.01, 20)
+    (10, 1)
+    """
+    return min(size, max(1, round(fraction * size)))
+
+
+def pack_positions(positions: Tensor, size: int) -> Tensor:
+    """Increasing positions below ``size``, [k], in the shorter of both forms, uint8.
+
+    >>> pack_positions(torch.tensor([0, 3, 5]), 8), pack_positions(torch.tensor([3]), 100)
+    (tensor([41], dtype=torch.uint8), tensor([3], dtype=torch.uint8))
+    """
+    if _as_mask(len(positions), size):
+        return pack_bits(torch.zeros(size, dtype=torch.int64, device=positions.device).scatter(0, positions, 1), 1)
+    return pack_bits(positions, _bits(size))
+
+
+def unpack_positions(packed: Tensor, count: int, size: int) -> Tensor:
+    """The inverse of :func:`pack_positions`.
+
+    >>> unpack_positions(pack_positions(torch.tensor([0, 3, 5]), 8), 3, 8)
+    tensor([0, 3, 5])
+    """
+    if _as_mask(count, size):
+        return unpack_bits(packed, 1, size).sort(descending=True, stable=True).indices[:count]
+    return unpack_bits(packed, _bits(size), count)
+
+
+def _bits(size: int) -> int:
+    return max(1, (size - 1).bit_length())
+
+
+def _as_mask(count: int, size: int) -> bool:
+    return packed_bytes(size, 1) <= packed_bytes(count, _bits(size))

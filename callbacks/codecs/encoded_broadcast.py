@@ -111,12 +111,7 @@ def extended(sums: Mapping[str, Tensor], sizes: Mapping[str, int]) -> dict[str, 
 
 
 def downloaded(sums: Tensor, last: Tensor, whole: int) -> list[int]:
-    """The bytes that each client downloads: all broadcasts since its last one, or everything, if that is shorter.
-
-    Args:
-        sums: the bytes of all broadcasts up to each of them.
-        last: the number of each client's last broadcast; -1 for new clients.
-        whole: the bytes of everything, unencoded.
+    """The bytes that each client downloads: all broadcasts since its last one (-1 for none), or ``whole``, if that is shorter.
 
     >>> downloaded(torch.tensor([800, 810, 830, 850]), torch.tensor([2, 1, -1]), whole=800)
     [20, 40, 800]

@@ -7,7 +7,6 @@ import torch
 from torch import Tensor
 
 from flcog.callbacks.codecs.codec import Codec, Noise
-from flcog.core.checks import one_of
 from flcog.core.types import Slot
 from flcog.wire.envelope import Field
 
@@ -36,10 +35,6 @@ class LowPrecision(Codec):
     """
 
     type: Literal["bf16", "fp16"] = "bf16"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        one_of(self, tuple(TYPES), "type")
 
     def encode(self, values: Tensor, noise: Noise) -> Slot:
         return values.to(TYPES[self.type])

@@ -9,7 +9,6 @@ from torch import Tensor
 
 from flcog.callbacks.codecs.bits import pack_bits, unpack_bits
 from flcog.callbacks.codecs.codec import Codec, Noise
-from flcog.core.checks import one_of
 from flcog.core.precision import number_dtype
 from flcog.core.types import Params, Slot
 from flcog.method import Cohort, GlobalModel, Messages
@@ -44,10 +43,6 @@ class SignSGD(Codec):
     """
 
     combine: Literal["mean", "majority"] = "mean"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        one_of(self, ("mean", "majority"), "combine")
 
     @property
     def excludes(self) -> Mapping[str, str]:  # type: ignore[override]

@@ -1,13 +1,14 @@
-"""The base of codecs that send some numbers of a tensor, which a second codec may shorten."""
+"""TopK and RandomK: some numbers of each tensor, which a second codec may shorten."""
 
 from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
+from flcog.callbacks.codecs.bits import num_kept, pack_positions, unpack_positions
 from flcog.callbacks.codecs.codec import Codec, Noise
-from flcog.callbacks.codecs.positions import num_kept
-from flcog.core.checks import within
+from flcog.callbacks.parts.noise import words
+from flcog.core.checks import option
 from flcog.core.types import Slot
 from flcog.wire.envelope import Field
 
@@ -24,12 +25,11 @@ class Sparse(Codec):
     25
     """
 
-    fraction: float = 0.01
+    fraction: float = option(0.01, "(0, 1]")
     values: Codec | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        within(self, "(0, 1]", "fraction")
         if self.values is None:
             return
         if isinstance(self.values, Sparse):
@@ -70,3 +70,78 @@ class Sparse(Codec):
     def _inner(self) -> Codec | None:
         """The codec of the values, which contracts if this codec has error feedback."""
         return replace(self.values, error_feedback=True) if self.values is not None and self.error_feedback else self.values
+
+
+@dataclass(frozen=True)
+class TopK(Sparse):
+    """Sends the numbers of each tensor with the largest magnitudes, and their positions.
+
+    Of a tensor v of d numbers, the receiver sees the k = fraction * d largest, and 0 for all others::
+
+        v_i -> v_i  if |v_i| is among the k largest magnitudes,  else 0
+
+    This loses at most 1 - k / d of the squared norm, in the same coordinates round after round, so list it with ``error_feedback``: each
+    client then adds its lost part to its next change. Positions are sent as one bit for each number of the tensor or as packed indices,
+    whichever is shorter. A second codec can shorten the values.
+
+    Stich et al., Sparsified SGD with Memory, NeurIPS 2018, https://arxiv.org/abs/1809.07599.
+
+    Args:
+        fraction: k / d, in (0, 1].
+        values: the codec for the values, such as ``Quantize``; None sends them as they are.
+
+    Example:
+        >>> TopK(fraction=0.01, error_feedback=True).fraction
+        0.01
+    """
+
+    def encode(self, values: Tensor, noise: Noise) -> Slot:
+        size = values.shape[0]
+        positions = values.abs().topk(self._count(size), sorted=False).indices.sort().values
+        return {"values": self._chosen_values(values, positions, noise), "positions": pack_positions(positions, size)}
+
+    def decode(self, encoded: Slot, field: Field) -> Tensor:
+        (size,) = field.shape
+        return self._spread(encoded["values"], unpack_positions(encoded["positions"], self._count(size), size), field)
+
+
+@dataclass(frozen=True)
+class RandomK(Sparse):
+    """Sends the numbers of each tensor at k random positions, and the seed of these positions.
+
+    Of a tensor v of d numbers, the receiver sees the k = fraction * d numbers, scaled so that the expectation is v, and 0 for all others::
+
+        v_i -> (d / k) v_i  if i is among the k positions,  else 0
+
+    The expected squared error is (d / k - 1) ||v||^2. With ``error_feedback`` the numbers are not scaled, so that the error is
+    (1 - k / d) ||v||^2 and the residual stays bounded. A second codec can shorten the values.
+
+    Konecny et al., Federated Learning: Strategies for Improving Communication Efficiency, 2016, https://arxiv.org/abs/1610.05492 ("random
+    mask"); Stich et al., Sparsified SGD with Memory, NeurIPS 2018, https://arxiv.org/abs/1809.07599 (error feedback).
+
+    Args:
+        fraction: k / d, in (0, 1].
+        values: the codec for the values, such as ``Quantize``; None sends them as they are.
+
+    Example:
+        >>> RandomK(fraction=0.1).kind
+        'encode'
+    """
+
+    @property
+    def is_random(self) -> bool:
+        return True
+
+    def encode(self, values: Tensor, noise: Noise) -> Slot:
+        seed, size = noise.seed(), values.shape[0]
+        return {"values": self._chosen_values(values, self._positions(seed, size), noise), "seed": seed}
+
+    def decode(self, encoded: Slot, field: Field) -> Tensor:
+        (size,) = field.shape
+        chosen = self._spread(encoded["values"], self._positions(encoded["seed"], size), field)
+        return chosen if self.error_feedback else chosen * (size / self._count(size))
+
+    def _positions(self, seed: Tensor, size: int) -> Tensor:
+        """Random positions, which sender and receiver draw from the same seed."""
+        # Words of 64 bits have no ties, which two machines might break in different ways.
+        return words(seed, 0, (size,)).topk(self._count(size), sorted=False).indices.sort().values

@@ -10,13 +10,37 @@ from torch import Tensor
 
 from flcog.callbacks.fedcog import image_generator
 from flcog.callbacks.fedcog.generation import Divergence, generate, target_loss
-from flcog.callbacks.fedcog.target_labels import allot, complement
 from flcog.callbacks.parts.distillation import distillation_loss, rows_of_step
-from flcog.core.checks import at_least, one_of, positive
+from flcog.core.checks import option
 from flcog.core.precision import number_dtype
 from flcog.core.types import Batch, Params, Slot
 from flcog.functional.apply import Apply
 from flcog.method import ClientView, Context, Method, Upload
+
+
+def complement(counts: Tensor) -> Tensor:
+    """Each label's lack of samples against the client's most frequent label, ``max(d) - d`` (A.1.1); ones if all are equal.
+
+    >>> complement(torch.tensor([500, 0, 400, 200, 400]))
+    tensor([  0, 500, 100, 300, 100])
+    """
+    missing = counts.max() - counts
+    return missing if missing.any() else torch.ones_like(counts)
+
+
+def allot(shares: Tensor, num_samples: int, rng: torch.Generator) -> Tensor:
+    """``num_samples`` labels in proportion to the shares, in random order; the largest remainders are rounded up.
+
+    >>> allot(torch.tensor([0, 500, 100, 300, 100]), 10, torch.Generator().manual_seed(0)).bincount()
+    tensor([0, 5, 1, 3, 1])
+    """
+    exact = shares.double() * num_samples / shares.sum()
+    # Among equal remainders the choice is random, so that every label gets its turn over the rounds.
+    drawn = torch.randperm(len(shares), generator=rng)
+    by_remainder = drawn[(exact.floor() - exact)[drawn].argsort(stable=True)]
+    counts = exact.floor().long()
+    counts[by_remainder[: num_samples - int(counts.sum())]] += 1
+    return torch.arange(len(shares)).repeat_interleave(counts)[torch.randperm(num_samples, generator=rng)]
 
 
 @dataclass(frozen=True)
@@ -73,33 +97,28 @@ class FedCOG(Method):
         True
     """
 
-    num_samples: int = 256
+    num_samples: int = option(256, ">= 0")
     targets: Literal["uniform", "complementary"] = "uniform"
-    steps: int = 100
-    lambda_dis: float = 0.1
+    steps: int = option(100, ">= 0")
+    lambda_dis: float = option(0.1, ">= 0")
     divergence: Divergence = "paper"
-    lr: float = 0.01
+    lr: float = option(0.01, "> 0")
     betas: tuple[float, float] = (0.5, 0.9)
-    generation_batch_size: int | None = None
+    generation_batch_size: int | None = option(None, ">= 1")
     generator: bool = False
     lambda_kd: float | Literal["balance"] = 0.01
     hard_labels: bool = False
-    batch_size: int = 64
+    batch_size: int = option(64, ">= 1")
 
     tasks = ("classification", "multilabel")
     plain_batches = True
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        at_least(self, 0, "num_samples", "steps", "lambda_dis")
-        at_least(self, 1, "generation_batch_size", "batch_size")
-        positive(self, "lr")
         if self.lambda_kd != "balance" and (isinstance(self.lambda_kd, str) or not self.lambda_kd >= 0):
             raise ValueError(f"FedCOG: lambda_kd must be at least 0, or 'balance'; got {self.lambda_kd!r}")
         if len(self.betas) != 2 or not all(0 <= beta < 1 for beta in self.betas):
             raise ValueError(f"FedCOG: betas must be two numbers in [0, 1); got {self.betas}")
-        one_of(self, ("uniform", "complementary"), "targets")
-        one_of(self, ("paper", "code"), "divergence")
 
     @property
     def _disagrees(self) -> bool:
@@ -171,15 +190,7 @@ class FedCOG(Method):
 def make_inputs(
     method: FedCOG, apply: Apply, draws: Slot, received: tuple[Params, Params], last: tuple[Params, Params] | None
 ) -> Tensor:
-    """The inputs that a client generates.
-
-    Args:
-        method: the settings.
-        apply: the client's model as a function.
-        draws: result of :meth:`FedCOG.draw`.
-        received: parameters and buffers of the global model.
-        last: parameters and buffers of the client's last local model, or None to generate without it.
-    """
+    """The inputs that a client generates."""
     generator = {}
     if method.generator:
         size = draws["canvas"].shape[-2:]

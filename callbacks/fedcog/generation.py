@@ -99,19 +99,6 @@ def generate(
     Ye et al., Fake It Till Make It: Federated Learning with Consensus-Oriented Generation, ICLR 2024,
     https://arxiv.org/abs/2312.05966.
 
-    Args:
-        noise: initial x (or z), [N, ...].
-        labels: y, classes [N] or multi-hot rows [N, C].
-        global_model: the model that shall recognise the labels.
-        local_model: the model that shall disagree; None leaves that term out.
-        lambda_dis: weight of the disagreement; a tensor can switch it off for some clients.
-        steps: steps of Adam; 0 returns the noise.
-        lr, betas: settings of Adam.
-        batch_size: inputs that are generated at a time, for clients of little memory; None for all at once.
-        divergence: the form of the disagreement.
-        weights: the generator's initial weights; each batch trains its own copy.
-        decode: computes x from ``{"noise": ..., **weights}``.
-
     Returns:
         x of the last step, [N, ...].
 

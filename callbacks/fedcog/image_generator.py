@@ -15,12 +15,7 @@ _MAPS, _SIDE = 128, 8
 
 
 def initial_weights(num_channels: int, rng: torch.Generator) -> Params:
-    """Random weights, uniform within ``1 / sqrt(fan_in)`` as in torch's own layers.
-
-    Args:
-        num_channels: channels of the images.
-        rng: source of the random numbers.
-    """
+    """Random weights, uniform within ``1 / sqrt(fan_in)`` as in torch's own layers."""
     shapes = {
         "linear": (_MAPS * _SIDE**2, LATENT),
         "conv1": (64, _MAPS, 3, 3),

@@ -1,5 +1,7 @@
 """Fedssyn: clients share synthetic data once, shuffled, before the first round."""
 
+import shlex
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -15,10 +17,10 @@ from flcog.callbacks.fedssyn.generators.beta_vae import BetaVAE
 from flcog.callbacks.fedssyn.generators.private_training import PrivateTraining
 from flcog.callbacks.fedssyn.remote_shuffle import answer_of_shuffle, share_real, share_synthetic
 from flcog.callbacks.fedssyn.shuffling import SampleExchange, add_samples, capacity, deal, digest_of, mix_real, num_bytes
-from flcog.callbacks.fedssyn.synthesis_cache import Synthesis, synthetic_sets, training_logs
+from flcog.callbacks.fedssyn.synthesis_cache import Synthesis, export_images, synthetic_sets, training_logs
 from flcog.callbacks.parts.image_grid import image_grid
-from flcog.core.checks import at_least, one_of, within
-from flcog.core.files import RUN_REMEDY, write_table
+from flcog.core.checks import option
+from flcog.core.files import RUN_REMEDY, short, write_table
 from flcog.core.randomness import fold
 from flcog.data import LABELLED, Exchange, Federation, Partition
 from flcog.method import Ask, DataExchange, DataHost, ExchangeSummary, Run
@@ -70,21 +72,18 @@ class Fedssyn(DataExchange):
     share: Literal["shuffled", "local", "real", "none"] = "shuffled"
     # None, not BetaVAE(): the YAML parser would pass a default object's values on to the class that a config names instead.
     generator: DataGenerator | None = None
-    rho: float = 0.75
-    num_images: int | None = None
-    p: float | None = None
+    rho: float = option(0.75, "(0, 1]")
+    num_images: int | None = option(None, ">= 1")
+    p: float | None = option(None, "(0, 1]")
     directory: str | None = None
     keep_own: bool = True
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        one_of(self, ("shuffled", "local", "real", "none"), "share")
         if self.generator is None:
             object.__setattr__(self, "generator", BetaVAE())
         if not isinstance(self.generator, DataGenerator):
             raise ValueError(f"Fedssyn: generator must be a DDPM, a BetaVAE or a ConditionalGAN; got {self.generator!r}")
-        within(self, "(0, 1]", "rho", "p")
-        at_least(self, 1, "num_images")
         if not self.keep_own and self.share in ("real", "none"):
             raise ValueError(
                 f"Fedssyn: keep_own=false leaves clients only synthetic data, and share={self.share} generates none: set "
@@ -246,3 +245,25 @@ def epsilon_figure(rows: list[dict[str, float]], privacy: PrivateTraining) -> Fi
     axes.set(xlabel="epoch", ylabel="epsilon, by Opacus' Renyi accountant")
     axes.set_title("" if privacy.secret else "seeded noise: it protects nothing", fontsize=9)
     return figure
+
+
+def synthesize(trainer: Any, model: Any, datamodule: Any) -> None:
+    """Generate the synthetic images that Fedssyn's clients would send, and stop: look at them, delete some, then run fit.
+
+    >>> from flcog.callbacks import COMMANDS
+    >>> "synthesize" in [command.name for command in COMMANDS]
+    True
+    """
+    trainer.prepare(model, datamodule, keep_files=True)
+    run = trainer.run
+    chosen = [method for method in run.methods if isinstance(method, Fedssyn)]
+    exchange = run.method_record(chosen[0].name).exchange if chosen else None
+    if not isinstance(exchange, SampleExchange) or exchange.folder is None:
+        raise ValueError("there is nothing to synthesize: add Fedssyn to trainer.callbacks, with share=shuffled or local")
+    if not run.processes.is_first:
+        return
+    images, left, total = export_images(exchange.folder, run.federation)
+    print(f"{left:,} of {total:,} synthetic images are in {short(images)}, by client and class")
+    print("Delete the images that must not be sent. This command shares the others:")
+    print(f"  {shlex.join(['flcog', *['fit' if word == 'synthesize' else word for word in sys.argv[1:]]])}")
+    print(f"To start over, delete {short(exchange.folder)}.")

@@ -26,13 +26,8 @@ def share_synthetic(
 ) -> ExchangeSummary:
     """The server's part for synthetic samples: it mixes the samples of all clients, and distributes them.
 
-    Args:
-        ask: sends messages to the clients.
-        sizes: how many samples each client has.
-        count: how many samples each client generates.
-        p: at most this fraction of each client's data is synthetic; None for no limit.
-        local: whether each client trains on the samples that it generated, which it does not send.
-        shuffle: draws the samples that are sent, and their distribution.
+    At most the fraction ``p`` of each client's data is synthetic. With ``local``, clients train on their own synthetic samples, which they
+    do not send.
     """
     made = np.array(list(ask("generate", dict.fromkeys(range(len(sizes)), count), 0).values()))
     if (wrong := np.flatnonzero((made < 0) | (made > count))).size:
@@ -76,14 +71,7 @@ def _samples_like(counts: Sequence[int] | np.ndarray) -> Any:
 
 
 def answer_of_shuffle(step: str, messages: Mapping[int, Any], host: DataHost, keep_own: bool) -> dict[int, Any]:
-    """The clients' part, after they have generated samples.
-
-    Args:
-        step: the step of the exchange.
-        messages: of the server, by client.
-        host: the clients' data.
-        keep_own: whether clients train on their own samples too.
-    """
+    """The clients' part, after they have generated samples."""
     if step == "send":
         return {client: _rows(host.memory["sets"][client], rows) for client, rows in messages.items()}
     if step == "keep":

@@ -16,11 +16,7 @@ from flcog.data import Exchange, Federation, Partition, Samples
 class SampleExchange(Exchange):
     """The clients' data before and after an exchange. Its digest identifies each client's samples (see :func:`digest_of`).
 
-    Args:
-        before: each client's own samples before the exchange.
-        own: its own samples that remain after the exchange.
-        received: the samples that it received.
-        sent: how many samples each client sent.
+    ``own`` are a client's own samples that remain after the exchange, and ``sent`` counts the samples that each client sent.
     """
 
     before: Partition

@@ -7,22 +7,21 @@ import shutil
 import sys
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from filelock import FileLock
+from filelock import FileLock, Timeout
 from PIL import Image
 from torch import Tensor
 
 from flcog.callbacks.fedssyn.generators.base import DataGenerator, Form, Log, finite, matching_labels, subset_of
 from flcog.core.files import arrays_in, replacing, replacing_folder, short, write_table, write_yaml
 from flcog.core.global_streams import seeded
-from flcog.core.labels import require_labels
 from flcog.core.precision import default_dtype
-from flcog.core.processes import Processes
 from flcog.core.randomness import fold
 from flcog.core.text import clock
 from flcog.data import Federation
@@ -40,12 +39,6 @@ class Synthesis:
 
     They determine the sets to the bit on one kind of device and version of torch. Sets on disk are used even if they were
     generated on another device or with secret noise.
-
-    Args:
-        generator: the clients' generator.
-        rho: fraction of its samples on which a client trains it.
-        count: how many samples each client generates.
-        seed: seed of all random draws.
     """
 
     generator: DataGenerator
@@ -110,29 +103,27 @@ def synthetic_sets(
 ) -> tuple[list[Set], Path | None]:
     """The synthetic set of each of some clients, or of all, without deleted images, and the folder.
 
-    Sets on disk are read, and the others generated: a killed run continues with the first client that was not finished. Processes
-    divide the clients among themselves. Of two runs that need the same sets at once, one waits for the other's.
+    Sets on disk are read, and the others generated: a killed run continues with the first client that was not finished. Processes and
+    runs that need the same sets at once divide them: each passes over the clients that another one is working on, and then waits for them.
     """
-    processes = Processes.of_torch()
     clients = range(federation.num_clients) if clients is None else clients
-    about = {} if root is None else synthesis.about(federation)
-    folder = None if root is None else folder_of(about, root)
-    report = _Reporter(federation.num_clients, folder, processes.rank)
-    if folder is not None:
-        write_yaml(folder / "about.yaml", about, REMEDY)
-    sets: dict[int, Set] = {}
-    for client in clients[processes.rank :: processes.count]:
-        if folder is None:
-            sets[client] = synthesis.make(federation, client, lambda epoch, figures: None)
-            continue
-        with FileLock(folder / f".{_name(client)}.lock"):
-            if not (folder / f"{_name(client)}.npz").is_file():
-                made = synthesis.make(federation, client, report.begin(client))
-                report.write_log(client)
-                _write(folder / f"{_name(client)}.npz", made)
-                report.done(client, len(made[1]))
-        sets[client] = _keep_undeleted(_read(folder / f"{_name(client)}.npz", federation), folder, client)
-    sets = {client: made for part in processes.gather(sets) for client, made in part.items()}
+    if root is None:
+        return [synthesis.make(federation, client, lambda epoch, figures: None) for client in clients], None
+    about = synthesis.about(federation)
+    folder, sets = folder_of(about, root), dict[int, Set]()
+    report = _Reporter(federation.num_clients, folder)
+    write_yaml(folder / "about.yaml", about, REMEDY)
+    for seconds in (0, -1):  # without waiting, and then as long as it takes
+        for client in [client for client in clients if client not in sets]:
+            file = folder / f"{_name(client)}.npz"
+            with suppress(Timeout), FileLock(folder / f".{_name(client)}.lock", timeout=seconds):
+                if not file.is_file():
+                    made = synthesis.make(federation, client, report.begin(client))
+                    report.write_log(client)
+                    with replacing(file, remedy=REMEDY) as opened:
+                        np.savez(opened, inputs=made[0].numpy(), labels=made[1].numpy())
+                    report.done(client, len(made[1]))
+                sets[client] = _keep_undeleted(_read(file), folder, client)
     return [sets[client] for client in clients], folder
 
 
@@ -144,7 +135,7 @@ def export_images(folder: Path, federation: Federation) -> tuple[Path, int, int]
     form, images = Form.of(federation.train), folder / "images"
     if not form.images:
         raise ValueError(f"only images can be exported, and these samples are rows of a table: read them as .npz in {folder}")
-    sets = [_read(folder / f"{_name(client)}.npz", federation) for client in range(federation.num_clients)]
+    sets = [_read(folder / f"{_name(client)}.npz") for client in range(federation.num_clients)]
     total = sum(len(labels) for _, labels in sets)
     if images.is_dir():
         return images, sum(1 for _ in images.glob("client-*/*/*.png")), total
@@ -167,13 +158,8 @@ def training_logs(folder: Path) -> list[dict[str, float]]:
     """The rows of all clients' training: client, epoch, loss, and epsilon if training was private."""
     rows = []
     for path in sorted(folder.glob("client-*.csv")):
-        try:
-            with path.open(newline="", encoding="utf-8") as file:
-                rows += [{name: float(value) for name, value in row.items() if value} for row in csv.DictReader(file)]
-            if not all({"client", "epoch"} <= row.keys() for row in rows):
-                raise ValueError("a row lacks its client or epoch")
-        except (ValueError, TypeError, csv.Error) as error:
-            raise ValueError(f"{path} cannot be read as the log of a generator's training: delete it ({error})") from error
+        with path.open(newline="", encoding="utf-8") as file:
+            rows += [{name: float(value) for name, value in row.items() if value} for row in csv.DictReader(file)]
     return rows
 
 
@@ -188,6 +174,11 @@ def _keep_undeleted(made: Set, folder: Path, client: int) -> Set:
 
 
 def _name(client: int) -> str:
+    """The name of a client's files.
+
+    >>> _name(3)
+    'client-0003'
+    """
     return f"client-{client:04d}"
 
 
@@ -195,56 +186,29 @@ def _file_name(class_name: str) -> str:
     return "".join(letter if letter.isalnum() or letter in "-_." else "_" for letter in class_name)
 
 
-def _write(path: Path, made: Set) -> None:
-    with replacing(path, remedy=REMEDY) as file:
-        np.savez(file, inputs=made[0].numpy(), labels=made[1].numpy())
-
-
-def _read(path: Path, federation: Federation) -> Set:
+def _read(path: Path) -> Set:
     try:
         with arrays_in(path) as arrays:
-            inputs, labels = torch.from_numpy(arrays["inputs"]), torch.from_numpy(arrays["labels"])
-        _check(inputs, labels, federation)
-        return inputs, labels
+            return torch.from_numpy(arrays["inputs"]), torch.from_numpy(arrays["labels"])
     except Exception as error:  # a damaged archive raises nearly every kind
-        reason = " ".join(str(error).split()) or type(error).__name__
-        raise ValueError(f"{path} cannot be read as a synthetic set: delete it, and it is generated again ({reason})") from error
-
-
-def _check(inputs: Tensor, labels: Tensor, federation: Federation) -> None:
-    """Refuse a set that no client of this federation can have generated."""
-    train, dtype = federation.train.inputs, Form.of(federation.train).dtype
-    if inputs.shape[1:] != train.shape[1:] or inputs.dtype != dtype:
-        raise ValueError(
-            f"its inputs are {inputs.dtype} of shape {tuple(inputs.shape[1:])}, the data's {dtype} of {tuple(train.shape[1:])}"
-        )
-    if len(inputs) != len(labels):
-        raise ValueError(f"it has {len(inputs)} inputs and {len(labels)} labels")
-    if labels.dtype != torch.int64:
-        raise ValueError(f"its labels are {labels.dtype}, not whole numbers of 64 bits")
-    require_labels(labels, federation.num_classes, "it")
-    if not inputs.isfinite().all():
-        raise ValueError("its inputs hold NaN or infinite values")
+        raise ValueError(f"{path} cannot be read as a synthetic set: delete it, and it is generated again") from error
 
 
 class _Reporter:
-    """Prints a line for each client and, on a terminal, its progress. Prints nothing if no sets are stored."""
+    """Prints a line for each client and, on a terminal, its progress."""
 
-    def __init__(self, num_clients: int, folder: Path | None, rank: int) -> None:
+    def __init__(self, num_clients: int, folder: Path) -> None:
         self.num_clients, self.folder = num_clients, folder
-        self.live = rank == 0 and sys.stderr.isatty()
+        self.live = sys.stderr.isatty()
         self.rows: list[dict[str, float]] = []
         self.began = self.shown = time.perf_counter()
-        self.announced = rank != 0
+        self.announced = False
 
     def begin(self, client: int) -> Log:
-        assert self.folder is not None
         if not self.announced:
             found = sum((self.folder / f"{_name(k)}.npz").is_file() for k in range(self.num_clients))
-            print(
-                f"synthetic data: making {self.num_clients - found} of {self.num_clients} sets in {short(self.folder)}",
-                flush=True,
-            )
+            left = self.num_clients - found
+            print(f"synthetic data: making {left} of {self.num_clients} sets in {short(self.folder)}", flush=True)
             self.announced = True
         self.rows, self.began = [], time.perf_counter()
 
@@ -252,24 +216,23 @@ class _Reporter:
             self.rows.append({"client": client, "epoch": epoch, **figures})
             if self.live and time.perf_counter() - self.shown > 0.5:
                 self.shown = time.perf_counter()
-                figure = ", ".join(f"{name} {value:.4g}" for name, value in figures.items())
-                line = f"client {client + 1} of {self.num_clients}, epoch {epoch}: {figure}, {clock(self.shown - self.began)}"
+                line = f"client {client + 1} of {self.num_clients}, epoch {epoch}{_written(figures)}, {clock(self.shown - self.began)}"
                 print(f"\r{line[: shutil.get_terminal_size().columns - 1]}\x1b[K", end="", file=sys.stderr, flush=True)
 
         return log
 
     def write_log(self, client: int) -> None:
         """Write the log of a client's training. It is written before the set, so that no set lacks its log."""
-        assert self.folder is not None
         if self.rows:
             write_table(self.folder / f"{_name(client)}.csv", self.rows, remedy=REMEDY)
 
     def done(self, client: int, count: int) -> None:
-        last = "".join(
-            f", {name} {value:.4g}" for name, value in (self.rows[-1:] or [{}])[0].items() if name not in ("client", "epoch")
-        )
+        last = {name: value for row in self.rows[-1:] for name, value in row.items() if name not in ("client", "epoch")}
+        took = clock(time.perf_counter() - self.began)
         if self.live:
             print("\r\x1b[K", end="", file=sys.stderr, flush=True)
-        print(
-            f"  client {client + 1} of {self.num_clients}: {count} in {clock(time.perf_counter() - self.began)}{last}", flush=True
-        )
+        print(f"  client {client + 1} of {self.num_clients}: {count} in {took}{_written(last)}", flush=True)
+
+
+def _written(figures: dict[str, float]) -> str:
+    return "".join(f", {name} {value:.4g}" for name, value in figures.items())

@@ -31,10 +31,9 @@ def read_classes(source: str) -> list[str]:
 def read_reference(source: str) -> dict[str, str]:
     """The public set's labels with their names.
 
-    Args:
-        source: ``imagenet``, which has only names; a folder with one folder per class, whose names are taken from ImageNet's
-            order if there are 1000 folders, and otherwise from ``words.txt`` in it or beside it, as Tiny-ImageNet has; or a file
-            with one label per line, which may begin with a WordNet id: ``n02123045 tabby, tabby cat``.
+    The source is ``imagenet``, which has only names; a folder with one folder per class, whose names are taken from ImageNet's order if
+    there are 1000 folders, and otherwise from ``words.txt`` in it or beside it, as Tiny-ImageNet has; or a file with one label per line,
+    which may begin with a WordNet id: ``n02123045 tabby, tabby cat``.
     """
     path = Path(source)
     if source == "imagenet":
@@ -102,14 +101,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 def print_choice(
     given: argparse.Namespace, ranking: Ranking, reference: dict[str, str], notes: Mapping[tuple[str, str], str] | None = None
 ) -> None:
-    """Print a ranking with notes after its labels, and the choice as YAML.
-
-    Args:
-        given: the options of :func:`add_options`.
-        ranking: for each of the user's classes, the labels to choose from.
-        reference: all labels, each with its names.
-        notes: by class and label.
-    """
+    """Print a ranking with notes after its labels, and the choice as YAML."""
     if not 1 <= given.keep <= given.count <= len(reference):
         raise ValueError(
             f"--keep must be at least 1 and at most --count, and --count at most the reference's {len(reference)} labels; got "

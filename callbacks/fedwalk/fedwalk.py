@@ -7,7 +7,7 @@ import torch
 
 from flcog.callbacks.fedwalk.leash import Leash, check_lr, value_at
 from flcog.client_module import ClientModule
-from flcog.core.checks import at_least, within
+from flcog.core.checks import option
 from flcog.core.precision import number_dtype, to_float64_device
 from flcog.core.types import Batch, Params, Slot
 from flcog.data import FederatedDataModule
@@ -101,9 +101,9 @@ class FedWalk(Method):
 
     leash: FederatedDataModule = field(kw_only=True, repr=False)
     tau: float | Schedule = 0.0
-    num_steps: int = 1
+    num_steps: int = option(1, ">= 1")
     lr: float | Schedule | None = None
-    beta: float = 0.9
+    beta: float = option(0.9, "[0, 1)")
     bias_correction: bool = False
     head: Literal["own", "shared"] = "own"
     mode: Literal["eval", "train"] = "eval"
@@ -112,10 +112,7 @@ class FedWalk(Method):
         super().__post_init__()
         if isinstance(self.tau, float) and self.tau != self.tau:
             raise ValueError("FedWalk: tau must be a number or infinite; got nan")
-        at_least(self, 1, "num_steps", hint="use tau=-inf for no leash steps")
         check_lr(self)
-        within(self, "[0, 1)", "beta")
-        _ = self._leash
 
     @property
     def _leash(self) -> Leash:

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from flcog.client_module import ClientModule
-from flcog.core.checks import one_of, positive
+from flcog.core.checks import positive
 from flcog.core.global_streams import kept_streams, seed_streams
 from flcog.core.randomness import fold, fold_each, make_rng
 from flcog.core.trees import Tree, floats_to
@@ -76,24 +76,16 @@ def linear_head(num_features: int, num_outputs: int, rng: torch.Generator, like:
 
 @dataclass(frozen=True)
 class Leash:
-    """Public data for training, with a loss that shares the model's features, or the whole model.
+    """Public data for training: the whole training set of ``data``, in its batch sizes.
 
-    Args:
-        name: the method that uses it, for messages.
-        data: the leash is its whole training set; it also sets the batch sizes of leash steps and of measurements.
-        head: ``own``, a linear layer on the features that only the server has, or ``shared``, the model's head.
-        mode: the model's mode in leash steps. In ``train`` BatchNorm normalises by the batch and updates its statistics, and
-            dropout is on.
+    With the head ``own``, it has a linear layer on the model's features that only the server has; with ``shared``, the model's head. In the
+    mode ``train``, BatchNorm normalises by the batch of a leash step and updates its statistics, and dropout is on.
     """
 
     name: str
     data: FederatedDataModule
     head: Literal["own", "shared"]
     mode: Literal["eval", "train"]
-
-    def __post_init__(self) -> None:
-        one_of(self, ("own", "shared"), "head")
-        one_of(self, ("eval", "train"), "mode")
 
     def check(self, model: ClientModule) -> None:
         """Refuse a leash that the model cannot learn, before any round."""

@@ -9,7 +9,7 @@ import torch
 
 from flcog.callbacks.fedwalk.leash import Leash, check_lr, value_at
 from flcog.client_module import ClientModule
-from flcog.core.checks import at_least
+from flcog.core.checks import option
 from flcog.core.randomness import make_rng
 from flcog.data import FederatedDataModule
 from flcog.functional.apply import Apply
@@ -55,7 +55,7 @@ class LeashPretraining(Method):
     """
 
     leash: FederatedDataModule = field(kw_only=True, repr=False)
-    num_steps: int = 300
+    num_steps: int = option(300, ">= 1")
     lr: float | Schedule = 0.01
     head: Literal["own", "shared"] = "own"
     mode: Literal["eval", "train"] = "eval"
@@ -63,9 +63,7 @@ class LeashPretraining(Method):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        at_least(self, 1, "num_steps")
         check_lr(self)
-        _ = self._leash
 
     @property
     def _leash(self) -> Leash:

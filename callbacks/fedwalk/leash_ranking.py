@@ -59,13 +59,8 @@ def rank(similarity: np.ndarray, classes: Sequence[str], reference: dict[str, st
 def choose(ranking: Ranking, per_class: int, random: int = 0, reference: Iterable[str] = (), seed: int = 0) -> list[str]:
     """The leash's classes: first the best label of every class, then the second best of every class, and so on, each label once.
 
-    Args:
-        ranking: the labels to choose from.
-        per_class: labels for each class (2 of the paper's 4).
-        random: number of the last labels that random ones from ``reference`` replace: 0 for low heterogeneity (LH), half
-            of them for the paper's MH, all for HH.
-        reference: all labels.
-        seed: seed of the draw.
+    Labels drawn at random from the reference replace the last ``random`` of them: 0 for low heterogeneity (LH), half of them for the
+    paper's MH, all for HH.
 
     >>> choose({"cat": ["tabby", "lynx"], "tiger": ["tabby", "lynx", "puma"]}, per_class=1)
     ['tabby', 'lynx']

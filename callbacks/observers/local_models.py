@@ -27,7 +27,7 @@ class LocalModels(Method):
     reweighting, which takes no data from training. Costs two evaluations for each client of the cohort: limit the rounds with
     ``start_round`` and ``stop_round``.
 
-    It reads single clients' models, so it cannot run together with secure aggregation.
+    It reads single clients' whole models, so it cannot run together with secure aggregation or FedDM.
 
     Example:
         >>> LocalModels(start_round=50).individual_uploads
@@ -41,10 +41,6 @@ class LocalModels(Method):
         scores: dict[str, list[float]] = {}
         uploads = run.method_record(self.name).uploads
         for upload in uploads.clients:
-            if upload.delta.keys() != uploads.params.keys():
-                raise ValueError(
-                    "LocalModels measures the models that clients send, and a method of this run makes them send none: remove one"
-                )
             client, buffers = upload.client, uploads.buffers | upload.buffers
             params = {name: value + upload.delta[name] for name, value in uploads.params.items()}
             distance = torch.stack([(params[name] - value).norm() for name, value in run.params.items()]).norm()

@@ -36,12 +36,6 @@ def distillation_loss(student: Tensor, teacher: Tensor, multilabel: bool = False
 
     Hinton et al., Distilling the Knowledge in a Neural Network, 2015, https://arxiv.org/abs/1503.02531.
 
-    Args:
-        student: outputs (logits) [B, C] of the model that learns.
-        teacher: outputs [B, C] of the teacher, without a gradient.
-        multilabel: whether a sample can have several labels.
-        temperature: T > 0; more than 1 softens both.
-
     Example:
         >>> outputs = torch.tensor([[1.0, 2.0]])
         >>> float(distillation_loss(outputs, outputs + 5))

@@ -15,13 +15,6 @@ def image_grid(
 ) -> Figure:
     """Rows of images [N, H, W, C] of colours in [0, 1], each row with its name.
 
-    Args:
-        rows: the images; a row may have fewer than there are columns.
-        row_names: names of the rows.
-        column_names: names above the first row; may be empty.
-        columns: number of columns; None for the first row's length.
-        cell: inches of an image's side.
-
     Example:
         >>> import torch
         >>> len(image_grid(torch.zeros(2, 5, 8, 8, 1), ["noise", "generated"]).axes)

@@ -6,7 +6,7 @@ All bounds come from the package dp-accounting, which is imported on first use, 
 import logging
 import math
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import KW_ONLY, dataclass
 from functools import lru_cache
@@ -122,7 +122,9 @@ class Sampling:
         }[self.kind]
 
 
-def epsilons(sampling: Sampling, noise_multiplier: float, rounds: int, delta: float) -> dict[Accountant, float]:
+def epsilons(
+    sampling: Sampling, noise_multiplier: float, rounds: float, delta: float, accountants: Sequence[Accountant] = ("PLD", "RDP")
+) -> dict[Accountant, float]:
     """Epsilon after some rounds by each accountant that supports the sampling; none without noise, which guarantees nothing.
 
     Each round releases the sum of its clients' vectors with Gaussian noise of ``noise_multiplier`` times the largest norm of one client's
@@ -133,25 +135,24 @@ def epsilons(sampling: Sampling, noise_multiplier: float, rounds: int, delta: fl
         noise_multiplier: the standard deviation of the noise over the largest norm of one client's vector, >= 0.
         rounds: >= 0.
         delta: in (0, 1 / num_clients).
+        accountants: those that are asked, if they support the sampling.
     """
-    _check(sampling, noise_multiplier, rounds, delta)
+    check_delta(delta, sampling.num_clients)
+    within(None, "[0, inf)", noise_multiplier=noise_multiplier)
+    at_least(None, 0, rounds=rounds)
     if noise_multiplier == 0:
         return {}
-    sampling, times = _composed(sampling, rounds)
+    if (separation := sampling.separation) is not None:  # one Gaussian mechanism for each participation that a client can have
+        sampling, rounds = Sampling(sampling.num_clients, 1.0), math.ceil(rounds / separation)
     bounds = {"PLD": _pld_epsilon, "RDP": _rdp_epsilon}
     with _quiet():
-        return {name: bounds[name](sampling, float(noise_multiplier), times, delta) for name in sampling.accountants}
+        asked = [name for name in sampling.accountants if name in accountants]
+        return {name: bounds[name](sampling, float(noise_multiplier), rounds, delta) if rounds else 0.0 for name in asked}
 
 
 def epsilon(sampling: Sampling, noise_multiplier: float, rounds: float, delta: float) -> float:
     """Epsilon by the tighter accountant that supports the sampling; infinite without noise. See :func:`epsilons`."""
-    _check(sampling, noise_multiplier, rounds, delta)
-    if noise_multiplier == 0:
-        return math.inf
-    sampling, rounds = _composed(sampling, rounds)
-    with _quiet():
-        bound = _pld_epsilon if sampling.accountants[0] == "PLD" else _rdp_epsilon
-        return bound(sampling, float(noise_multiplier), rounds, delta)
+    return next(iter(epsilons(sampling, noise_multiplier, rounds, delta, sampling.accountants[:1]).values()), math.inf)
 
 
 def noise_for(sampling: Sampling, target_epsilon: float, rounds: int, delta: float) -> float:
@@ -195,23 +196,8 @@ def check_delta(delta: float, num_clients: int) -> None:
         )
 
 
-def _check(sampling: Sampling, noise_multiplier: float, rounds: float, delta: float) -> None:
-    check_delta(delta, sampling.num_clients)
-    within(None, "[0, inf)", noise_multiplier=noise_multiplier)
-    at_least(None, 0, rounds=rounds)
-
-
-def _composed(sampling: Sampling, rounds: float) -> tuple[Sampling, float]:
-    """Separated rounds are as many Gaussian mechanisms as the participations that a client can have."""
-    if sampling.separation is None:
-        return sampling, rounds
-    return Sampling(sampling.num_clients, 1.0), math.ceil(rounds / sampling.separation)
-
-
 @lru_cache(maxsize=4096)
 def _pld_epsilon(sampling: Sampling, noise: float, rounds: float, delta: float) -> float:
-    if rounds == 0:
-        return 0.0
     if sampling.kind == "all":  # the noise of several rounds composes to one Gaussian mechanism with less noise
         return float(_one_round(sampling, noise / math.sqrt(rounds)).get_epsilon_for_delta(delta))
     return float(_one_round(sampling, noise).self_compose(math.ceil(rounds)).get_epsilon_for_delta(delta))
@@ -233,8 +219,6 @@ def _one_round(sampling: Sampling, noise: float) -> Any:
 
 @lru_cache(maxsize=4096)
 def _rdp_epsilon(sampling: Sampling, noise: float, rounds: float, delta: float) -> float:
-    if rounds == 0:
-        return 0.0
     orders, divergences = _divergences(sampling, noise)
     rdp = require("dp_accounting.rdp", "the privacy accountant", "privacy")
     return float(rdp.compute_epsilon(orders, rounds * divergences, delta)[0])

@@ -66,13 +66,7 @@ class BandedNoise:
         return normed
 
     def correlated(self, field: str, drawn: Tensor, past: Sequence[Noises]) -> Tensor:
-        """The noise n_t of a field.
-
-        Args:
-            field: its name.
-            drawn: z_t.
-            past: n_{t-1}, n_{t-2} and so on. A field that was not sent in a round has no noise there, and no contribution of a client.
-        """
+        """The noise n_t of a field."""
         first, *others = self.coefficients.tolist()
         for coefficient, noises in zip(others, past, strict=False):
             if field in noises:

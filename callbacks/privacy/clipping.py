@@ -50,12 +50,7 @@ def clip(
 ) -> tuple[Envelope, Tensor]:
     """A client's bounded envelope, and for each group of the model's parameters whether it was within its bound, as 1 or 0. *Pure.*
 
-    Args:
-        envelope: the client's.
-        received: the buffers of the global model, from which changes are measured.
-        bound: of each sender.
-        per_layer: whether the model's layers have bounds of their own, whose squares sum to the square of the model's bound.
-        scale: factors on the bounds of the groups, [groups].
+    The squares of the bounds of the model's layers sum to the square of the model's bound. ``scale`` has factors on these bounds.
     """
     groups, delta, within = layers(list(envelope.delta), per_layer), dict(envelope.delta), []
     for i, names in enumerate(groups):

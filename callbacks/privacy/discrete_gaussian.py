@@ -17,11 +17,7 @@ BLOCK = 1 << 15
 
 
 class RandomWords:
-    """Uniform whole numbers from SHAKE-256 of a secret.
-
-    Args:
-        secret: the key of all numbers.
-    """
+    """Uniform whole numbers from SHAKE-256 of a secret."""
 
     def __init__(self, secret: bytes) -> None:
         self._secret, self._calls = secret, count()

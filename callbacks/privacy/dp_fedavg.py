@@ -2,23 +2,23 @@
 
 import secrets
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
+from itertools import count
 from math import inf, nan
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from flcog.callbacks.parts.noise import draw_key
+from flcog.callbacks.parts.noise import draw_key, normal
 from flcog.callbacks.privacy.accountant import check_delta, noise_for
 from flcog.callbacks.privacy.banded_noise import BandedNoise
-from flcog.callbacks.privacy.clipping import clip, layers, total_bound, with_message, without_messages
-from flcog.callbacks.privacy.gaussian_noise import NoiseOfRound, noise_beside_counts, with_clients_noise
-from flcog.callbacks.privacy.guarantee import NUMBERS, Guarantee, guarantee_of
+from flcog.callbacks.privacy.clipping import clip, is_float, layers, total_bound, with_message, without_messages
+from flcog.callbacks.privacy.guarantee import Guarantee, guarantee_of
 from flcog.callbacks.privacy.leaks import check_beside, is_withheld
 from flcog.callbacks.privacy.whole_numbers import longest, noisy_whole_numbers, value_of_one
-from flcog.core.checks import at_least, one_of, positive, positive_and_finite, within
+from flcog.core.checks import option
 from flcog.core.precision import number_dtype
 from flcog.core.types import Params, Slot
 from flcog.method import (
@@ -82,36 +82,30 @@ class DPFedAvg(PrivateSum):
         True
     """
 
-    clip: float = 1.0
+    clip: float = option(1.0, "(0, inf)")
     bounds: Mapping[str, float] = field(default_factory=dict)
     per_layer: bool = False
-    quantile: float | None = None
-    clip_lr: float = 0.2
-    count_noise: float | None = None
-    noise_multiplier: float | None = None
-    target_epsilon: float | None = None
-    delta: float | None = None
-    full_weight: int | None = None
+    quantile: float | None = option(None, "(0, 1)")
+    clip_lr: float = option(0.2, "> 0")
+    count_noise: float | None = option(None, "(0, inf)")
+    noise_multiplier: float | None = option(None, "[0, inf)")
+    target_epsilon: float | None = option(None, "(0, inf)")
+    delta: float | None = option(None, "(0, 1)")
+    full_weight: int | None = option(None, ">= 1")
     noise_at: Literal["server", "clients"] = "server"
-    noise_cohort_size: int | None = None
+    noise_cohort_size: int | None = option(None, ">= 1")
     noise: BandedNoise | None = None
     repeatable: bool = False
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        positive_and_finite(self, "clip", "target_epsilon", "count_noise")
         for name, value in self.bounds.items():
             if not 0 < value < inf:
                 raise ValueError(f"{self.name}: bounds.{name} must be positive and finite; got {value}")
-        positive(self, "clip_lr")
-        within(self, "(0, 1)", "quantile", "delta")
-        within(self, "[0, inf)", "noise_multiplier")
-        at_least(self, 1, "full_weight", "noise_cohort_size")
-        one_of(self, ("server", "clients"), "noise_at")
-        option = next((name for name in ("full_weight", "quantile", "noise") if getattr(self, name) is not None), None)
-        if self.noise_at == "clients" and option is not None:
+        given = next((name for name in ("full_weight", "quantile", "noise") if getattr(self, name) is not None), None)
+        if self.noise_at == "clients" and given is not None:
             needs = "noise_at=clients needs clients of equal weight, a fixed bound and independent noise"
-            raise ValueError(f"{self.name}: {needs}; got {option}: set it to null")
+            raise ValueError(f"{self.name}: {needs}; got {given}: set it to null")
 
     @property
     def secret(self) -> bool:
@@ -129,7 +123,7 @@ class DPFedAvg(PrivateSum):
 
     def check(self, training: Training) -> None:
         others = [method for method in training.methods if method is not self]
-        check_beside(self.name, others, self.noise_at, self.quantile is not None, self.per_layer)
+        check_beside(self.name, others, self.noise_at)
         senders = ["buffers", *(method.name for method in others)]
         if unknown := next((name for name in self.bounds if name not in senders), None):
             raise ValueError(
@@ -148,7 +142,7 @@ class DPFedAvg(PrivateSum):
 
     def init_server(self, params: Params) -> Slot:
         groups = len(layers(list(params), self.per_layer))
-        state: Slot = {name: torch.tensor(nan, dtype=torch.float64) for name in NUMBERS}
+        state: Slot = Guarantee(*[nan] * len(fields(Guarantee))).state()
         state |= {name: torch.tensor(0.0, dtype=torch.float64) for name in ("paid", "repeated")} | {"length": torch.tensor(-1)}
         state |= {} if self.noise is None else {"past": [], "resting": []}
         return state | ({} if self.quantile is None else {"scale": torch.ones(groups, dtype=torch.float64)})
@@ -160,7 +154,7 @@ class DPFedAvg(PrivateSum):
             recorded = Guarantee.read(state)
             if recorded != replace(guarantee, noise=noise) or self.noise_multiplier not in (None, noise):
                 raise ValueError(
-                    f"{self.name}: the rounds until now had {recorded.sampling}, delta {recorded.delta:.3g}, bands {recorded.bands} and "
+                    f"{self.name}: the rounds until now had {recorded.sampling}, delta {recorded.delta:.3g}, bands {recorded.bands:g} and "
                     f"noise multiplier {noise:.4g}, and one epsilon cannot describe rounds with others: put them back, or start a new run"
                 )
         else:
@@ -280,21 +274,54 @@ class DPFedAvg(PrivateSum):
         if self.noise_at == "clients":  # the part of the clients that might have come
             std *= (1 - arrived / float(state["largest"])) ** 0.5
 
-        noise_of_round = NoiseOfRound(draw, self.noise, state.get("past", []))
-        released = sums._replace(
-            delta=noise_of_round.add("delta", sums.delta, std / expected),
-            buffers=noise_of_round.add("buffers", sums.buffers, std / expected),
-            mean=noise_of_round.add("mean", sums.mean, std / expected),
-            sum=noise_of_round.add("sum", sums.sum, std),
-        )
+        added: dict[str, Tensor] = {}
+
+        def noisy(field: str, values: Any, std: float) -> Any:
+            def noised(path: Any, value: Tensor) -> Tensor:
+                drawn = draw(tuple(value.shape))
+                if self.noise is not None:
+                    name = field + pytree.keystr(path)
+                    drawn = added[name] = self.noise.correlated(name, drawn, state["past"])
+                return value + std * drawn.to(value.device)
+
+            return pytree.tree_map_with_path(noised, values)
+
+        of_means = {field: noisy(field, getattr(sums, field), std / expected) for field in ("delta", "buffers", "mean")}
+        released = sums._replace(**of_means, sum=noisy("sum", sums.sum, std))
         if (counts := total.sum.get(self.name)) is not None:
-            released = with_message(released, self.name, noise_of_round.add("counts", counts, on_counts * shrink))
-        if self.noise is not None:
-            state = state | {"past": [noise_of_round.added, *state["past"]][: self.noise.bands - 1]}
-        return released, state
+            released = with_message(released, self.name, noisy("counts", counts, on_counts * shrink))
+        return released, state if self.noise is None else state | {"past": [added, *state["past"]][: self.noise.bands - 1]}
 
     def server_step(self, server: Slot, params: Params, delta: Params, messages: Messages, cohort: Cohort) -> tuple[Params, Slot]:
         if self.quantile is not None:
             share = 0.5 + messages.sum["within"].cpu().double() / float(server["expected"])
             server = server | {"scale": server["scale"] * torch.exp(-self.clip_lr * (share - self.quantile))}
         return delta, server
+
+
+def noise_beside_counts(name: str, noise: float, groups: int, on_counts: float) -> float:
+    """The multiplier of the noise on the clipped sums, larger than ``noise``, so that noisy counts of clients are paid for.
+
+    >>> round(noise_beside_counts("DPFedAvg", noise=1.0, groups=1, on_counts=5.0), 3)  # 0.99 ** -0.5
+    1.005
+    """
+    left = noise**-2 - groups / (2 * on_counts) ** 2
+    if left <= 0:
+        least = noise * groups**0.5 / 2
+        raise ValueError(
+            f"{name}: count_noise must exceed {least:.3g} with a noise multiplier of {noise:.3g}, or the counts alone would "
+            f"spend the budget; got {on_counts:.3g}: raise it, or set quantile to null"
+        )
+    return left**-0.5
+
+
+def with_clients_noise(envelope: Envelope, std: Tensor, key: Tensor) -> Envelope:
+    """A client's envelope with noise of its own key on all floating-point numbers except the measurements. *Pure.*"""
+    place = count()
+
+    def noised(value: Any) -> Any:
+        if not is_float(value):
+            return value
+        return value + (std * normal(key, next(place), tuple(value.shape))).to(value.dtype)
+
+    return pytree.tree_map(noised, envelope._replace(measured={}))._replace(measured=envelope.measured)

@@ -13,7 +13,7 @@ from flcog.callbacks.privacy.accountant import Sampling, check_delta, epsilon
 from flcog.callbacks.privacy.clipping import shorten
 from flcog.callbacks.privacy.leaks import OF_SAMPLES, is_withheld
 from flcog.client_module import ClientModule
-from flcog.core.checks import positive_and_finite, within
+from flcog.core.checks import option
 from flcog.core.types import Batch, Params, Slot
 from flcog.method import ClientView, Context, Gradient, GradientFunction, Run, Withholding
 
@@ -54,9 +54,9 @@ class DPSGD(Withholding):
         True
     """
 
-    clip: float = 1.0
-    noise_multiplier: float = 1.0
-    delta: float = 1e-5
+    clip: float = option(1.0, "(0, inf)")
+    noise_multiplier: float = option(1.0, "[0, inf)")
+    delta: float = option(1e-5, "(0, 1)")
     repeatable: bool = False
 
     maps_gradient: ClassVar[bool] = True
@@ -67,12 +67,6 @@ class DPSGD(Withholding):
         "Oort": NO_LOSSES,
         "Stragglers": OWN_STEPS,
     }
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        positive_and_finite(self, "clip")
-        within(self, "[0, inf)", "noise_multiplier")
-        within(self, "(0, 1)", "delta")
 
     def configure_model(self, model: ClientModule) -> ClientModule:
         for name, part in model.named_modules():

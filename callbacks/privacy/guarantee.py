@@ -1,6 +1,6 @@
 """The facts of a training from which its epsilon follows: the sampling of clients, the noise, and delta."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from math import inf, nan
 
 import torch
@@ -10,92 +10,57 @@ from flcog.callbacks.privacy.banded_noise import BandedNoise
 from flcog.core.types import Slot
 from flcog.method import SamplingLaw, Training, sealed_sum_of, selection_of
 
-NUMBERS = (
-    "noise",
-    "delta",
-    "rate",
-    "num_clients",
-    "at_most",
-    "fixed_size",
-    "known",
-    "separation",
-    "bands",
-    "expected",
-    "largest",
-)
-"""The names of these facts in the server's state, each a number."""
-
 
 @dataclass(frozen=True)
 class Guarantee:
-    """The facts that fix epsilon, as the server's state records them.
+    """The facts that fix epsilon, each a number of the server's state.
 
-    Args:
-        sampling: of the clients of the federation for which epsilon holds.
-        delta: the probability that the guarantee may fail.
-        expected: the expected number of clients of a round, which is the divisor of sums.
-        largest: the largest number of clients of a round.
-        bands: the number of rounds over which noise is correlated.
-        noise: the noise multiplier; NaN before it is known.
+    ``at_most`` is infinite and ``separation`` 0 if there is none, and ``noise`` is NaN before it is known. Sums are divided by the
+    expected number of clients of a round; ``largest`` is the largest number.
 
     Example:
-        >>> facts = Guarantee(Sampling(100, 0.1), delta=1e-3, expected=10.0, largest=100.0, noise=0.0)
+        >>> facts = Guarantee(num_clients=100, rate=0.1, delta=1e-3, expected=10.0, largest=100.0, noise=0.0)
         >>> facts.sentence(rounds=3, paid=3, repeated=0, target=None, scaled=False)
         'no guarantee: without noise, epsilon is infinite'
         >>> Guarantee.read(facts.state()) == facts
         True
     """
 
-    sampling: Sampling
+    num_clients: float
+    rate: float
     delta: float
     expected: float
     largest: float
-    bands: int = 1
+    at_most: float = inf
+    fixed_size: float = False
+    known: float = False
+    separation: float = 0
+    bands: float = 1
     noise: float = nan
+
+    @property
+    def sampling(self) -> Sampling:
+        """The sampling of the clients of the federation for which epsilon holds."""
+        at_most = None if self.at_most == inf else int(self.at_most)
+        kind = {"fixed_size": bool(self.fixed_size), "known": bool(self.known)}
+        return Sampling(int(self.num_clients), self.rate, at_most, **kind, separation=int(self.separation) or None)
 
     def state(self) -> Slot:
         """The facts as a part of the server's state."""
-        sampling = self.sampling
-        at_most = sampling.at_most or inf
-        sizes = (sampling.rate, sampling.num_clients, at_most, sampling.fixed_size, sampling.known, sampling.separation or 0)
-        values = (self.noise, self.delta, *sizes, self.bands, self.expected, self.largest)
-        return {name: torch.tensor(float(value), dtype=torch.float64) for name, value in zip(NUMBERS, values, strict=True)}
+        return {name: torch.tensor(float(value), dtype=torch.float64) for name, value in vars(self).items()}
 
     @classmethod
     def read(cls, state: Slot) -> "Guarantee":
         """The facts that the server's state records."""
-        facts = {name: float(state[name]) for name in NUMBERS}
-        at_most = None if facts["at_most"] == inf else int(facts["at_most"])
-        sampling = Sampling(
-            int(facts["num_clients"]),
-            facts["rate"],
-            at_most,
-            fixed_size=bool(facts["fixed_size"]),
-            known=bool(facts["known"]),
-            separation=int(facts["separation"]) or None,
-        )
-        return cls(sampling, facts["delta"], facts["expected"], facts["largest"], int(facts["bands"]), facts["noise"])
+        return cls(**{each.name: float(state[each.name]) for each in fields(cls)})
 
     def epsilon(self, rounds: float, repeated: float = 0) -> float:
-        """Epsilon after some rounds.
-
-        Args:
-            rounds: that were paid for.
-            repeated: how many of them were repeated. With a separation, a client can take part in each of these.
-        """
+        """Epsilon after the rounds that were paid for. With a separation, a client can take part in each repeated one."""
         pause = self.sampling.separation or 1
         return epsilon(self.sampling, self.noise, rounds + (pause - 1) * repeated, self.delta)
 
     def sentence(self, rounds: int, paid: float, repeated: float, target: float | None, scaled: bool) -> str:
-        """The guarantee in words.
-
-        Args:
-            rounds: of the whole training.
-            paid: the number of rounds that are paid for at its end.
-            repeated: how many of them were repeated.
-            target: the budget; None for no budget.
-            scaled: whether the guarantee holds for a larger federation.
-        """
+        """The guarantee in words."""
         if self.noise == 0:
             return "no guarantee: without noise, epsilon is infinite"
         federation = f", for a federation of {self.sampling.num_clients:,} clients" if scaled else ""
@@ -113,33 +78,25 @@ def guarantee_of(
 ) -> Guarantee:
     """The facts of a training, without its noise.
 
-    Args:
-        name: the private method's.
-        training: the run.
-        noise_cohort_size: the size of cohorts of the federation for which epsilon holds; None for that of the run. Cohorts of a fixed size
-            are the same share of its clients as in the run, or a little more.
-        delta: None for clients^-1.1.
-        banded: the correlation of the noise; None for independent noise.
+    ``noise_cohort_size`` is the size of cohorts of the federation for which epsilon holds. Cohorts of a fixed size are the same share of
+    its clients as in the run, or a little more.
     """
     law = _law(name, training, "UniformSelection" if banded is not None else "PoissonSampling or UniformSelection")
-    if banded is not None:
-        _check_pauses(banded, law, training)
     expected = min(law.rate * training.num_clients, law.at_most or inf)
     scaling = 1.0 if noise_cohort_size is None else noise_cohort_size / expected
     num_clients, rate = max(1, round(training.num_clients * scaling)), law.rate
     if law.fixed_size and noise_cohort_size is not None:
         num_clients = noise_cohort_size * training.num_clients // round(expected)  # rounded down, so that epsilon is no smaller
         rate = noise_cohort_size / num_clients
-    at_most = None if law.at_most is None else max(1, round(law.at_most * scaling))
     if delta is None:
         delta = num_clients**-1.1 if num_clients > 1 else 0.5
     largest = min(law.at_most or inf, training.num_clients * (law.rate if law.fixed_size else 1.0))
-    known = sealed_sum_of(training.methods) is not None
-    sampling = Sampling(num_clients, rate, at_most, fixed_size=law.fixed_size, known=known)
-    if banded is None:
-        return Guarantee(sampling, delta, expected, largest)
-    sampling = Sampling(num_clients, rate, separation=banded.pause)
-    return Guarantee(sampling, delta, expected, largest, banded.bands)
+    found = Guarantee(num_clients, rate, delta, expected, largest)
+    if banded is not None:
+        _check_pauses(banded, law, training)
+        return replace(found, separation=banded.pause, bands=banded.bands)
+    at_most = inf if law.at_most is None else max(1, round(law.at_most * scaling))
+    return replace(found, at_most=at_most, fixed_size=law.fixed_size, known=sealed_sum_of(training.methods) is not None)
 
 
 def _check_pauses(banded: BandedNoise, law: SamplingLaw, training: Training) -> None:

@@ -6,13 +6,11 @@ from fnmatch import fnmatch
 from flcog.method import (
     Aggregator,
     AsynchronousRounds,
-    Attack,
     AvailabilityModel,
     BroadcastStage,
     Cutoff,
     DataExchange,
     Method,
-    ParameterMask,
     SealedSum,
     UploadChange,
     sealed_sum_of,
@@ -66,51 +64,15 @@ WITHHELD: Mapping[str, tuple[str, ...]] = {
 """Columns that a run with a private sum leaves out of its metrics, in the same form."""
 
 
-def check_beside(name: str, methods: Sequence[Method], noise_at: str, adapts: bool, per_layer: bool) -> None:
-    """Refuse methods that leak, or that the options make impossible.
-
-    Args:
-        name: the private method's.
-        methods: the other methods of the run.
-        noise_at: the place where noise is added, ``server`` or ``clients``.
-        adapts: whether the bound follows a quantile of the clients' norms.
-        per_layer: whether each layer has a bound of its own.
-    """
+def check_beside(name: str, methods: Sequence[Method], noise_at: str) -> None:
+    """Refuse methods that leak beside the private method of this name."""
     for reason, leaks in REFUSED.items():
         if (method := next(filter(leaks, methods), None)) is not None:
             raise ValueError(f"{name} and {method.name} cannot be combined: {reason}. Remove one of them")
-    _check_sealed(name, methods, noise_at)
-    encoder = next((m.name for m in methods if getattr(m, "kind", "") == "encode"), None)
-    if noise_at == "clients" and encoder is not None:
-        raise ValueError(
-            f"{name} with noise_at=clients and {encoder} cannot be combined: the server cannot bound noisy uploads again after "
-            "decoding. Set noise_at to server"
-        )
-    attack = next((m.name for m in methods if isinstance(m, Attack)), None)
-    if adapts and attack is not None:
-        raise ValueError(
-            f"{name} with a quantile and {attack} cannot be combined: attackers skip the stage that compares their norms with "
-            "the bound. Set quantile to null"
-        )
-    masked = next((m.name for m in methods if isinstance(m, ParameterMask)), None)
-    if adapts and per_layer and masked is not None:
-        raise ValueError(
-            f"{name} with per_layer and a quantile and {masked} cannot be combined: the bound of a layer that clients do not send "
-            "has no norms to follow. Set per_layer to false, or quantile to null"
-        )
-
-
-def _check_sealed(name: str, methods: Sequence[Method], noise_at: str) -> None:
-    sealer, attack = sealed_sum_of(methods), next((m.name for m in methods if isinstance(m, Attack)), None)
-    if sealer is not None and noise_at == "server":
+    if (sealer := sealed_sum_of(methods)) is not None and noise_at == "server":
         raise ValueError(
             f"{name} and {sealer.name} cannot be combined: a server that adds the noise has read the sum without it. Set noise_at "
             "to clients"
-        )
-    if sealer is not None and attack is not None:
-        raise ValueError(
-            f"{name} and {attack} cannot be combined beside {sealer.name}: epsilon counts the noise of all clients, and attackers "
-            "would add none. Remove one of them"
         )
 
 

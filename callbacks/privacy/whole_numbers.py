@@ -24,15 +24,7 @@ LONGEST = 2**30
 
 
 def longest(name: str, noise: float, expected: float, most: int, sealer: SealedSum) -> int:
-    """The largest norm L of a client's whole numbers.
-
-    Args:
-        name: the private method's.
-        noise: z, the standard deviation of the sum of the noise of the expected clients in units of L.
-        expected: the expected number of clients of a round.
-        most: the largest number of clients of a round.
-        sealer: adds up the numbers, modulo a power of two.
-    """
+    """The largest norm L of a client's whole numbers."""
     if noise == 0:
         raise ValueError(
             f"{name} and {sealer.name} cannot be combined with noise_multiplier=0, which guarantees nothing: raise it, or list ClipUpdate"
@@ -50,12 +42,6 @@ def longest(name: str, noise: float, expected: float, most: int, sealer: SealedS
 def value_of_one(name: str, bound: float, length: int, size: int) -> float:
     """The value of the number 1.
 
-    Args:
-        name: the private method's.
-        bound: the largest norm of a client's vector.
-        length: the largest norm L of its whole numbers.
-        size: d.
-
     >>> value_of_one("DPFedAvg", bound=1.0, length=102, size=16)
     0.01
     """
@@ -69,15 +55,7 @@ def value_of_one(name: str, bound: float, length: int, size: int) -> float:
 
 
 def noisy_whole_numbers(values: Tensor, bound: float, unit: float, length: int, key: bytes) -> Tensor:
-    """A client's vector as whole numbers with noise, int64. A vector with NaN becomes 0.
-
-    Args:
-        values: the vector, float64.
-        bound: its largest norm.
-        unit: the value of the number 1.
-        length: the largest norm L of its whole numbers, which is checked exactly.
-        key: of the noise.
-    """
+    """A client's vector as whole numbers with noise, int64. A vector with NaN becomes 0."""
     noise = torch.from_numpy(discrete_gaussian(len(values), LOG_STD, RandomWords(key)))
     return rounded(values, bound, unit, length) + noise
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from flcog.core.checks import at_least
+from flcog.core.checks import option
 from flcog.method import Method
 
 COLUMNS = 1 << 16
@@ -20,11 +20,7 @@ COLUMNS_IN_CACHE = 1 << 13
 class ToleratesAttackers(Method, protocol=True):
     """A rule, or a step before it, for at most ``f`` attackers among the uploads. Unless it says otherwise, they are fewer than half."""
 
-    f: int = 1
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        at_least(self, 0, "f")
+    f: int = option(1, ">= 0")
 
     @property
     def least(self) -> int:
@@ -71,10 +67,6 @@ def weighted_mean(values: Tensor, weights: Tensor) -> Tensor:
 
     >>> weighted_mean(torch.tensor([[1.0, 1.0], [3.0, 3.0]]), torch.tensor([[3.0, 0.0], [1.0, 0.0]]))
     tensor([1.5000, 2.0000])
-
-    Args:
-        values: [n, c].
-        weights: of the values, [n, c].
     """
     total = weights.sum(0)
     return torch.where(total > 0, (weights * values).sum(0) / total, values.mean(0)).to(values.dtype)

@@ -1,4 +1,4 @@
-"""Availability: a file tells when each client is available."""
+"""Availability and DiurnalAvailability: who can be selected, by a file or by the hour of the day."""
 
 import warnings
 from dataclasses import dataclass
@@ -7,8 +7,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
+import torch
 
-from flcog.core.checks import positive_and_finite
+from flcog.core.checks import option
+from flcog.core.randomness import fold, fold_each, uniform
 from flcog.method import AvailabilityModel
 
 HEADER = "client,from,until"
@@ -39,11 +41,7 @@ class Availability(AvailabilityModel):
     """
 
     trace: str | None = None
-    period: float | None = None
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        positive_and_finite(self, "period")
+    period: float | None = option(None, "(0, inf)")
 
     def check_clients(self, num_clients: int) -> None:
         if self.trace is None:
@@ -115,3 +113,39 @@ def _refuse(path: str, rows: np.ndarray, wrong: np.ndarray, fault: str) -> None:
     if wrong.any():
         client, begin, end = rows[int(np.argmax(wrong))]
         raise ValueError(f"{path}: the row {client:g},{begin:g},{end:g} {fault}")
+
+
+@dataclass(frozen=True)
+class DiurnalAvailability(AvailabilityModel):
+    """Makes each client available in one window of the day, whose middle differs from client to client.
+
+    ::
+
+        client k is available at hour h if (h - middle_k + hours / 2) mod 24 < hours,   middle_k ~ N(night, spread^2)
+
+    Phones take part while they charge on an unmetered network, mostly at night, so that the number of available clients rises and falls
+    within a day. A client's window is a function of the seed and its number and needs no memory. The mean change is biased towards
+    clients whose windows fall into the run's rounds. Eichner et al., Semi-Cyclic Stochastic Gradient Descent, ICML 2019,
+    https://arxiv.org/abs/1904.10120.
+
+    Args:
+        hours: the length of the window, in (0, 24].
+        night: the mean of the windows' middles, in hours after the start of the run, in [0, 24).
+        spread: their standard deviation in hours, at least 0.
+        seconds_per_round: the time from the start of a round to the start of the next one, > 0. With ``SystemModel``, its time counts.
+
+    Example:
+        >>> DiurnalAvailability(hours=24).available(np.array([3, 7]), seconds=3000, seed=0)
+        array([ True,  True])
+    """
+
+    hours: float = option(8.0, "(0, 24]")
+    night: float = option(2.0, "[0, 24)")
+    spread: float = option(3.0, ">= 0")
+
+    def available(self, clients: np.ndarray, seconds: float, seed: int) -> np.ndarray:
+        draws = uniform(fold_each(fold(seed, "availability"), clients))
+        middles = self.night + self.spread * torch.special.ndtri(torch.from_numpy(draws)).clamp(-6, 6).numpy()
+        hour = seconds / 3600
+        present: np.ndarray = (hour - middles + self.hours / 2) % 24 < self.hours
+        return present

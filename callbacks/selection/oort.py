@@ -6,7 +6,7 @@ from typing import ClassVar
 import numpy as np
 import torch
 
-from flcog.core.checks import at_least, within
+from flcog.core.checks import option
 from flcog.core.types import Slot
 from flcog.method import ClientPool, Participants, RoundRecord, Selection
 
@@ -49,29 +49,24 @@ class Oort(Selection):
         tensor([-1, -1], dtype=torch.int32)
     """
 
-    exploration: float = 0.9
-    decay: float = 0.98
-    least_exploration: float = 0.2
-    cutoff: float = 0.95
-    penalty: float = 2.0
-    preferred: float = 0.3
-    pacer_step: int | None = None
-    pacer_delta: float | None = None
+    exploration: float = option(0.9, "[0, 1]")
+    decay: float = option(0.98, "(0, 1]")
+    least_exploration: float = option(0.2, "[0, 1]")
+    cutoff: float = option(0.95, "(0, 1]")
+    penalty: float = option(2.0, ">= 0")
+    preferred: float = option(0.3, "(0, 1]")
+    pacer_step: int | None = option(None, ">= 1")
+    pacer_delta: float | None = option(None, "(0, 1]")
 
     reads_losses: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        within(self, "[0, 1]", "exploration", "least_exploration")
-        within(self, "(0, 1]", "decay", "cutoff", "preferred")
-        at_least(self, 0, "penalty")
         if (self.pacer_step is None) != (self.pacer_delta is None):
             given = f"pacer_step={self.pacer_step} and pacer_delta={self.pacer_delta}"
             raise ValueError(
                 f"Oort: pacer_step and pacer_delta belong together; got {given}: give both, such as 20 and 0.1, or neither"
             )
-        at_least(self, 1, "pacer_step")
-        within(self, "(0, 1]", "pacer_delta")
 
     def init_selection(self, num_clients: int) -> Slot:
         loss, seconds = torch.zeros(num_clients), torch.zeros(num_clients)
@@ -135,13 +130,7 @@ def speed_factors(seconds: np.ndarray, preferred: float, penalty: float) -> np.n
 
 
 def scores(utility: np.ndarray, last: np.ndarray, round: int) -> np.ndarray:
-    """The scores of clients that have taken part.
-
-    Args:
-        utility: of each client.
-        last: the last round of each client, counted from 1.
-        round: this round, counted from 1.
-    """
+    """The scores of clients that have taken part."""
     low, high = utility.min(), utility.max()
     clipped = np.minimum(utility, np.quantile(utility, 0.95))
     scaled: np.ndarray = (clipped - low) / (high - low if high > low else 1.0)

@@ -6,7 +6,7 @@ from math import ceil, sqrt
 import numpy as np
 import torch
 
-from flcog.core.checks import at_least, within
+from flcog.core.checks import option
 from flcog.core.types import Slot
 from flcog.method import ClientPool, Participants, SamplingLaw, Selection, Unbiased
 
@@ -38,14 +38,9 @@ class PoissonSampling(Selection):
         5
     """
 
-    rate: float | None = None
-    at_most: int | None = None
+    rate: float | None = option(None, "(0, 1]")
+    at_most: int | None = option(None, ">= 1")
     unbiased: Unbiased = False
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        within(self, "(0, 1]", "rate")
-        at_least(self, 1, "at_most")
 
     def select(self, state: Slot, population: ClientPool, count: int, rng: torch.Generator) -> Participants:
         num_clients = population.num_clients

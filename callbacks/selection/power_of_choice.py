@@ -6,7 +6,7 @@ from typing import ClassVar
 
 import torch
 
-from flcog.core.checks import at_least
+from flcog.core.checks import option
 from flcog.core.types import Slot
 from flcog.method import ClientPool, Participants, Selection
 
@@ -36,11 +36,7 @@ class PowerOfChoice(Selection):
 
     asks_losses: ClassVar[bool] = True
 
-    candidates: int | None = None
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        at_least(self, 1, "candidates")
+    candidates: int | None = option(None, ">= 1")
 
     def check_clients(self, num_clients: int, count: int) -> None:
         self._candidates(num_clients, count)

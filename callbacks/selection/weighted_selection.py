@@ -46,11 +46,7 @@ class WeightedSelection(Selection):
 def systematic(sizes: torch.Tensor, ends: np.ndarray, count: int, start: float) -> tuple[list[int], torch.Tensor]:
     """Clients at equal distances on the line of all samples, in order, with their inclusion probabilities.
 
-    Args:
-        sizes: the clients' numbers of samples, int64.
-        ends: their running sum.
-        count: the number of clients.
-        start: the place of the first point in its interval, in [0, 1).
+    ``ends`` are the running sum of the clients' sizes, and ``start`` is the place of the first point in its interval, in [0, 1).
     """
     largest = torch.topk(sizes, min(count, len(sizes)))
     certain, total = list[int](), int(ends[-1])

@@ -3,12 +3,44 @@
 A check takes the object whose settings it checks (None for a plain function), then names of its attributes, or the values as
 keywords if the object does not have them yet. None means a default and passes. ``hint`` follows the value in the message and
 suggests a better one.
+
+A method's hyper-parameters have their ranges beside their defaults: see :func:`option`.
 """
 
+import dataclasses
 import math
 from collections.abc import Callable, Collection, Sequence
 from numbers import Integral
-from typing import Any, Literal
+from typing import Any, Literal, get_args, get_origin
+
+
+def option(default: Any, allowed: str) -> Any:
+    """A field of a dataclass with a default, and the range that :func:`check_options` demands of its value, or of each item of it.
+
+    ``allowed`` is ``">= 0"`` or another least value, ``"> 0"``, or an interval such as ``"[0, 1)"``. None means a default and passes.
+    """
+    return dataclasses.field(default=default, metadata={"allowed": allowed})
+
+
+def check_options(owner: Any) -> None:
+    """Refuse values outside the ranges of :func:`option`, and words that a field's ``Literal`` does not list.
+
+    >>> from flcog.callbacks import FedProx
+    >>> FedProx(mu=-0.5)
+    Traceback (most recent call last):
+    ValueError: FedProx: mu must be at least 0; got -0.5
+    """
+    for each in dataclasses.fields(owner):
+        allowed, value = each.metadata.get("allowed"), getattr(owner, each.name)
+        if get_origin(each.type) is Literal:
+            one_of(owner, get_args(each.type), each.name)
+        elif allowed in ("> 0", "(0, inf)"):
+            (positive if allowed == "> 0" else positive_and_finite)(owner, each.name)
+        elif allowed is not None and allowed.startswith(">= "):
+            check = all_at_least if isinstance(value, Sequence) and not isinstance(value, str) else at_least
+            check(owner, int(allowed[3:]), each.name)
+        elif allowed is not None:
+            within(owner, allowed, each.name)
 
 
 def at_least(owner: Any, least: float, *fields: str, hint: str = "", **values: float | None) -> None:
@@ -75,9 +107,9 @@ def seed(owner: Any, field: str) -> None:
     _check(lambda value: 0 <= value < 1 << 64, f"lie in [0, {1 << 64}), 64 bits", owner, (field,), {}, "")
 
 
-def one_of(owner: Any, allowed: Collection[str], *fields: str, hint: str = "", **values: str | None) -> None:
+def one_of(owner: Any, allowed: Collection[Any], *fields: str, hint: str = "", **values: Any) -> None:
     """Refuse words that are not allowed."""
-    *others, last = allowed
+    *others, last = map(str, allowed)
     _check(lambda value: value in allowed, f"be {', '.join(others)} or {last}", owner, fields, values, hint)
 
 

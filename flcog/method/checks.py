@@ -1,6 +1,6 @@
 """Checks of a list of methods before a run."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from math import inf
 
 from flcog.method.aggregator import Aggregator
@@ -54,15 +54,11 @@ def check_methods(methods: Sequence[Method]) -> None:
     _check_exclusive(methods)
 
 
-def _reason(reasons: Mapping[str, str], method: Method) -> str | None:
-    """The reason that names a class of the method."""
-    return next((reasons[base.__name__] for base in type(method).__mro__ if base.__name__ in reasons), None)
-
-
 def _clash(method: Method, other: Method) -> str | None:
     """The reason why two methods cannot run together, and a remedy, as far as the first one knows."""
-    if (reason := _reason(method.excludes, other)) is not None:
-        return f"{reason}. Remove one of them"
+    for base in type(other).__mro__:
+        if base.__name__ in method.excludes:
+            return f"{method.excludes[base.__name__]}. Remove one of them"
     at_server = other.individual_uploads or isinstance(other, BroadcastStage | SealedSum)
     if not method.communicates and (at_server or any(map(other.overrides, SERVER_HOOKS))):
         return f"with {method.name} nothing is sent to a server, where {other.name} acts. Remove one of them"

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from flcog.client_module import ClientModule
+from flcog.core.checks import check_options
 from flcog.core.types import Batch, Params, Slot
 from flcog.data import LABELLED
 from flcog.functional.apply import Apply
@@ -96,6 +97,7 @@ class Method(KeepsNoState):
             raise TypeError(f"{cls.__name__} defines {name!r}, which is no hook{hint} Helpers start with an underscore.")
 
     def __post_init__(self) -> None:
+        check_options(self)
         if self.start_round < 0 or (self.stop_round is not None and self.stop_round <= self.start_round):
             raise ValueError(
                 f"{self.name}: start_round must be at least 0 and below stop_round; got {self.start_round} and {self.stop_round}"

@@ -63,26 +63,17 @@ EXCLUSIVE = {
     ("Ditto", "FedRep"): "both give clients models of their own",
     ("Ditto", "FineTune"): "both give clients models of their own",
     ("FedRep", "FineTune"): "both give clients models of their own",
-    ("DENSE", "FedDM"): "FedDM's clients send images, and DENSE needs models to distil",
-    ("FedDM", "FedGen"): "FedDM's clients send images, and FedGen needs models to train its generator",
     ("FedDM", "FedNova"): "FedDM's clients do not move the model, so that FedNova has no steps to count",
     ("FedDM", "FedNovaInFedDisco"): "FedDM's clients do not move the model, so that FedNova has no steps to count",
-    ("FedDM", "LocalModels"): "FedDM's clients send images, and LocalModels needs models to measure",
     ("DENSE", "FedRep"): "FedRep's clients keep their heads, and DENSE needs whole models to distil",
     ("FedGen", "FedRep"): "FedRep's clients keep their heads, and FedGen needs them to train its generator",
     ("FedRep", "LocalModels"): "FedRep's clients keep their heads, and LocalModels needs whole models to measure",
-    ("FedDM", "FlexLoRA"): "FedDM's clients send images, not the adapters that FlexLoRA averages",
-    ("FFALoRA", "FlexLoRA"): "FFALoRA freezes the matrices A, and FlexLoRA's server replaces them",
     ("MOON", "MOON-projected"): "MOON is listed 2 times in callbacks",
     ("Ditto", "Local"): "both give clients models of their own",
     ("FedRep", "Local"): "both give clients models of their own",
     ("FineTune", "Local"): "both give clients models of their own",
 }
 """Pairs that cannot run together in either order, and why."""
-EXCLUSIVE |= {
-    ("Centralized", name): "the pooled data belong to one client, so no other client has a model of its own"
-    for name in ("Ditto", "FedRep", "FineTune", "Local")
-}
 EXCLUSIVE |= {("Availability", "DiurnalAvailability"): "both decide which clients are available"}
 EXCLUSIVE |= {
     (nova, name): "it reads the changes of clients' models, and FedNova's clients send theirs divided by their numbers of steps"
@@ -100,10 +91,6 @@ EXCLUSIVE |= {
 EXCLUSIVE |= {
     ("FlexLoRA", name): "it compares clients' adapters with the global ones, of which a client has only the part of its rank"
     for name in DRIFT
-}
-EXCLUSIVE |= {
-    ("Local", name): "it compares clients' models with the global model, which never trains beside Local"
-    for name in ("FedCOG", "FedProx", "FedReg", "MOON", "MOON-projected")
 }
 SELECTIONS = ("Oort", "PoissonSampling", "PowerOfChoice", "RoundRobin", "UniformSelection", "WeightedSelection")
 EXCLUSIVE |= dict.fromkeys(itertools.combinations(SELECTIONS, 2), "both select the clients of a round")
@@ -168,7 +155,6 @@ EXCLUSIVE |= {
     for name in ("EqualWeights", "FedDC", "FedDCInFedDisco", "FedDisco", "FedDyn", "FedDynInFedDisco")
 }
 EXCLUSIVE |= {("Deadline", "FedBuff"): "waits for no late clients", ("FedBuff", "OverSelect"): "waits for no late clients"}
-EXCLUSIVE |= {("FedBuff", "FedExP"): "its step size compares changes of one model"}
 EXCLUSIVE |= {("FedBuff", "PoissonSampling"): "it does not select a given number of clients"}
 EXCLUSIVE |= {
     tuple(sorted(("DPSGD", name), key=str.lower)): "it reads samples outside the gradient, without noise"
@@ -228,6 +214,8 @@ LEAKS = (
 """Methods that DPFedAvg refuses before round 1. Its own tests check the reasons."""
 
 OTHERS = {
+    *(("FedDM", name) for name in ("DENSE", "FedGen", "FlexLoRA", "LocalModels")),  # FedDM's clients send no models
+    ("FFALoRA", "FlexLoRA"),  # one freezes A, the other replaces it
     *(("Centralized", name) for name in ("Backdoor", "GaussianAttack", "LabelFlip", "SignFlip")),  # the attacker is client 1
     ("RotatedQuantize", "TrimmedMean"),  # rounding breaks ties of clients whose weights differ
     ("MinMax", "NearestNeighbourMixing"),  # the attack and the farthest honest client are equally far away

@@ -24,7 +24,7 @@ import flcog.datamodules
 import flcog.method
 from contracts.case import Case
 from contracts.registry import CASES, client_states, first_quickly, run
-from flcog.callbacks.attacks.parts import OmniscientAttack
+from flcog.callbacks.attacks.omniscient import OmniscientAttack
 from flcog.callbacks.codecs.codec import Codec
 from flcog.callbacks.codecs.sparse import Sparse
 from flcog.callbacks.robust.parts import ToleratesAttackers

@@ -18,7 +18,7 @@ from torchmetrics import MeanMetric, MetricCollection
 
 import flcog
 from flcog.callbacks import SCAFFOLD, EqualWeights, FedAvgM, FedDisco, FedDyn, FedNova, FedProx
-from flcog.callbacks.feddisco.feddisco import discrepancy
+from flcog.callbacks.feddisco import discrepancy
 from flcog.data import Partition, Partitioner, Samples, Splits
 from flcog.method import Method
 

@@ -421,27 +421,11 @@ def test_damaged_synthetic_sets(tmp_path: Path) -> None:
     file = next((tmp_path / "sets").glob("*/client-0002.npz"))
     whole = file.read_bytes()
     with np.load(file) as archive:
-        inputs, labels = archive["inputs"], archive["labels"]
+        inputs = archive["inputs"]
     changed = bytearray(whole)
     changed[len(whole) // 3] ^= 255
     for content in (whole[:-30], whole[:60], b"", b"text", bytes(changed)):
         file.write_bytes(content)
-        with one_line(rf"{file.name} cannot be read as a synthetic set: delete it, and it is generated again"):
-            prepare()
-    for inputs_now, labels_now in (
-        (inputs[:-1], labels),
-        (inputs, labels[1:]),
-        (inputs[:, 1:], labels),
-        (inputs.astype(np.float64), labels),
-        (np.full_like(inputs, np.nan), labels),
-        (inputs, labels + 0.5),
-        (inputs, labels + 3),
-        (inputs, labels - 3),
-        (inputs, labels[:, None]),
-        (inputs, labels.astype(str)),
-        (inputs, labels.astype(object)),
-    ):
-        np.savez(file, inputs=inputs_now, labels=labels_now)
         with one_line(rf"{file.name} cannot be read as a synthetic set: delete it, and it is generated again"):
             prepare()
     np.savez(file, inputs=inputs)
@@ -454,13 +438,6 @@ def test_damaged_synthetic_sets(tmp_path: Path) -> None:
     file.unlink()
     again = prepare(rounds=1)
     assert all(np.array_equal(again.params[name], value) for name, value in first.params.items())
-    record = file.with_suffix(".csv")
-    for text in ("client,epoch,loss\n2,1,x\n", "a\n1\n", "client,epoch\n1,2,3\n"):
-        record.write_text(text)
-        with one_line(rf"{record.name} cannot be read as the log of a generator's training: delete it"):
-            prepare(rounds=1)
-    record.unlink()
-    prepare(rounds=1)
 
 
 def test_folders_and_arrays(tmp_path: Path) -> None:

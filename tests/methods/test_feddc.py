@@ -12,7 +12,7 @@ from harness import MOMENTUM, RAGGED, assert_close, classifier, fit, steep_netwo
 from reference import feddc
 from torch import nn
 
-from flcog.callbacks.feddc import FedDC, FedDCInFedDisco
+from flcog.callbacks import FedDC, FedDCInFedDisco
 from flcog.datamodules.quadratics import LeastSquares, Quadratics
 from flcog.method import Callback
 

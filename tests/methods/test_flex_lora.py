@@ -11,7 +11,7 @@ from torch import nn
 
 import flcog
 from flcog.callbacks import FedProx, FedSAM, FlexLoRA, GradientNoise
-from flcog.callbacks.flex_lora import factors
+from flcog.callbacks.lora import factors
 from flcog.method import Method
 from flcog.models import LeNet, LoRA
 

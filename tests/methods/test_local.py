@@ -28,7 +28,7 @@ from reference import local
 from torch import nn
 
 from flcog.callbacks import Ditto, FedAvgM, LocalModels
-from flcog.callbacks.local import Local
+from flcog.callbacks.bounds import Local
 
 pytestmark = pytest.mark.filterwarnings("error")
 

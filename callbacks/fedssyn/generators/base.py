@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from flcog.core import extras
+from flcog.core.checks import check_options
 from flcog.core.randomness import fold
 from flcog.core.source import Source
 from flcog.data import Federation, Samples
@@ -33,6 +34,9 @@ class DataGenerator(ABC):
     """Whether it can also generate rows of a table."""
     packages: ClassVar[tuple[str, ...]] = ()
     """Packages that it needs beyond flcog's own dependencies."""
+
+    def __post_init__(self) -> None:
+        check_options(self)
 
     @abstractmethod
     def train(self, inputs: Tensor, labels: Tensor, num_classes: int, log: Log) -> Sampler:
@@ -65,10 +69,8 @@ def check_generator(generator: DataGenerator, images: bool) -> None:
 class Form:
     """How a data set stores its inputs, and the conversion to a generator's values and back.
 
-    Args:
-        images: whether they are images, stored [N, H, W, C]; rows of a table otherwise.
-        white: the stored value of a full pixel: 255 for bytes (1 if all bytes are 0 or 1, as in dSprites), 1 for floats.
-        dtype: type of the stored values.
+    Images are stored [N, H, W, C]; other inputs are rows of a table. ``white`` is the stored value of a full pixel: 255 for bytes (1 if
+    all bytes are 0 or 1, as in dSprites), 1 for floats.
     """
 
     images: bool

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from flcog.callbacks.fedssyn.generators.base import DataGenerator, Log, Sampler, padded
 from flcog.callbacks.fedssyn.generators.private_training import Budget, PrivateTraining, Training
-from flcog.core.checks import at_least, positive
+from flcog.core.checks import option
 
 
 class Posterior(NamedTuple):
@@ -129,22 +129,17 @@ class BetaVAE(DataGenerator):
         10
     """
 
-    latent: int = 10
-    beta: float = 1.0
-    capacity: float = 0.0
-    std: float = 1.0
+    latent: int = option(10, ">= 1")
+    beta: float = option(1.0, ">= 0")
+    capacity: float = option(0.0, ">= 0")
+    std: float = option(1.0, "> 0")
     conditional: bool = False
-    channels: int = 32
-    hidden: int = 256
-    epochs: int = 100
-    batch_size: int = 256
-    lr: float = 1e-3
+    channels: int = option(32, ">= 1")
+    hidden: int = option(256, ">= 1")
+    epochs: int = option(100, ">= 1")
+    batch_size: int = option(256, ">= 1")
+    lr: float = option(1e-3, "> 0")
     privacy: PrivateTraining | None = None
-
-    def __post_init__(self) -> None:
-        at_least(self, 1, "latent", "channels", "hidden", "epochs", "batch_size")
-        at_least(self, 0, "beta", "capacity")
-        positive(self, "std", "lr")
 
     def train(self, inputs: Tensor, labels: Tensor, num_classes: int, log: Log) -> Sampler:
         network = Autoencoder(

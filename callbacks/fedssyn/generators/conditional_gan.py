@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from flcog.callbacks.fedssyn.generators.base import DataGenerator, Log, Sampler, padded
 from flcog.callbacks.fedssyn.generators.private_training import PrivateTraining, Training, hooks_off
-from flcog.core.checks import at_least, positive
+from flcog.core.checks import option
 
 
 class Maker(nn.Module):
@@ -93,16 +93,12 @@ class ConditionalGAN(DataGenerator):
         64
     """
 
-    latent: int = 64
-    width: int = 64
-    epochs: int = 200
-    batch_size: int = 128
-    lr: float = 2e-4
+    latent: int = option(64, ">= 1")
+    width: int = option(64, ">= 1")
+    epochs: int = option(200, ">= 1")
+    batch_size: int = option(128, ">= 1")
+    lr: float = option(2e-4, "> 0")
     privacy: PrivateTraining | None = None
-
-    def __post_init__(self) -> None:
-        at_least(self, 1, "latent", "width", "epochs", "batch_size")
-        positive(self, "lr")
 
     def train(self, inputs: Tensor, labels: Tensor, num_classes: int, log: Log) -> Sampler:
         shape, device = tuple(inputs.shape[1:]), inputs.device

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from flcog.callbacks.fedssyn.generators.base import DataGenerator, Log, Sampler, padded, require
 from flcog.callbacks.fedssyn.generators.private_training import PrivateTraining, Training
-from flcog.core.checks import all_at_least, at_least, positive, within
+from flcog.core.checks import option
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,18 +54,18 @@ class DDPM(DataGenerator):
         1000
     """
 
-    width: int = 64
-    multipliers: tuple[int, ...] = (1, 2, 2, 2)
-    blocks: int = 3
+    width: int = option(64, ">= 1")
+    multipliers: tuple[int, ...] = option((1, 2, 2, 2), ">= 1")
+    blocks: int = option(3, ">= 1")
     attention: int = 3
-    head_dim: int = 64
-    dropout: float = 0.1
-    diffusion_steps: int = 1000
-    sampling_steps: int = 250
-    epochs: int = 500
-    batch_size: int = 256
-    lr: float = 1e-4
-    ema: float = 0.9995
+    head_dim: int = option(64, ">= 1")
+    dropout: float = option(0.1, "[0, 1)")
+    diffusion_steps: int = option(1000, ">= 1")
+    sampling_steps: int = option(250, ">= 1")
+    epochs: int = option(500, ">= 1")
+    batch_size: int = option(256, ">= 1")
+    lr: float = option(1e-4, "> 0")
+    ema: float = option(0.9995, "[0, 1)")
     flip: bool = False
     privacy: PrivateTraining | None = None
 
@@ -73,11 +73,8 @@ class DDPM(DataGenerator):
     packages: ClassVar[tuple[str, ...]] = ("diffusers",)
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         object.__setattr__(self, "multipliers", tuple(self.multipliers))
-        at_least(self, 1, "width", "blocks", "head_dim", "diffusion_steps", "sampling_steps", "epochs", "batch_size")
-        positive(self, "lr")
-        within(self, "[0, 1)", "dropout", "ema")
-        all_at_least(self, 1, "multipliers")
         if not 0 <= self.attention <= len(self.multipliers):
             raise ValueError(
                 f"DDPM: attention must lie in [0, {len(self.multipliers)}], the number of multipliers; got {self.attention}"

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from flcog.callbacks.fedssyn.generators.base import Log, require
-from flcog.core.checks import at_least, positive, within
+from flcog.core.checks import check_options, option
 
 Loss = Callable[[Any, Tensor, Tensor], Tensor]
 """``loss(network, inputs, labels) -> the loss of each sample [B]``."""
@@ -54,17 +54,15 @@ class PrivateTraining:
         1.906
     """
 
-    noise_multiplier: float = 1.906
-    max_grad_norm: float = 1.0
-    delta: float = 1e-5
-    max_epsilon: float | None = None
+    noise_multiplier: float = option(1.906, "> 0")
+    max_grad_norm: float = option(1.0, "> 0")
+    delta: float = option(1e-5, "(0, 1)")
+    max_epsilon: float | None = option(None, "> 0")
     secret: bool = False
-    physical_batch_size: int = 64
+    physical_batch_size: int = option(64, ">= 1")
 
     def __post_init__(self) -> None:
-        positive(self, "noise_multiplier", "max_grad_norm", "max_epsilon")
-        at_least(self, 1, "physical_batch_size")
-        within(self, "(0, 1)", "delta", hint="choose a value well below 1 / samples")
+        check_options(self)
 
     def report(self, epsilon: float) -> str:
         """Epsilon for a report: with delta, the accountant, and a warning if the noise protects nothing.
@@ -91,12 +89,7 @@ class PrivateTraining:
 
 
 class Budget:
-    """Counts the privacy that a client's training has spent.
-
-    Args:
-        privacy: the setting.
-        extra_releases: uses of all samples at once, with the same noise, that follow the training (see :meth:`release`).
-    """
+    """Counts the privacy that a client's training has spent."""
 
     def __init__(self, privacy: PrivateTraining, extra_releases: int = 0) -> None:
         require("opacus", "private training")
@@ -158,18 +151,6 @@ class Budget:
 @dataclass
 class Training:
     """One client's training of one network: epochs that minimise the mean loss.
-
-    Args:
-        network: the network to train.
-        loss: computes the loss of each sample.
-        optimizer: optimiser of the network's parameters.
-        inputs, labels: the client's samples.
-        epochs: number of epochs.
-        batch_size: samples in a step; in a private step, their expected number.
-        log: receives each epoch's losses.
-        privacy: None for shuffled epochs; otherwise each step draws its samples independently and adds noise.
-        after_step: called after each step with the network, which Opacus may have wrapped.
-        extra_releases: see :class:`Budget`.
 
     Example:
         >>> line, points = nn.Linear(1, 1), torch.linspace(-1, 1, 8)[:, None]

@@ -30,7 +30,7 @@ from flcog.callbacks import (
     TopK,
     WorkerMomentum,
 )
-from flcog.callbacks.attacks.parts import STRENGTHS, AttackerView
+from flcog.callbacks.attacks.omniscient import STRENGTHS, AttackerView
 from flcog.core.randomness import make_rng
 from flcog.core.types import Slot
 from flcog.method import Attack, Method, UploadAggregator, UploadMatrix

@@ -11,8 +11,7 @@ from torch import Tensor
 
 from flcog.callbacks import SCAFFOLD, FedCOG, FedDisco, FedNova, LowPrecision, Quantize, RandomK, RotatedQuantize, SignSGD, TopK
 from flcog.callbacks.codecs.bits import pack_bits, packed_bytes, unpack_bits
-from flcog.callbacks.codecs.byte_strings import from_bytes, to_bytes
-from flcog.callbacks.codecs.codec import Codec, Noise
+from flcog.callbacks.codecs.codec import Codec, Noise, from_bytes, to_bytes
 from flcog.method import Context, Envelope, GlobalModel, Method
 from flcog.server.bad_updates import BadUpdate
 from flcog.wire.envelope import Field, fields_of, map_fields, sizes_of

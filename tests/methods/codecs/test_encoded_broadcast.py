@@ -33,8 +33,7 @@ from flcog.callbacks import (
     SystemModel,
     TopK,
 )
-from flcog.callbacks.codecs.byte_strings import to_bytes
-from flcog.callbacks.codecs.codec import Codec, Noise
+from flcog.callbacks.codecs.codec import Codec, Noise, to_bytes
 from flcog.method import Broadcast, Method
 from flcog.method.broadcast_stage import SentBroadcast
 

@@ -10,7 +10,7 @@ from reference import codecs
 
 from flcog.callbacks import Quantize
 from flcog.callbacks.codecs.codec import Noise
-from flcog.callbacks.codecs.levels import num_levels
+from flcog.callbacks.codecs.quantize import num_levels
 from flcog.wire.envelope import Field
 from methods.codecs.draws import uniforms_of
 
@@ -39,8 +39,8 @@ CASES: dict[str, Case] = {
 }
 REFUSED: Refusals = {
     Quantize: [
-        ({"bits": 1}, "bits must lie in [2, 16]; got 1: one bit is the sign"),
-        ({"bits": 17}, "bits must lie in [2, 16]; got 17: one bit is the sign"),
+        ({"bits": 1}, "bits must lie in [2, 16]; got 1"),
+        ({"bits": 17}, "bits must lie in [2, 16]; got 17"),
         ({"bucket": 0}, "bucket must be at least 1; got 0"),
     ]
 }

@@ -9,7 +9,7 @@ from reference import codecs
 
 from flcog.callbacks import Quantize, RotatedQuantize
 from flcog.callbacks.codecs.codec import Codec, Noise
-from flcog.callbacks.codecs.rotated_quantize import rotated
+from flcog.callbacks.codecs.quantize import rotated
 from flcog.wire.envelope import Field
 from methods.codecs.draws import signs_and_uniforms
 
@@ -27,7 +27,7 @@ CASES: dict[str, Case] = {
 }
 REFUSED: Refusals = {
     RotatedQuantize: [
-        ({"bits": 20}, "bits must lie in [2, 16]; got 20: one bit is the sign"),
+        ({"bits": 20}, "bits must lie in [2, 16]; got 20"),
         ({"bucket": 100}, "bucket must be a power of two of at least 2; got 100"),
         ({"bucket": 1}, "bucket must be a power of two of at least 2; got 1"),
     ]

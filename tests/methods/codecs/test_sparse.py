@@ -9,8 +9,8 @@ from harness import BatchNormMLP, classifier
 from reference import codecs
 
 from flcog.callbacks import Quantize, RandomK, SignSGD, TopK
+from flcog.callbacks.codecs.bits import num_kept, pack_positions, unpack_positions
 from flcog.callbacks.codecs.codec import Codec, Noise, encoded_bytes
-from flcog.callbacks.codecs.positions import num_kept, pack_positions, unpack_positions
 from flcog.wire.envelope import Field
 from methods.codecs.draws import positions, uniforms_of
 

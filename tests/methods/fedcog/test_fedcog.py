@@ -35,12 +35,10 @@ from torch import Tensor, nn
 
 import flcog
 from flcog.callbacks import MOON, SCAFFOLD, FedAvgM, FedProx
-from flcog.callbacks.fedcog import generated_images, image_generator
-from flcog.callbacks.fedcog.fedcog import FedCOG
-from flcog.callbacks.fedcog.generated_images import GeneratedImages, to_pixels
+from flcog.callbacks.fedcog import image_generator, observers
+from flcog.callbacks.fedcog.fedcog import FedCOG, allot, complement
 from flcog.callbacks.fedcog.generation import disagreement, generate, target_loss
-from flcog.callbacks.fedcog.generation_time import GenerationTime
-from flcog.callbacks.fedcog.target_labels import allot, complement
+from flcog.callbacks.fedcog.observers import GeneratedImages, GenerationTime, to_pixels
 from flcog.callbacks.parts.distillation import distillation_loss
 from flcog.core.randomness import make_rng
 from flcog.data import Preprocess, Samples, Splits
@@ -401,7 +399,7 @@ def test_observers_of_generation(tmp_path: Path, capsys: pytest.CaptureFixture[s
 @pytest.mark.slow
 def test_columns_show_their_classes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     shown: list[Tensor] = []
-    monkeypatch.setattr(generated_images, "to_pixels", lambda federation, row: shown.append(row) or to_pixels(federation, row))
+    monkeypatch.setattr(observers, "to_pixels", lambda federation, row: shown.append(row) or to_pixels(federation, row))
     method = dataclasses.replace(TINY, lambda_dis=0.0)
     observer = GeneratedImages(steps=(0, 300), max_classes=2)
     trainer = fit(tmp_path, method, observer, module=image_classifier(), data=TinyImages(), **IMAGES)

@@ -16,7 +16,7 @@ from reference import feddisco
 
 import flcog
 from flcog.callbacks import FedDisco, Stragglers
-from flcog.callbacks.feddisco.feddisco import METRICS, discrepancy
+from flcog.callbacks.feddisco import METRICS, discrepancy
 from flcog.data import Federation, Partition, Samples
 from flcog.datamodules import BiasedUnbiased, LongTail
 from flcog.datamodules.partitioners import class_labels

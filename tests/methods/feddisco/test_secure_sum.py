@@ -6,7 +6,7 @@ from harness import train
 from scipy.stats import chisquare, kstest
 
 from flcog.callbacks import FedDisco
-from flcog.callbacks.feddisco.secure_sum import masked
+from flcog.callbacks.feddisco import masked
 
 
 def test_the_global_distribution_is_a_sum_that_hides_its_terms() -> None:

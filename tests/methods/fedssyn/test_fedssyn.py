@@ -5,6 +5,7 @@ import math
 import os
 import re
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ import pytest
 import torch
 import yaml
 from contracts.case import Case, Refusals
+from filelock import FileLock
 from harness import RAGGED, ROOT, SIZES, TINY_LABELS, TinyData, classifier, fit, make_trainer, train
 from reference import fedavg
 from torch import Tensor, nn
@@ -295,25 +297,20 @@ def test_a_killed_run_goes_on_with_the_client_it_was_at(tmp_path: Path, capsys: 
     assert len(trained) == 16
 
 
-def test_the_numbers_do_not_depend_on_the_processes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    federation = Images().federation
-    synthesis = synthesis_cache.Synthesis(TINY_VAE, 0.75, 5, 3)
+def test_processes_divide_the_sets(tmp_path: Path) -> None:
+    """While another process makes the set of a client, this one makes the others, and then waits for it."""
+    federation, synthesis = Images().federation, synthesis_cache.Synthesis(TINY_VAE, 0.75, 5, 3)
     alone, _ = synthesis_cache.synthetic_sets(synthesis, federation, None)
-    before = torch.random.get_rng_state()
-    seen: list[dict[int, Any]] = []
-
-    def gather(parts: list[Any], mine: dict[int, Any]) -> None:
-        seen.append(mine)
-        parts[:] = seen if len(seen) == 2 else [mine, {k: mine[0] for k in range(4) if k not in mine}]
-
-    monkeypatch.setattr(torch.distributed, "all_gather_object", gather)
-    for rank in (0, 1):
-        monkeypatch.setattr(synthesis_cache.Processes, "of_torch", lambda rank=rank: synthesis_cache.Processes(rank, 2))
-        together, _ = synthesis_cache.synthetic_sets(synthesis, federation, tmp_path)
-    assert [sorted(part) for part in seen] == [[0, 2], [1, 3]]
+    folder = synthesis_cache.folder_of(synthesis.about(federation), tmp_path)
+    folder.mkdir()
+    with ThreadPoolExecutor(1) as pool:
+        with FileLock(folder / ".client-0001.lock"):
+            going = pool.submit(synthesis_cache.synthetic_sets, synthesis, federation, tmp_path)
+            while len(list(folder.glob("*.npz"))) < 3:
+                assert not going.done()
+        together, _ = going.result()
     for (inputs, labels), (others, other_labels) in zip(alone, together, strict=True):
         assert torch.equal(inputs, others) and torch.equal(labels, other_labels)
-    assert torch.equal(torch.random.get_rng_state(), before)
 
 
 def test_one_changed_sample_makes_other_data(tmp_path: Path) -> None:

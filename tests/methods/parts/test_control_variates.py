@@ -10,7 +10,7 @@ from torch.utils._pytree import tree_leaves
 
 import flcog
 from flcog.callbacks import SCAFFOLD, FedDC, FedPVR
-from flcog.callbacks.parts.control_variates import change_of_control
+from flcog.callbacks.scaffold import change_of_control
 from flcog.method import ClientData, Context, GlobalModel, Method, Optimisation
 from flcog.schedules import Piecewise
 

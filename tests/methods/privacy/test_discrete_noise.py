@@ -14,7 +14,7 @@ from scipy import stats
 from torch import Tensor
 
 import flcog
-from flcog.callbacks import SCAFFOLD, DPFedAvg, PoissonSampling, SecureAggregation, SignFlip
+from flcog.callbacks import SCAFFOLD, DPFedAvg, PoissonSampling, SecureAggregation
 from flcog.callbacks.privacy import guarantee, whole_numbers
 from flcog.callbacks.privacy.discrete_gaussian import RandomWords, discrete_gaussian
 from flcog.callbacks.privacy.whole_numbers import rounded, value_of_one
@@ -260,12 +260,6 @@ def test_repeatable_noise_resumes_bit_for_bit(tmp_path: Path) -> None:
     ("sealer", "method", "others", "says"),
     [
         ({}, {"noise_at": "server"}, [], "a server that adds the noise has read the sum without it. Set noise_at to clients"),
-        (
-            {},
-            {},
-            [SignFlip()],
-            "DPFedAvg and SignFlip cannot be combined beside SecureAggregation: epsilon counts the noise of all",
-        ),
         ({}, {"noise_multiplier": 0.0}, [], "cannot be combined with noise_multiplier=0, which guarantees nothing: raise it"),
         (
             {"bits": 32},

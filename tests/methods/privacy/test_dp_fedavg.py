@@ -42,7 +42,6 @@ from flcog.callbacks import (
     Quantize,
     RandomK,
     SecureAggregation,
-    SignFlip,
     SystemModel,
     TrainingScores,
     TrimmedMean,
@@ -468,12 +467,6 @@ def test_methods_outside_the_guarantee_are_refused(methods: list[Method], text: 
 def test_other_trainings_outside_the_guarantee_are_refused() -> None:
     with pytest.raises(ValueError, match="delta must lie in"):
         train(secret(delta=0.2), rounds=1)
-    with pytest.raises(ValueError, match="noise_at=clients and Quantize cannot be combined"):
-        train(secret(noise_at="clients"), Quantize(), rounds=1)
-    with pytest.raises(ValueError, match="DPFedAvg with a quantile and SignFlip cannot be combined: attackers skip the stage"):
-        train(secret(quantile=0.5), SignFlip(), rounds=1)
-    with pytest.raises(ValueError, match="per_layer and a quantile and FedRep cannot be combined: the bound of a layer"):
-        train(secret(quantile=0.5, per_layer=True), FedRep(), rounds=1)
     train(secret(per_layer=True), FedRep(), rounds=1)
     with pytest.raises(ValueError, match="count_noise must exceed"):
         train(secret(quantile=0.5, noise_multiplier=9.0), rounds=1)

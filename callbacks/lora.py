@@ -1,4 +1,4 @@
-"""FlexLoRA: clients train adapters of different ranks, and the server averages the products of their matrices."""
+"""FFALoRA and FlexLoRA: clients train LoRA's adapters."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -7,10 +7,40 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from flcog.core.checks import all_at_least
+from flcog.client_module import ClientModule
+from flcog.core.checks import option
 from flcog.core.precision import to_float64_device
 from flcog.core.types import Params, Slot
-from flcog.method import ClientUpload, Cohort, Messages, ParameterMask
+from flcog.method import ClientUpload, Cohort, Messages, Method, ParameterMask
+from flcog.models.lora import adapters
+
+
+@dataclass(frozen=True)
+class FFALoRA(Method):
+    """Freezes the initial matrix A of every LoRA adapter: clients train and send only B, half of the adapters' parameters.
+
+    With A_k and B_k client k's matrices and p_k its weight, LoRA's server averages A and B separately. Its model then differs
+    from the clients' mean, unless all clients have the same A::
+
+        sum_k p_k B_k  sum_k p_k A_k  !=  sum_k p_k B_k A_k        sum_k p_k B_k  A  =  sum_k p_k B_k A
+
+    The method changes the model before round 1, so ``start_round`` has no effect. The head trains as before.
+
+    Sun et al., Improving LoRA in Privacy-preserving Federated Learning, ICLR 2024, https://arxiv.org/abs/2403.12313.
+
+    Example:
+        >>> import flcog
+        >>> network = flcog.models.LoRA(flcog.models.MLP(4, (8,), 3))
+        >>> FFALoRA().configure_model(flcog.Classifier(network)) and network.hidden[0].A.requires_grad
+        False
+    """
+
+    needs_adapters: ClassVar[bool] = True
+
+    def configure_model(self, model: ClientModule) -> ClientModule:
+        for _, adapter in adapters(model):
+            adapter.A.requires_grad_(False)
+        return model
 
 
 def factors(changes: Sequence[tuple[float, Tensor, Tensor]], old: Tensor) -> tuple[Tensor, Tensor]:
@@ -18,10 +48,6 @@ def factors(changes: Sequence[tuple[float, Tensor, Tensor]], old: Tensor) -> tup
 
     The sum itself is never computed. It is a product of two thin matrices, and its singular values are those of a product of
     their small triangular parts.
-
-    Args:
-        changes: p_k, B_k and A_k of each client.
-        old: A at the start of the round.
 
     >>> b, a = factors([(0.5, torch.tensor([[2.0], [0.0]]), torch.tensor([[0.0, 3.0]]))], torch.ones(2, 2))
     >>> b @ a, a[1]
@@ -52,7 +78,7 @@ class FlexLoRA(ParameterMask):
 
     The global model has the model's own rank. In the first round a client starts with the first r_k rows of the initial A.
     Clients neither receive nor send anything beyond their rank, and the ledger does not count it. All other parameters are
-    averaged as usual.
+    averaged as usual. FFALoRA, which freezes A, cannot run with it.
 
     Bai et al., Federated Fine-tuning of Large Language Models under Heterogeneous Tasks and Client Resources, NeurIPS 2024,
     https://arxiv.org/abs/2402.11505.
@@ -65,22 +91,14 @@ class FlexLoRA(ParameterMask):
         [2, 2, 8]
     """
 
-    ranks: Sequence[int] = (2, 4, 8)
+    ranks: Sequence[int] = option((2, 4, 8), ">= 1")
 
     individual_uploads: ClassVar[bool] = True
     needs_adapters: ClassVar[bool] = True
-    excludes: ClassVar[Mapping[str, str]] = {
-        "FFALoRA": "FFALoRA freezes the matrices A, and FlexLoRA's server replaces them",
-        "FedDM": "FedDM's clients send images, not the adapters that FlexLoRA averages",
-        **dict.fromkeys(
-            ("FedDC", "FedDyn", "FedPVR", "FedReg", "SCAFFOLD"),
-            "it compares clients' adapters with the global ones, of which a client has only the part of its rank",
-        ),
-    }
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        all_at_least(self, 1, "ranks")
+    excludes: ClassVar[Mapping[str, str]] = dict.fromkeys(
+        ("FedDC", "FedDyn", "FedPVR", "FedReg", "SCAFFOLD"),
+        "it compares clients' adapters with the global ones, of which a client has only the part of its rank",
+    )
 
     def init_server(self, params: Params) -> Slot:
         largest = min(len(params[a]) for a, _ in _pairs(params))

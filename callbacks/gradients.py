@@ -1,13 +1,41 @@
-"""GradientNoise: adds Gaussian noise of a chosen strength to local gradients, to study its effect on a method."""
+"""ClipGradient and GradientNoise: changes of every local gradient."""
 
 from dataclasses import dataclass
 
 import torch
 
 from flcog.callbacks.parts.noise import draw_key, normal
-from flcog.core.checks import at_least
+from flcog.core.checks import option
 from flcog.core.types import Params, Slot
 from flcog.method import ClientView, Context, Method
+from flcog.method.gradient_clip import clip
+
+
+@dataclass(frozen=True)
+class ClipGradient(Method):
+    """Shortens every client's gradient g of every local step to a norm of at most ``max_norm``, so that no client diverges.
+
+    ::
+
+        g <- g min(1, max_norm / ||g||)
+
+    It clips the gradient after the changes of methods listed before it: list it after SCAFFOLD to clip the corrected gradient.
+
+    Pascanu et al., On the Difficulty of Training Recurrent Neural Networks, ICML 2013, https://arxiv.org/abs/1211.5063. The codes
+    of FedDyn, FedDC and FedExP clip at 10.
+
+    Args:
+        max_norm: the bound, > 0.
+
+    Example:
+        >>> ClipGradient(max_norm=1.0).max_norm
+        1.0
+    """
+
+    max_norm: float = option(10.0, "> 0")
+
+    def correct_gradient(self, gradient: Params, params: Params, ctx: Context) -> Params:
+        return clip(gradient, self.max_norm)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,13 +58,8 @@ class GradientNoise(Method):
         10.0
     """
 
-    sigma: float = 1.0
-    dimension: int | None = None
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        at_least(self, 0, "sigma")
-        at_least(self, 1, "dimension")
+    sigma: float = option(1.0, ">= 0")
+    dimension: int | None = option(None, ">= 1")
 
     def draw(self, rng: torch.Generator, client: ClientView) -> Slot:
         return {"key": draw_key(rng)}

@@ -1,16 +1,46 @@
-"""Backdoor: attackers teach the model to recognise a trigger."""
+"""LabelFlip and Backdoor: attackers train on changed samples."""
 
 from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
-from torch import Tensor
+from torch import Generator, Tensor
 
-from flcog.callbacks.attacks.parts import altered
-from flcog.core.checks import at_least, positive, within
+from flcog.callbacks.attacks.uploads import altered
+from flcog.core.checks import option
 from flcog.core.types import Batch, Params, Slot
 from flcog.functional.model_function import forward
-from flcog.method import Attack, Context, Envelope, Gradient, GradientFunction, Run
+from flcog.method import Attack, ClientView, Context, Envelope, Gradient, GradientFunction, Run
+
+
+@dataclass(frozen=True)
+class LabelFlip(Attack):
+    """Lets attackers train honestly on wrong labels: class y becomes C - 1 - y, of C classes.
+
+    ::
+
+        y <- C - 1 - y
+
+    Fang et al., Local Model Poisoning Attacks to Byzantine-Robust Federated Learning, 2020, https://arxiv.org/abs/1911.11815.
+
+    Example:
+        >>> len(LabelFlip(fraction=0.2).attackers(seed=0, num_clients=25))
+        5
+    """
+
+    tasks: ClassVar[tuple[str, ...]] = ("classification",)
+    plain_batches: ClassVar[bool] = True
+
+    def draw(self, rng: Generator, client: ClientView) -> Slot:
+        return super().draw(rng, client) | {"num_classes": torch.tensor(client.num_classes)}
+
+    def wrap_gradient(self, gradient: GradientFunction, ctx: Context) -> GradientFunction:
+        def flipped(params: Params, batch: Batch) -> Gradient:
+            wrong = ctx.draws["num_classes"] - 1 - batch.targets
+            return gradient(params, batch._replace(targets=torch.where(ctx.draws["attacks"], wrong, batch.targets)))
+
+        return flipped
+
 
 ROWS = 256
 """Test samples in a forward pass."""
@@ -45,21 +75,14 @@ class Backdoor(Attack):
                 [0.0000, 0.0000, 2.5000]])
     """
 
-    target: int = 0
-    share: float = 0.5
-    size: int = 3
+    target: int = option(0, ">= 0")
+    share: float = option(0.5, "(0, 1]")
+    size: int = option(3, ">= 1")
     value: float = 2.5
-    boost: float = 1.0
+    boost: float = option(1.0, "> 0")
 
     tasks: ClassVar[tuple[str, ...]] = ("classification",)
     plain_batches: ClassVar[bool] = True
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        at_least(self, 0, "target")
-        within(self, "(0, 1]", "share")
-        at_least(self, 1, "size")
-        positive(self, "boost")
 
     def wrap_gradient(self, gradient: GradientFunction, ctx: Context) -> GradientFunction:
         def poisoned(params: Params, batch: Batch) -> Gradient:

@@ -1,6 +1,7 @@
-"""GeneratedImages: an observer that draws the inputs that FedCOG's clients generate."""
+"""GeneratedImages and GenerationTime: observers of the inputs that FedCOG's clients generate."""
 
 import dataclasses
+import time
 from collections.abc import Sequence
 
 import torch
@@ -9,6 +10,7 @@ from torch import Tensor
 from flcog.callbacks.fedcog.fedcog import FedCOG, make_inputs
 from flcog.callbacks.parts.image_grid import image_grid
 from flcog.core.checks import all_at_least, at_least
+from flcog.core.files import RUN_REMEDY, write_table
 from flcog.core.randomness import make_rng
 from flcog.core.types import Slot
 from flcog.data import Federation
@@ -65,13 +67,9 @@ def fedcog_of(run: Run, observer: Callback) -> FedCOG:
 
 
 def generate_as_client(run: Run, method: FedCOG, num_samples: int, classes: Tensor | None = None) -> Tensor:
-    """The inputs that a client would generate from the present global model and its own last one.
+    """The inputs that a client would generate from the present global model and its own last one, for these labels or its choice.
 
-    Args:
-        run: the client is the lowest-numbered one with a local model in this process.
-        method: the settings.
-        num_samples: how many inputs.
-        classes: labels of the inputs, [num_samples]; None for the client's choice.
+    The client is the lowest-numbered one with a local model in this process.
     """
     device = run.processes.device
     client, kept = next(run.method_record(method.name).clients, (0, None))
@@ -94,3 +92,44 @@ def to_pixels(federation: Federation, inputs: Tensor) -> Tensor:
     white = torch.full_like(stored, 1 if stored.is_floating_point() else 255)
     low, high = (federation.preprocess(image).cpu() for image in (torch.zeros_like(white), white))
     return ((inputs.cpu() - low) / (high - low)).clamp(0, 1).permute(0, 2, 3, 1)
+
+
+class GenerationTime(Callback):
+    """Measures, at the end of a run with FedCOG, how long a client takes to generate different numbers of inputs.
+
+    Prints a line for each number and writes ``generation_time.csv`` into the run's directory, with columns ``num_samples`` and
+    ``seconds``. Table 11 of FedCOG, https://arxiv.org/abs/2312.05966.
+
+    Args:
+        num_samples: the numbers of inputs.
+        repeats: measurements of each number, >= 1; the fastest counts.
+
+    Example:
+        >>> GenerationTime(num_samples=(16, 256)).num_samples
+        (16, 256)
+    """
+
+    def __init__(self, num_samples: Sequence[int] = (16, 32, 64, 128, 256, 512, 1024), repeats: int = 3) -> None:
+        all_at_least(self, 1, num_samples=num_samples)
+        at_least(self, 1, repeats=repeats)
+        self.num_samples, self.repeats = tuple(num_samples), repeats
+
+    def on_fit_start(self, run: Run) -> None:
+        fedcog_of(run, self)
+
+    def on_fit_end(self, run: Run) -> None:
+        method = fedcog_of(run, self)
+        if not run.processes.is_first or run.directory is None or run.round <= method.start_round:
+            return
+        seconds = {count: min(self._time(run, method, count) for _ in range(self.repeats)) for count in self.num_samples}
+        rows = [{"num_samples": count, "seconds": value} for count, value in seconds.items()]
+        write_table(run.directory / "generation_time.csv", rows, remedy=RUN_REMEDY)
+        for count, value in seconds.items():
+            print(f"FedCOG generates {count:>5} inputs in {value:.3g} s", flush=True)
+
+    @staticmethod
+    def _time(run: Run, method: FedCOG, count: int) -> float:
+        began = time.perf_counter()
+        # Reading a value waits until the accelerator has finished.
+        float(generate_as_client(run, method, count).sum())
+        return time.perf_counter() - began

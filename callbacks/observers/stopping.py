@@ -1,4 +1,4 @@
-"""EarlyStopping: an observer that ends a run when a metric no longer improves, or is good enough."""
+"""EarlyStopping and StopAfter: observers that end a run."""
 
 import math
 from typing import Any, Literal
@@ -111,3 +111,31 @@ class EarlyStopping(Callback):
         self._metric, self._waited = state.get("metric"), int(state.get("waited", 0))
         self._last, self._best = or_none(float, state.get("last")), or_none(float, state.get("best"))
         self._best_round = or_none(int, state.get("best_round"))
+
+
+class StopAfter(Callback):
+    """Ends the run after a round. Without this observer, or with a later round, ``--ckpt_path last`` trains the other rounds.
+
+    Unlike in a run with fewer ``trainer.rounds``, these rounds are those of the whole run, to the last bit, also if a schedule of
+    learning rates or a privacy budget depends on the number of rounds.
+
+    Args:
+        round: the last round, counted from 1.
+
+    Example:
+        >>> StopAfter(round=10).round
+        10
+    """
+
+    def __init__(self, round: int) -> None:
+        at_least(self, 1, round=round)
+        self.round = round
+
+    def on_fit_start(self, run: Run) -> None:
+        self._decide(run)  # a run that had stopped remains stopped
+
+    def on_round_end(self, run: Run, round: int, metrics: dict[str, float]) -> None:
+        self._decide(run)
+
+    def _decide(self, run: Run) -> None:
+        run.should_stop = run.should_stop or run.round >= self.round

@@ -1,14 +1,42 @@
-"""CenteredClipping: uploads count by their difference from the last aggregate, which is clipped."""
+"""NormBound and CenteredClipping: means of uploads whose influence the server bounds."""
 
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from flcog.callbacks.robust.parts import distances_to
-from flcog.core.checks import at_least, positive
+from flcog.callbacks.robust.parts import clipped, distances_to
+from flcog.core.checks import option
 from flcog.core.types import Slot
 from flcog.method import UploadAggregator, UploadMatrix
+
+
+@dataclass(frozen=True)
+class NormBound(UploadAggregator):
+    """Shortens every upload to a norm of at most ``norm`` at the server, and takes the weighted mean.
+
+    ::
+
+        u = sum_k p_k u_k min(1, norm / ||u_k||)
+
+    Unlike ``ClipUpdate``, which clients apply, attackers cannot leave it out. It limits an attacker's influence on one round and does
+    not remove it.
+
+    Sun et al., Can You Really Backdoor Federated Learning?, 2019, https://arxiv.org/abs/1911.07963.
+
+    Args:
+        norm: > 0, in the unit of the updates.
+
+    Example:
+        >>> import torch
+        >>> NormBound(norm=1.0).combine(UploadMatrix(torch.tensor([[90.0], [0.5]]), torch.full((2,), 0.5)), {})[0]
+        tensor([0.7500])
+    """
+
+    norm: float = option(1.0, "> 0")
+
+    def combine(self, uploads: UploadMatrix, server: Slot) -> tuple[Tensor, Slot]:
+        return uploads._replace(values=clipped(uploads.values, self.norm)).mean(), server
 
 
 @dataclass(frozen=True)
@@ -35,13 +63,8 @@ class CenteredClipping(UploadAggregator):
         tensor([1.1667])
     """
 
-    radius: float = 10.0
-    steps: int = 3
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        positive(self, "radius")
-        at_least(self, 1, "steps")
+    radius: float = option(10.0, "> 0")
+    steps: int = option(3, ">= 1")
 
     def combine(self, uploads: UploadMatrix, server: Slot) -> tuple[Tensor, Slot]:
         center = torch.zeros_like(uploads.values[0])

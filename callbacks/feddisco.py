@@ -9,13 +9,40 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Generator, Tensor
 
-from flcog.callbacks.feddisco.secure_sum import masked, unmasked_sum
-from flcog.core.checks import at_least, one_of
+from flcog.callbacks.parts.pairwise_masks import pair_masks
+from flcog.core.checks import option
 from flcog.core.types import Params
 from flcog.data import LABELLED, Exchange, Federation
 from flcog.data.label_statistics import label_table
 from flcog.method import Ask, ClientView, Cohort, DataExchange, DataHost, ExchangeSummary, FirstContact
 from flcog.wire.envelope import Field
+
+BITS = 32
+"""Messages are whole numbers of four bytes."""
+
+
+def masked(counts: Tensor, secret: str) -> Tensor:
+    """The clients' messages: their counts, with the masks that each client shares with the next and with the previous client.
+
+    Masks are uniform modulo 2^32. So is each message, and any set of messages that lacks one: they reveal nothing about the
+    counts. Modulo 2^32 all messages add up to the sum of the counts. A single client has no other to share a mask with.
+
+    FedDisco's A.3 (https://arxiv.org/abs/2305.19229) describes the case of two clients. A protocol such as Bonawitz et al., CCS
+    2017, also lets clients agree on masks and removes the masks of clients that drop out; this function does not.
+
+    >>> messages = masked(torch.tensor([[3, 0], [1, 4]]), "secret")
+    >>> unmasked_sum(messages)
+    tensor([4, 4])
+    """
+    num = len(counts)
+    masks = [pair_masks(secret, k, {(k - 1) % num, (k + 1) % num}, counts[k].numel(), BITS) for k in range(num)]
+    return (torch.stack(masks).view(counts.shape) + counts) % 2**BITS
+
+
+def unmasked_sum(messages: Tensor) -> Tensor:
+    """The sum of the clients' counts, from the messages of all clients."""
+    return messages.sum(0) % 2**BITS
+
 
 METRICS = ("kl", "l1", "l2", "cosine")
 
@@ -80,15 +107,13 @@ class FedDisco(DataExchange):
 
     tasks: ClassVar[tuple[str, ...]] = LABELLED
 
-    a: float = 0.5
-    b: float = 0.1
+    a: float = option(0.5, ">= 0")
+    b: float = option(0.1, ">= 0")
     metric: Literal["kl", "l1", "l2", "cosine"] = "kl"
     target: Literal["uniform", "global"] | list[float] = "uniform"
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        at_least(self, 0, "a", "b")
-        one_of(self, METRICS, "metric")
         if isinstance(self.target, str):
             if self.target not in ("uniform", "global"):
                 raise ValueError(f"FedDisco: target must be uniform, global or a list of class shares; got {self.target!r}")
