@@ -40,13 +40,6 @@ class FedPVR(Method):
 
     layers: str | None = None
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        try:
-            re.compile(self._pattern)
-        except re.error as error:
-            raise ValueError(f"FedPVR: layers must be a regular expression or None; got {self.layers!r}: {error}") from error
-
     @property
     def _pattern(self) -> str:
         return HEAD if self.layers is None else self.layers

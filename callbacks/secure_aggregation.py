@@ -1,8 +1,8 @@
 """SecureAggregation: the server adds up masked uploads, of which it can read only the sum."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import Literal
 
 from torch import Tensor
 
@@ -11,24 +11,15 @@ from flcog.core.checks import within
 from flcog.method import RoundKeys, SealedSum, SealedUploads
 
 
-class RevealedKeys(NamedTuple):
-    """The seeds that clients reveal after their uploads: own seeds by client, and seeds of pairs of a client and a missing client."""
-
-    own: Mapping[int, bytes]
-    pairs: Mapping[tuple[int, int], bytes]
-
-
-def reveal(keys: RoundKeys, arrived: Collection[int]) -> RevealedKeys:
-    """The seeds that are needed to read the sum of the uploads that have arrived.
+def reveal(keys: RoundKeys, arrived: Collection[int]) -> tuple[dict[int, bytes], dict[tuple[int, int], bytes]]:
+    """The seeds that are needed to read the sum of the uploads that have arrived: of clients, and of pairs with a missing client.
 
     Of each client either its own seed or its pairs' seeds are revealed, and never both, so that the upload of a missing client
     stays unreadable if it arrives late.
     """
     missing = [client for client in keys.clients if client not in arrived]
-    return RevealedKeys(
-        {client: own_seed(keys.secret, client) for client in arrived},
-        {(client, other): pair_seed(keys.secret, client, other) for client in arrived for other in missing},
-    )
+    own = {client: own_seed(keys.secret, client) for client in arrived}
+    return own, {(client, other): pair_seed(keys.secret, client, other) for client in arrived for other in missing}
 
 
 @dataclass(frozen=True)
@@ -84,9 +75,9 @@ class SecureAggregation(SealedSum):
         return words + pair_masks(keys.secret, client, keys.clients, len(words), self.bits)
 
     def finish(self, state: SealedUploads) -> Tensor:
-        revealed, words = reveal(state.keys, state.clients), state.words.clone()
-        for seed in revealed.own.values():
+        (own, pairs), words = reveal(state.keys, state.clients), state.words.clone()
+        for seed in own.values():
             words -= stream(seed, len(words), self.bits)
-        for (client, other), seed in revealed.pairs.items():
+        for (client, other), seed in pairs.items():
             words.sub_(stream(seed, len(words), self.bits), alpha=sign(client, other))
         return words.double() * self.step

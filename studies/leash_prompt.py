@@ -14,8 +14,7 @@ import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from flcog.callbacks.fedwalk.command import add_options, print_choice, read_classes, read_reference
-from flcog.callbacks.fedwalk.leash_ranking import Ranking
+from flcog.callbacks.fedwalk.command import Ranking, add_options, print_choice, read_classes, read_reference
 
 NUMBERS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten")
 

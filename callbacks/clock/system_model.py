@@ -3,12 +3,12 @@
 import math
 from dataclasses import dataclass
 from functools import lru_cache
-from pathlib import Path
 from typing import Literal
 
 import numpy as np
 import torch
 
+from flcog.callbacks.parts.client_rows import client_rows, refuse, version_of
 from flcog.core.checks import option
 from flcog.core.randomness import fold, fold_each, uniform
 from flcog.method import Clock, Work
@@ -62,7 +62,7 @@ class SystemModel(Clock):
     def check_clients(self, num_clients: int) -> None:
         if self.clients is None:
             return
-        found = _speeds(self.clients)
+        found = _speeds(self.clients, version_of(self.clients, HEADER))
         if len(found) != num_clients:
             raise ValueError(
                 f"{self.clients} has clients 0 to {len(found) - 1}, but clients are numbered from 0 to {num_clients - 1}: "
@@ -74,7 +74,7 @@ class SystemModel(Clock):
             np.float64(value) for value in (self.seconds_per_step, self.download or math.inf, self.upload or math.inf)
         )
         if self.clients is not None:
-            step, down, up = _speeds(self.clients)[work.clients].astype(np.float64).T
+            step, down, up = _speeds(self.clients, version_of(self.clients, HEADER))[work.clients].astype(np.float64).T
         terms = (step * work.steps, work.down / down, work.up / up)
         factors = [self._factors(name, work.clients, seed) for name in ("step", "down", "up")]
         return np.sum([factor * term for factor, term in zip(factors, terms, strict=True)], axis=0)  # type: ignore[no-any-return]
@@ -88,39 +88,16 @@ class SystemModel(Clock):
         return np.abs(z) if self.spread == "half-normal" else np.exp(self.sigma * z)
 
 
-def _speeds(path: str) -> np.ndarray:
-    """The rows of a file in the order of clients, float32 [clients, 3], read once until the file changes."""
-    file = Path(path)
-    if not file.is_file():
-        raise ValueError(f"SystemModel: there is no file {path}: give the path of a CSV file with the header {HEADER}")
-    return _read(path, file.stat().st_mtime_ns)
-
-
 @lru_cache(maxsize=2)
-def _read(path: str, changed: int) -> np.ndarray:
-    lines = Path(path).read_text(encoding="utf-8").splitlines()
-    if not lines or lines[0].replace(" ", "") != HEADER:
-        raise ValueError(f"{path} must begin with the header {HEADER}; got {lines[0][:60] if lines else ''!r}")
-    rows = {}
-    for line in filter(str.strip, lines[1:]):
-        try:
-            client, *values = map(float, line.split(","))
-        except ValueError:
-            client, values = -1.0, []
-        if (
-            len(values) != 3
-            or client < 0
-            or client % 1
-            or not all(0 < v < math.inf for v in values[1:])
-            or not 0 <= values[0] < math.inf
-        ):
-            raise ValueError(
-                f"{path}: the row {line} must be a client's number, seconds of at least 0 and two bandwidths above 0"
-            )
-        if client in rows:
-            raise ValueError(f"{path}: the row {line} is the second of its client: keep one of them")
-        rows[int(client)] = values
-    gap = next((client for client in range(len(rows)) if client not in rows), None)
-    if gap is not None or not rows:
-        raise ValueError(f"{path} has no row of client {gap or 0}: give each client one row")
-    return np.array([rows[client] for client in range(len(rows))], dtype=np.float32)
+def _speeds(path: str, version: int) -> np.ndarray:
+    """The numbers of a file in the order of clients, float32 [clients, 3]."""
+    rows = client_rows(path, HEADER)
+    finite = np.isfinite(rows).all(1) & (rows[:, 1] >= 0) & (rows[:, 2:] > 0).all(1)
+    refuse(path, rows, ~finite, "must have seconds of at least 0 and two bandwidths above 0")
+    refuse(
+        path,
+        rows,
+        rows[:, 0] != np.arange(len(rows)),
+        f"follows a gap, or is the second of its client: {path} needs one for each",
+    )
+    return rows[:, 1:].astype(np.float32)

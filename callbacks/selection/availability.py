@@ -1,14 +1,13 @@
 """Availability and DiurnalAvailability: who can be selected, by a file or by the hour of the day."""
 
-import warnings
 from dataclasses import dataclass
 from functools import lru_cache
-from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 import torch
 
+from flcog.callbacks.parts.client_rows import client_rows, refuse, version_of
 from flcog.core.checks import option
 from flcog.core.randomness import fold, fold_each, uniform
 from flcog.method import AvailabilityModel
@@ -46,7 +45,7 @@ class Availability(AvailabilityModel):
     def check_clients(self, num_clients: int) -> None:
         if self.trace is None:
             return
-        known = np.unique(_trace(self.trace).clients)
+        known = np.unique(_trace(self.trace, version_of(self.trace, HEADER)).clients)
         if known[-1] >= num_clients:
             raise ValueError(
                 f"{self.trace} has client {known[-1]}, but clients are numbered from 0 to {num_clients - 1}: remove its rows"
@@ -59,7 +58,7 @@ class Availability(AvailabilityModel):
         present = np.ones(len(clients), bool)
         if self.trace is None:
             return present
-        trace = _trace(self.trace)
+        trace = _trace(self.trace, version_of(self.trace, HEADER))
         moment = seconds % (trace.end if self.period is None else self.period)
         first, after = (np.searchsorted(trace.clients, clients, side) for side in ("left", "right"))
         present[:] = False
@@ -78,41 +77,14 @@ class Trace(NamedTuple):
     end: float
 
 
-def _trace(path: str) -> Trace:
-    """The trace in a file, which is read once until the file changes."""
-    file = Path(path)
-    if not file.is_file():
-        raise ValueError(f"Availability: there is no file {path}: give the path of a CSV file with the header {HEADER}")
-    return _read(path, file.stat().st_mtime_ns)
-
-
 @lru_cache(maxsize=2)
-def _read(path: str, changed: int) -> Trace:
-    with open(path, encoding="utf-8") as file:
-        header = file.readline().strip()
-        if header.replace(" ", "") != HEADER:
-            raise ValueError(f"{path} must begin with the header {HEADER}; got {header[:60]!r}")
-        try:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # about a file without rows, which is refused below
-                rows = np.loadtxt(file, delimiter=",", ndmin=2)
-        except ValueError as error:
-            raise ValueError(f"{path} must contain three numbers in each row below its header; {error}") from None
-    if rows.shape[1:] != (3,) or not len(rows):
-        raise ValueError(f"{path} must contain rows of three numbers below its header; got {len(rows)} rows of {rows.shape[-1]}")
-    rows = rows[np.lexsort((rows[:, 1], rows[:, 0]))]
+def _trace(path: str, version: int) -> Trace:
+    rows = client_rows(path, HEADER)
     clients, begins, ends = rows.T
-    _refuse(path, rows, ~np.isfinite(rows).all(1) | (clients < 0) | (clients % 1 != 0), "must name a client by its number")
-    _refuse(path, rows, (begins < 0) | (ends <= begins), "must have 0 <= from < until")
+    refuse(path, rows, ~np.isfinite(ends) | (begins < 0) | (ends <= begins), "must have 0 <= from < until")
     overlaps = np.concatenate([[False], (clients[1:] == clients[:-1]) & (begins[1:] < ends[:-1])])
-    _refuse(path, rows, overlaps, "overlaps an earlier interval of its client")
+    refuse(path, rows, overlaps, "overlaps an earlier interval of its client")
     return Trace(clients.astype(np.int32), begins.copy(), ends.copy(), float(ends.max()))
-
-
-def _refuse(path: str, rows: np.ndarray, wrong: np.ndarray, fault: str) -> None:
-    if wrong.any():
-        client, begin, end = rows[int(np.argmax(wrong))]
-        raise ValueError(f"{path}: the row {client:g},{begin:g},{end:g} {fault}")
 
 
 @dataclass(frozen=True)

@@ -113,5 +113,5 @@ def test_a_trace_takes_twenty_bytes_for_each_row(tmp_path: Path) -> None:
     path, rows = tmp_path / "trace.csv", 1000
     path.write_text("client,from,until\n" + "".join(f"{row},{row},{row + 5}\n" for row in range(rows)))
     assert Availability(trace=str(path)).available(np.array([3, 9]), 0, 0).tolist() == [False, False]
-    trace = _trace(str(path))
+    trace = _trace(str(path), 0)
     assert sum(part.nbytes for part in trace[:3]) == 20 * rows and all(part.base is None for part in trace[:3])

@@ -69,8 +69,8 @@ def test_a_late_upload_stays_unreadable() -> None:
     arrived = [1, 4, 7]
     found = rule.finish(SealedUploads(words[1] + words[4] + words[7], arrived, keys))
     assert torch.equal(found, torch.full_like(found, 3.0))
-    seeds = reveal(keys, arrived)
-    assert set(seeds.own) == {1, 4, 7} and set(seeds.pairs) == {(1, 2), (4, 2), (7, 2)}
+    own, pairs = reveal(keys, arrived)
+    assert set(own) == {1, 4, 7} and set(pairs) == {(1, 2), (4, 2), (7, 2)}
     # After removal of all revealed masks, client 2's own mask still hides its message.
     late = words[2] - pair_masks(keys.secret, 2, arrived, 20_000, 64)
     assert is_uniform(late)

@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 import yaml
 
-from flcog.callbacks.fedwalk.command import leash, read_classes, read_reference
-from flcog.callbacks.fedwalk.leash_ranking import choose, rank, text_similarity, wordnet_similarity
+from flcog.callbacks.fedwalk.command import choose, leash, rank, read_classes, read_reference, text_similarity, wordnet_similarity
 from flcog.datamodules.leash_classes import LEASHES
 from methods.fedwalk.leash_table import CIFAR10_TOP4
 
