@@ -40,8 +40,6 @@ CASES: dict[str, Case] = {
 REFUSED: Refusals = {
     Ditto: [
         ({"lambda_prox": -0.1}, "lambda_prox must be at least 0; got -0.1"),
-        ({"lr": 0.0}, "lr must be positive, or null; got 0.0"),
-        ({"momentum": 1.0}, "momentum must lie in [0, 1); got 1.0"),
     ],
 }
 

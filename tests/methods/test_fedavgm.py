@@ -25,6 +25,5 @@ CASES: dict[str, Case] = {
 REFUSED: Refusals = {
     FedAvgM: [
         ({"beta": 1.0}, "beta must lie in [0, 1); got 1.0"),
-        ({"lr": -1.0}, "lr must be positive; got -1.0"),
     ],
 }

@@ -79,8 +79,3 @@ def test_feddc_sends_two_models_up_and_two_down() -> None:
         == trainer.run.ledger.up["model"]
         == trainer.run.ledger.down["model"]
     )
-
-
-def test_without_its_correction_it_sends_the_model_alone() -> None:
-    ledger = train(FedDCInFedDisco(), rounds=1).run.ledger
-    assert ledger.up["FedDCInFedDisco"] == ledger.down["FedDCInFedDisco"] == 0 < ledger.up["model"]

@@ -14,18 +14,15 @@ from harness import (
     TinyData,
     assert_close,
     classifier,
-    distance,
     problem_of,
     train,
 )
 from reference import feddm
 
-import flcog
-from flcog.callbacks import ClipGradient, Ditto, FedDM, Fedssyn, FedWalk, GradientNoise
+from flcog.callbacks import Ditto, FedDM, GradientNoise
 from flcog.callbacks.feddm import class_means, perturb
 from flcog.method import Method
 from flcog.server.bad_updates import BadUpdate
-from methods.fedwalk.leashes import ALWAYS, tiny_leash
 
 pytestmark = pytest.mark.filterwarnings("error")
 
@@ -41,9 +38,6 @@ CASES: dict[str, Case] = {
 REFUSED: Refusals = {
     FedDM: [
         ({"images_per_class": 0}, "images_per_class must be at least 1; got 0"),
-        ({"rho": -1.0}, "rho must be at least 0; got -1.0"),
-        ({"image_lr": 0.0}, "image_lr must be positive; got 0.0"),
-        ({"server_epochs": 0}, "server_epochs must be at least 1; got 0"),
     ],
 }
 
@@ -104,14 +98,6 @@ def test_perturbation_is_gaussian_of_the_norm_asked_for() -> None:
     assert torch.equal(means, torch.tensor([[0.0, 1, 0], [0, 0, 0], [1, 0, 0]])) and counts.tolist() == [1, 0, 1]
 
 
-@pytest.mark.slow
-def test_what_feddm_runs_beside_does_not_make_its_images_diverge() -> None:
-    """FedDM takes no gradient of the model's parameters, so gradient noise and clients' own models do not change its messages."""
-    alone = train(FEDDM, rounds=2)
-    beside = train(GradientNoise(sigma=2.0), Ditto(), FEDDM, rounds=2)
-    assert distance(alone.params, beside.params) == 0
-
-
 @pytest.mark.parametrize("executor", ["loop", "vmap"])
 @pytest.mark.slow
 def test_feddms_images_diverge_where_their_rate_is_too_large(executor: str) -> None:
@@ -128,35 +114,3 @@ def test_a_server_that_learns_too_fast_from_few_images_is_named(beside: tuple[Me
     fast = FedDM(images_per_class=2, rho=0.5, server_epochs=100, server_lr=0.1)
     with pytest.raises(BadUpdate, match="after the server's step of FedDM in round 2"):
         train(*beside, fast, rounds=3)
-
-
-@pytest.mark.slow
-def test_rounding_grows_with_the_servers_loss_whatever_the_executor() -> None:
-    """Forty passes at 0.1 let the loss diverge: executors then differ by far more than rounding.
-
-    So does one executor from itself if one weight changes by 1e-15.
-    """
-
-    def run(module: flcog.Classifier | None = None, **options: Any) -> flcog.FederatedTrainer:
-        images = FedDM(images_per_class=2, image_lr=0.5, rho=0.5, server_epochs=40, server_lr=0.1)
-        walk = FedWalk(leash=tiny_leash(), tau=ALWAYS, num_steps=3, lr=0.1)
-        return train(Fedssyn(share="real", p=0.4), walk, ClipGradient(1.0), images, module=module, rounds=3, **options)
-
-    module = classifier().double()
-    next(module.parameters()).data[0, 0] += 1e-15
-    loop = run()
-    assert distance(loop.params, run(executor="vmap").params) > 1e-9 and distance(loop.params, run(module).params) > 1e-9
-
-
-@pytest.mark.slow
-def test_executors_differ_under_feddm_by_what_a_last_digit_does() -> None:
-    """Images that nearly diverge amplify rounding: a change of 1e-15 in one weight has as much effect as another executor."""
-
-    def run(**options: Any) -> flcog.FederatedTrainer:
-        return train(FedDM(images_per_class=2, image_lr=1.5, rho=0.5, server_epochs=5, server_lr=0.1), rounds=3, **options)
-
-    module = classifier().double()
-    next(module.parameters()).data[0, 0] += 1e-15
-    loop = run()
-    by_executor, by_digit = distance(loop.params, run(executor="vmap").params), distance(loop.params, run(module=module).params)
-    assert by_executor < 100 * max(by_digit, 1e-15)

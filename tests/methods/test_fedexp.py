@@ -32,8 +32,6 @@ CASES: dict[str, Case] = {
 REFUSED: Refusals = {
     FedExP: [
         ({"epsilon": 0.0}, "epsilon must be positive; got 0.0"),
-        ({"decay": 1.1}, "decay must lie in (0, 1]; got 1.1"),
-        ({"form": "text"}, "form must be code or paper; got 'text'"),
     ],
 }
 
@@ -106,15 +104,3 @@ def test_the_codes_epsilon_is_the_papers_times_the_number_of_clients() -> None:
     )
     assert_close(same.params, code.params, 1e-13)
     assert paper.rows[1]["fedexp/eta"] > code.rows[1]["fedexp/eta"] > 1
-
-
-def test_the_default_is_what_the_tables_have_run() -> None:
-    assert (FedExP().form, FedExP().evaluate_mean) == ("code", True)
-
-
-@pytest.mark.parametrize("evaluate_mean", [True, False])
-def test_where_it_is_evaluated(evaluate_mean: bool) -> None:
-    trainer = train(FedExP(epsilon=1e-4, evaluate_mean=evaluate_mean), rounds=2)
-    before = trainer.run.server.servers["FedExP"]["previous"]
-    mean = {name: (value + before[name]) / 2 for name, value in trainer.run.params.items()}
-    assert_close(trainer.run.evaluated_params(), mean if evaluate_mean else trainer.run.params, 0)

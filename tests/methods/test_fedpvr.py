@@ -3,7 +3,7 @@
 from functools import partial
 
 import pytest
-from contracts.case import Case, Refusals
+from contracts.case import Case
 from harness import MOMENTUM, RAGGED, assert_close, distance, train
 from reference import fedpvr
 
@@ -21,16 +21,6 @@ CASES: dict[str, Case] = {
         optimizer=MOMENTUM,
         options=RAGGED,
     ),
-}
-
-
-REFUSED: Refusals = {
-    FedPVR: [
-        (
-            {"layers": "(head"},
-            "layers must be a regular expression or None; got '(head': missing ), unterminated subpattern at position 0",
-        ),
-    ],
 }
 
 

@@ -26,7 +26,6 @@ CASES: dict[str, Case] = {
 REFUSED: Refusals = {
     FedSAM: [
         ({"rho": -0.1}, "rho must be at least 0; got -0.1"),
-        ({"eta": -0.1}, "eta must be at least 0; got -0.1"),
     ],
 }
 

@@ -1,14 +1,10 @@
 """FFA-LoRA against its paper, and its purpose: the mean of the adapters is the adapter of the mean."""
 
-from typing import Any
-
-import lightning as L
 import pytest
 import torch
 from contracts.case import Case
 from harness import adapted, classifier, train
 from reference import ffa_lora
-from torch import Tensor, nn
 
 from flcog.callbacks import FFALoRA
 
@@ -33,27 +29,6 @@ def test_the_mean_of_the_changes_is_the_change_of_the_mean() -> None:
 def test_half_of_the_adapters_travel() -> None:
     ledgers = [train(*methods, module=adapted(), rounds=1).ledger.up["model"] for methods in ((), (FFALoRA(),))]
     assert ledgers[0] - ledgers[1] == 5 * 8 * 4 * 6  # five clients' float64 matrices A of rank 4
-
-
-class OfOnesOwn(L.LightningModule):
-    """A LightningModule that is no flcog.ClientModule."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.network = adapted().model
-
-    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
-        return nn.functional.cross_entropy(self.network(batch[0]), batch[1])
-
-    def configure_optimizers(self) -> Any:
-        return torch.optim.SGD(self.parameters(), lr=0.1)
-
-
-def test_a_module_of_ones_own_trains_b_alone() -> None:
-    before = OfOnesOwn().state_dict()
-    trainer = train(FFALoRA(), module=OfOnesOwn(), rounds=1, eval_every=0)
-    assert not any(name.endswith(".A") for name in trainer.run.params)
-    assert all(not torch.equal(trainer.run.params[name], before[name]) for name in before if name.endswith(".B"))
 
 
 def test_a_model_without_adapters_is_refused() -> None:

@@ -24,7 +24,6 @@ CASES: dict[str, Case] = {
 REFUSED: Refusals = {
     FlexLoRA: [
         ({"ranks": []}, "ranks must be one or more numbers of at least 1; got []"),
-        ({"ranks": [2, 0]}, "ranks must be one or more numbers of at least 1; got [2, 0]"),
     ],
 }
 
@@ -55,14 +54,6 @@ def test_only_a_clients_own_rank_is_counted(executor: str) -> None:
     left_out = sum(4 - RANKS[client % 3] for client in range(8)) * (6 + 8) * 8
     assert full.up["model"] - trainer.ledger.up["model"] == left_out
     assert full.down["model"] - trainer.ledger.down["model"] == left_out
-
-
-def test_noise_stays_within_the_rank() -> None:
-    trainer = train(GradientNoise(sigma=1.0), FlexLoRA(ranks=[1]), module=adapted(), rounds=1)
-    delta, params = trainer.collect(round=0)[0].individual["FlexLoRA"], trainer.params
-    for upload in delta:
-        b = params["model.hidden.0.B"] + upload.delta["model.hidden.0.B"]
-        assert b[:, :1].norm() > 0 and not b[:, 1:].any()
 
 
 def test_convolutions_are_decomposed_as_matrices() -> None:

@@ -13,7 +13,6 @@ from harness import (
     NUM_FEATURES,
     ODD_BATCHES,
     RAGGED,
-    BatchNormMLP,
     TinyData,
     assert_close,
     classifier,
@@ -22,7 +21,6 @@ from harness import (
     problem_of,
     states_by_client,
     train,
-    without_times,
 )
 from reference import local
 from torch import nn
@@ -88,18 +86,6 @@ def test_statistics_are_of_the_clients_own_samples() -> None:
         own = trainer.federation.train.inputs[trainer.federation.partition.client(client)].double()
         torch.testing.assert_close(buffers["model.0.running_mean"], own.mean(0))
     assert len(seen) == 8
-
-
-@pytest.mark.slow
-def test_a_whole_run_resumes_to_the_bit(tmp_path: Path) -> None:
-    def run(rounds: int, **options: Any) -> Any:
-        module, data = classifier(MOMENTUM, BatchNormMLP), TinyData(client_test=0.2)
-        return fit(tmp_path, Local(), module=module, data=data, rounds=rounds, eval_every=1, **options)
-
-    whole, half = run(4), run(2)
-    resumed = run(4, ckpt_path=str(half.run_dir))
-    assert without_times(resumed.rows) == without_times(whole.rows)
-    assert len({row["test/accuracy"] for row in whole.rows}) > 1
 
 
 def test_its_models_are_not_in_the_best_checkpoint(tmp_path: Path) -> None:

@@ -22,7 +22,6 @@ CASES: dict[str, Case] = {
 REFUSED: Refusals = {
     Stragglers: [
         ({"min_steps": 0}, "need 1 <= min_steps <= max_steps; got 0 and 500"),
-        ({"min_steps": 5, "max_steps": 4}, "need 1 <= min_steps <= max_steps; got 5 and 4"),
     ],
 }
 

@@ -81,21 +81,13 @@ CASES: dict[str, Case] = {
     "MinMax": attack(MinMax(clients=EVIL), partial(against, forge=robust.min_max)),
     "WorkerMomentum": Case(WorkerMomentum(beta=0.5), partial(robust.run, beta=0.5), neutral=WorkerMomentum(beta=0.0)),
 }
-COMMON = [
-    ({"fraction": 1.5}, "fraction must lie in [0, 1]; got 1.5"),
-    ({"count": -1}, "count must be at least 0; got -1"),
-    ({"count": 1, "clients": (0,)}, "count must be null beside clients: remove count or clients"),
-]
 REFUSED: Refusals = {
-    LabelFlip: COMMON,
-    SignFlip: COMMON[:1],
+    LabelFlip: [({"count": 1, "clients": (0,)}, "count must be null beside clients: remove count or clients")],
+    SignFlip: [({"fraction": 1.5}, "fraction must lie in [0, 1]; got 1.5")],
     Mimic: [({"warmup": 0}, "warmup must be at least 1; got 0")],
     GaussianAttack: [({"std": 0.0}, "std must be positive; got 0.0")],
     Backdoor: [
         ({"target": -1}, "target must be at least 0; got -1"),
-        ({"share": 0.0}, "share must lie in (0, 1]; got 0.0"),
-        ({"size": 0}, "size must be at least 1; got 0"),
-        ({"boost": 0.0}, "boost must be positive; got 0.0"),
     ],
     ALittleIsEnough: [({"z": 1.0, "optimised": True}, "z must be null if optimised is true; got 1.0")],
     InnerProductManipulation: [({"epsilon": 0.0}, "epsilon must be positive; got 0.0")],
@@ -108,7 +100,6 @@ REFUSED: Refusals = {
     ("method", "says"),
     [
         (SignFlip(clients=(0, 8)), r"SignFlip: clients must lie in \[0, 7\]; got 8"),
-        (SignFlip(count=9), "SignFlip: count must be at most the 8 clients of the run; got 9"),
         (
             SignFlip(fraction=0.05),
             "^SignFlip: fraction must be 0, or above 0.0625 to make one of 8 clients an attacker; got 0.05: raise it, or set count: 1$",
@@ -125,25 +116,6 @@ def test_attackers_are_fixed_for_the_run_and_differ_between_seeds() -> None:
     assert drawn[0] == drawn[1] != drawn[2] and len(drawn[0]) == 30
     assert LabelFlip(count=30).attackers(0, 100) == drawn[0], "attacks of one run have the same attackers"
     assert len(SignFlip(count=3).attackers(0, 10**9)) == 3
-
-
-@pytest.mark.parametrize("num_clients", [1, 3, 5, 10, 1000])
-def test_the_smallest_fraction_gives_an_attacker(num_clients: int) -> None:
-    limit = 0.5 / num_clients
-    assert len(SignFlip(fraction=1.01 * limit).attackers(0, num_clients)) == 1
-    SignFlip(fraction=1.01 * limit).check_clients(num_clients)
-    for none in (SignFlip(fraction=0.0), SignFlip(count=0), SignFlip(clients=())):
-        none.check_clients(num_clients)
-    with pytest.raises(ValueError, match="to make one of"):
-        SignFlip(fraction=limit).check_clients(num_clients)
-
-
-def test_the_summary_names_the_attackers() -> None:
-    methods = [SignFlip(clients=EVIL), LabelFlip(fraction=0.25), GaussianAttack(count=0)]
-    listed = ", ".join(map(str, sorted(methods[1].attackers(0, 8))))
-    notes = [note for note in train(*methods, rounds=1).notes if note.startswith("attackers")]
-    names = ("SignFlip: 3 of 8 clients (1, 4, 6)", f"LabelFlip: 2 of 8 clients ({listed})", "GaussianAttack: 0 of 8 clients")
-    assert notes == [f"attackers: {name}" for name in names]
 
 
 @dataclass(frozen=True)
@@ -288,8 +260,3 @@ def test_attackers_poison_whole_batches_before_methods_see_single_samples() -> N
     alone, before, after = (train(*methods, rounds=2).state for methods in ((bad,), (bad, single), (single, bad)))
     assert distance(before, after) == 0
     assert distance(before, alone) < 1e-9
-
-
-def test_the_target_of_a_backdoor_is_a_class(tmp_path: Any) -> None:
-    with pytest.raises(ValueError, match=r"Backdoor: target must lie in \[0, 2\]; got 3"):
-        fit(tmp_path, Backdoor(target=3), rounds=1)

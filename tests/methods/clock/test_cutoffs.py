@@ -9,7 +9,7 @@ from contracts.case import Case, Refusals
 from harness import RAGGED, TinyData, distance, train
 from reference import cutoffs
 
-from flcog.callbacks import SCAFFOLD, Deadline, FedDisco, OverSelect, PoissonSampling, SystemModel
+from flcog.callbacks import SCAFFOLD, Deadline, FedDisco, OverSelect, PoissonSampling
 from flcog.core.randomness import fold, fold_each
 from flcog.method import ClientView, Workload
 
@@ -105,16 +105,3 @@ def test_any_selection_selects_more() -> None:
     rows = train(OverSelect(factor=1.5), PoissonSampling(), rounds=30, clients_per_round=2, local_steps=1).rows
     asked = [row["clients/participating"] + row.get("clients/late", 0) for row in rows]
     assert max(row["clients/participating"] for row in rows) == 2 and 2.2 < sum(asked) / 30 < 3.8
-
-
-def test_the_state_of_a_clock_costs_nothing_without_one() -> None:
-    trainer = train(rounds=1)
-    assert trainer.run.server.seconds == 0.0 and not any("simulated" in name for name in trainer.rows[0])
-
-
-def test_speeds_decide_who_is_late() -> None:
-    model = SystemModel(seconds_per_step=1.0, download=None, upload=None, spread="half-normal")
-    trainer = train(model, OverSelect(factor=1.6), clients_per_round=5)
-    plain = train(OverSelect(factor=1.6), clients_per_round=5)
-    assert trainer.rows[0]["clients/late"] == plain.rows[0]["clients/late"] == 3
-    assert distance(trainer.state, plain.state) > 0

@@ -15,14 +15,12 @@ from reference import codecs, encoded_broadcast
 from torch import Tensor
 
 from flcog.callbacks import (
-    DENSE,
     SCAFFOLD,
     Deadline,
     EncodedBroadcast,
     FedBuff,
     FedRep,
     FlexLoRA,
-    Local,
     LocalModels,
     LowPrecision,
     PowerOfChoice,
@@ -35,7 +33,6 @@ from flcog.callbacks import (
 )
 from flcog.callbacks.codecs.codec import Codec, Noise, to_bytes
 from flcog.method import Broadcast, Method
-from flcog.method.broadcast_stage import SentBroadcast
 
 FRACTION = 0.3
 
@@ -161,16 +158,10 @@ def test_with_error_feedback_the_optimum_is_found() -> None:
     ("methods", "reason"),
     [
         ([FedRep()], r"EncodedBroadcast and FedRep cannot be combined: its clients receive different parts of the model"),
-        ([FlexLoRA()], r"EncodedBroadcast and FlexLoRA cannot be combined: its clients receive different parts of the model"),
         ([PowerOfChoice()], r"EncodedBroadcast and PowerOfChoice cannot be combined: its candidates download the model before"),
-        ([Local()], r"Local and EncodedBroadcast cannot be combined: with Local nothing is sent to a server"),
         (
             [LocalModels()],
             r"EncodedBroadcast and LocalModels cannot be combined: the server keeps another model than clients receive",
-        ),
-        (
-            [DENSE()],
-            r"EncodedBroadcast and DENSE cannot be combined: the server keeps another model .* Set error_feedback to false",
         ),
     ],
     ids=lambda value: value[0].name if isinstance(value, list) else "",
@@ -178,27 +169,6 @@ def test_with_error_feedback_the_optimum_is_found() -> None:
 def test_methods_that_cannot_have_it_are_refused(methods: list[Method], reason: str) -> None:
     with pytest.raises(ValueError, match=f"^{reason}[^\n]*$"):
         train(EncodedBroadcast(TopK(error_feedback=True)), *methods)
-
-
-def test_a_vote_of_one_server_is_refused() -> None:
-    with pytest.raises(ValueError) as error:
-        EncodedBroadcast(SignSGD(combine="majority"))
-    assert str(error.value) == (
-        "EncodedBroadcast: SignSGD cannot vote with combine=majority, because only the server sends: use combine=mean"
-    )
-
-
-class Totals(EncodedBroadcast):
-    """Returns the bytes of all clients together."""
-
-    def send_down(self, *arguments: Any) -> SentBroadcast:
-        sent = super().send_down(*arguments)
-        return sent._replace(sizes={sender: sum(each) for sender, each in sent.sizes.items()})  # type: ignore[misc]
-
-
-def test_a_stage_that_returns_no_bytes_of_each_client_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"^Totals.send_down must return sizes with the bytes of each of the \d clients"):
-        train(Totals(TopK()))
 
 
 def test_it_joins_a_codec_for_uploads_and_an_aggregator() -> None:

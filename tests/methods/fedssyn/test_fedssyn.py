@@ -9,11 +9,9 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-import jsonargparse
 import numpy as np
 import pytest
 import torch
-import yaml
 from contracts.case import Case, Refusals
 from filelock import FileLock
 from harness import RAGGED, ROOT, SIZES, TINY_LABELS, TinyData, classifier, fit, make_trainer, train
@@ -22,13 +20,12 @@ from torch import Tensor, nn
 
 import flcog
 import flcog.callbacks
-from flcog.callbacks import BetaVAE, Fedssyn, PrivateTraining, RoundsToTarget
+from flcog.callbacks import BetaVAE, Fedssyn, RoundsToTarget
 from flcog.callbacks.fedssyn import synthesis_cache
 from flcog.callbacks.fedssyn.generators.base import DataGenerator, Log, Sampler, matching_labels, subset_of
 from flcog.callbacks.fedssyn.generators.ddpm import DDPM
 from flcog.callbacks.fedssyn.shuffling import JointInputs, SampleExchange, capacity, even_split
 from flcog.data import Samples, Splits
-from flcog.models import MLP
 
 pytestmark = pytest.mark.filterwarnings("error")
 
@@ -54,12 +51,6 @@ REFUSED: Refusals = {
         ({"share": "all"}, "share must be shuffled, local, real or none; got 'all'"),
         ({"rho": 0.0}, "rho must lie in (0, 1]; got 0.0"),
         ({"p": 1.5}, "p must lie in (0, 1], or null; got 1.5"),
-        ({"num_images": 0}, "num_images must be at least 1, or null; got 0"),
-        (
-            {"share": "real", "keep_own": False},
-            "keep_own=false leaves clients only synthetic data, and share=real generates none: set share=shuffled or local",
-        ),
-        ({"generator": "vae"}, "generator must be a DDPM, a BetaVAE or a ConditionalGAN; got 'vae'"),
     ],
 }
 
@@ -382,23 +373,14 @@ def test_images_are_what_was_made(tmp_path: Path) -> None:
 def test_exchanges_are_refused_where_they_make_no_sense(tmp_path: Path) -> None:
     idle = train(Fedssyn(generator=Stamp(), start_round=3))
     assert not trained and not idle.run.engine.exchanges
-    (tmp_path / "file").write_text("")
     bad: list[tuple[Callable[[], Any], str]] = [
         (
             lambda: train(Fedssyn(generator=Stamp(), start_round=1)),
             "Fedssyn exchanges data before round 1 and for all rounds: leave out start_round and stop_round",
         ),
         (
-            lambda: train(Fedssyn(), data=TinyData(targets="regression"), module=flcog.Regressor(MLP(6, (8,), 1))),
-            "Fedssyn is defined for classification, not for regression data: remove it",
-        ),
-        (
             lambda: train(Fedssyn(generator=DDPM())),
             "DDPM generates images, and this data set has rows of a table: use BetaVAE or ConditionalGAN",
-        ),
-        (
-            lambda: fit(tmp_path, Fedssyn(generator=Stamp(), directory=str(tmp_path / "file"))),
-            f"cannot write {tmp_path / 'file'}",
         ),
     ]
     for make, message in bad:
@@ -413,23 +395,3 @@ def test_exchanges_are_refused_where_they_make_no_sense(tmp_path: Path) -> None:
 def test_nothing_heavy_is_imported_unasked() -> None:
     for path in [*(ROOT / "callbacks").glob("*.py"), *(ROOT / "flcog").glob("*.py")]:
         assert not re.search(r"^\s*(import|from) (diffusers|opacus)", path.read_text(), re.MULTILINE), path
-
-
-@pytest.mark.parametrize("path", sorted((ROOT / "configs" / "methods").glob("*fedssyn*.yaml")), ids=lambda path: path.stem)
-def test_configs_are_read(path: Path) -> None:
-    config = yaml.safe_load(path.read_text())
-    parser = jsonargparse.ArgumentParser()
-    parser.add_argument("--config", action="config")
-    parser.add_class_arguments(flcog.FederatedTrainer, "trainer", instantiate=False, sub_configs=True)
-    written = {"trainer": {"rounds": 1, "local_steps": 1, **config["trainer"]}}
-    callbacks = parser.instantiate(parser.parse_string(yaml.safe_dump(written))).trainer.callbacks
-    for callback, given in zip(callbacks, written["trainer"]["callbacks+"], strict=True):
-        arguments = dict(given.get("init_args", {}))
-        if "generator" in arguments:
-            # Settings that a config leaves out have the class's defaults, nested settings included.
-            generator = arguments["generator"]
-            values = dict(generator["init_args"])
-            if "privacy" in values:
-                values["privacy"] = PrivateTraining(**values["privacy"])
-            arguments["generator"] = getattr(flcog.callbacks, generator["class_path"].split(".")[-1])(**values)
-        assert callback == getattr(flcog.callbacks, given["class_path"].split(".")[-1])(**arguments)

@@ -11,11 +11,10 @@ import torch
 from contracts.case import Refusals
 from harness import train
 from torch import Tensor, nn
-from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from flcog.callbacks import BetaVAE, ConditionalGAN, Fedssyn, PrivateTraining
 from flcog.callbacks.fedssyn.generators import beta_vae
-from flcog.callbacks.fedssyn.generators.base import Form, require
+from flcog.callbacks.fedssyn.generators.base import Form
 from flcog.callbacks.fedssyn.generators.beta_vae import Autoencoder, Posterior
 from flcog.callbacks.fedssyn.generators.ddpm import DDPM
 from flcog.data import Samples
@@ -26,7 +25,6 @@ REFUSED: Refusals = {
     BetaVAE: [
         ({"latent": 0}, "latent must be at least 1; got 0"),
         ({"std": 0.0}, "std must be positive; got 0.0"),
-        ({"beta": -1.0}, "beta must be at least 0; got -1.0"),
     ],
     ConditionalGAN: [
         ({"lr": 0.0}, "lr must be positive; got 0.0"),
@@ -34,8 +32,6 @@ REFUSED: Refusals = {
     DDPM: [
         ({"multipliers": ()}, "multipliers must be one or more numbers of at least 1; got ()"),
         ({"attention": 5}, "attention must lie in [0, 4], the number of multipliers; got 5"),
-        ({"sampling_steps": 2000}, "sampling_steps must be at most diffusion_steps=1000; got 2000"),
-        ({"ema": 1.0}, "ema must lie in [0, 1); got 1.0"),
     ],
 }
 
@@ -240,51 +236,3 @@ def test_images_are_mirrored_by_chance(monkeypatch: pytest.MonkeyPatch) -> None:
         # Early steps have little noise: the right half is the brighter one unless the image is mirrored.
         sides = torch.cat([(images[..., 4:].mean((1, 2, 3)) < 0)[step < 200] for images, step in asked])
         assert len(sides) > 20 and (0.2 < sides.double().mean() < 0.8 if flip else not sides.any())
-
-
-def test_dropout_is_the_networks() -> None:
-    modules = list(DDPM(width=4, multipliers=(1, 2), blocks=1, attention=0, dropout=0.3).network(1, 8, 2).modules())
-    assert [module.p for module in modules if isinstance(module, nn.Dropout)].count(0.3) >= 5
-
-
-@pytest.mark.slow
-def test_images_come_from_a_moving_average_of_the_weights() -> None:
-    """The average is over the weights after each step, which a hook of the optimiser records.
-
-    Its decay warms up, so that the average keeps no trace of the initial weights.
-    """
-    seen: list[Tensor] = []
-    networks: list[nn.Module] = []
-
-    class Watched(DDPM):
-        def network(self, *shape: int) -> nn.Module:
-            networks.append(super().network(*shape))
-            return networks[0]
-
-    generator = Watched(
-        width=4, multipliers=(1, 1), blocks=1, attention=0, diffusion_steps=4, sampling_steps=2, epochs=12, batch_size=2
-    )
-    hook = register_optimizer_step_post_hook(lambda optimizer, *_: seen.append(next(networks[0].parameters()).detach().clone()))
-    try:
-        generator.train(torch.rand(4, 1, 4, 4), torch.tensor([0, 1, 0, 1]), 2, lambda epoch, figures: None)
-    finally:
-        hook.remove()
-    expected = seen[0]
-    for step, value in enumerate(seen[1:], start=1):
-        decay = min(generator.ema, (1 + step) / (10 + step))
-        expected = decay * expected + (1 - decay) * value
-    (average, *_) = networks[0].parameters()
-    assert len(seen) == 24 and not torch.equal(average, seen[-1])
-    torch.testing.assert_close(average.detach(), expected)
-
-
-def test_what_cannot_be_generated_is_said_in_one_line() -> None:
-    tokens = Samples(torch.zeros(3, 5, dtype=torch.long), torch.zeros(3))
-    with pytest.raises(
-        ValueError, match=r"^torch\.int64 inputs \(token ids\) cannot be generated: use a method that needs no syn.*"
-    ):
-        Form.of(tokens)
-    with pytest.raises(
-        ValueError, match=r"^DDPM needs no_such_package, which is not installed: pip install 'flcog\[generate\]'$"
-    ):
-        require("no_such_package", "DDPM")

@@ -126,11 +126,6 @@ def test_a_command_line_takes_another_leash() -> None:
         assert method.leash.class_names == expected
 
 
-def test_a_leash_that_nobody_listed() -> None:
-    with pytest.raises(ValueError, match=r"a list of class folders or one of cifar10_lh, .*; got 'cifar10'"):
-        ImageFolders(classes="cifar10")  # type: ignore[arg-type]
-
-
 @pytest.mark.usefixtures("configured")
 @pytest.mark.parametrize("name", ["fedwalk", "fedwalk-pretraining"])
 @pytest.mark.slow

@@ -73,15 +73,6 @@ def test_early_stopping_ends_a_run_whose_metric_is_not_finite(value: float, caps
     assert f"test/loss is {value}" in capsys.readouterr().out
 
 
-def test_early_stopping_takes_nan_for_no_improvement() -> None:
-    stopping = EarlyStopping("test/loss", patience=2, check_finite=False)
-    run: Any = SimpleNamespace(processes=Processes(rank=1), round=0, settings=SimpleNamespace(eval_every=1), should_stop=False)
-    stopping.on_fit_start(run)
-    for round, (value, stops) in enumerate([(float("nan"), False), (1.0, False), (float("nan"), False), (float("nan"), True)], 1):
-        stopping.on_evaluation_end(run, round, {"test/loss": value})
-        assert run.should_stop is stops
-
-
 def test_early_stopping_goes_on_counting_after_a_resume_and_stays_stopped(tmp_path: Path) -> None:
     options: dict[str, Any] = {"module": classifier(STANDSTILL), "rounds": 20, "eval_every": 1}
     both = [EarlyStopping("test/loss", patience=4), EarlyStopping("test/accuracy", patience=9)]
@@ -95,15 +86,6 @@ def test_early_stopping_goes_on_counting_after_a_resume_and_stays_stopped(tmp_pa
     assert resumed(4, 9) == 5
     assert resumed(8, 6) == 7  # each observer has its own counter, and the second one was at 4 of 6
     assert resumed(8, 9) == 9
-
-
-def test_no_observer_undoes_the_decision_to_stop(tmp_path: Path) -> None:
-    class StopsAtNothing(Callback):
-        def on_evaluation_end(self, run: Any, round: int, metrics: dict[str, float]) -> None:
-            run.should_stop = metrics["test/accuracy"] > 2
-
-    trainer = fit(tmp_path, EarlyStopping(patience=2), StopsAtNothing(), module=classifier(STANDSTILL), rounds=9, eval_every=1)
-    assert trainer.run.round == 3
 
 
 def test_a_second_fit_starts_counting_anew(tmp_path: Path) -> None:

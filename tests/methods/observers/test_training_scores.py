@@ -4,16 +4,13 @@ import copy
 from pathlib import Path
 from typing import Any
 
-import lightning as L
 import pytest
 import torch
 import torch.nn.functional as F
-from harness import MOMENTUM, TinyData, classifier, fit, without_times
-from torch.utils.data import TensorDataset
+from harness import MOMENTUM, TinyData, classifier, fit
 
 from flcog.callbacks import FedDyn, TrainingScores
 from flcog.callbacks.observers.training_scores import _is_best
-from flcog.datamodules import TorchDataset
 
 pytestmark = pytest.mark.filterwarnings("error")
 
@@ -42,34 +39,6 @@ def test_the_chosen_model_is_the_first_of_the_best(tmp_path: Path) -> None:
     assert len({row["training/accuracy_at_best"] for row in rows}) > 2
 
 
-class Steps(L.LightningModule):
-    """Logs different names in its steps."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer = torch.nn.Linear(6, 3)
-
-    def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
-        return F.cross_entropy(self.layer(batch[0]), batch[1])
-
-    def validation_step(self, batch: Any, batch_idx: int) -> None:
-        self.log("val_acc", (self.layer(batch[0]).argmax(1) == batch[1]).float().mean())
-
-    def test_step(self, batch: Any, batch_idx: int) -> None:
-        self.log("test_other", 5.0)
-
-    def configure_optimizers(self) -> Any:
-        return torch.optim.SGD(self.parameters(), lr=0.1)
-
-
-def test_a_score_of_the_validation_step_alone(tmp_path: Path) -> None:
-    samples = TinyData().federation.train
-    sets = TensorDataset(samples.inputs, samples.targets)
-    data = TorchDataset(sets, val=sets, num_clients=8, num_workers=0)
-    row = fit(tmp_path, TrainingScores(), module=Steps(), data=data, eval_every=1, rounds=1).history[0]
-    assert row["training/acc"] == row["training/acc_at_best"] == pytest.approx(row["val/acc"])
-
-
 @pytest.mark.slow
 def test_some_evaluations_are_enough(tmp_path: Path) -> None:
     everywhere, sparse = (
@@ -84,16 +53,6 @@ def test_some_evaluations_are_enough(tmp_path: Path) -> None:
     assert measured == {6, 12} | improved and len(measured) < 6
     columns = [[row.get("training/accuracy_at_best") for row in rows] for rows in (everywhere, sparse)]
     assert columns[0] == columns[1]
-
-
-@pytest.mark.slow
-def test_it_goes_on_where_it_was(tmp_path: Path) -> None:
-    def run(rounds: int, **options: Any) -> Any:
-        return fit(tmp_path, TrainingScores(), module=classifier(MOMENTUM), rounds=rounds, eval_every=1, **options)
-
-    whole, half = run(6), run(3)
-    resumed = run(6, ckpt_path=str(half.run_dir))
-    assert without_times(resumed.history) == without_times(whole.history)
 
 
 @pytest.mark.parametrize(

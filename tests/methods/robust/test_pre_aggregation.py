@@ -76,11 +76,6 @@ REFUSED: Refusals = {
     [
         ([Bucketing(s=2), Krum(f=1)], "Krum needs at least 5 uploads and gets 3 from Bucketing, because a round has 5 clients"),
         ([NearestNeighbourMixing(f=3)], "NearestNeighbourMixing needs at least 7 uploads and gets 5"),
-        ([AdaptiveRobustClipping(f=3)], "AdaptiveRobustClipping needs at least 7 uploads and gets 5"),
-        (
-            [Bucketing(s=2), NearestNeighbourMixing(f=2)],
-            "NearestNeighbourMixing needs at least 5 uploads and gets 3 from Bucketing",
-        ),
     ],
 )
 def test_f_counts_after_bucketing(methods: list[Method], says: str) -> None:

@@ -57,13 +57,12 @@ CASES: dict[str, Case] = {
 }
 REFUSED: Refusals = {
     TrimmedMean: [({"f": -1}, "f must be at least 0; got -1")],
-    Krum: [({"f": -1}, "f must be at least 0; got -1"), ({"power": 0}, "power must be at least 1; got 0")],
-    MultiKrum: [({"f": -1}, "f must be at least 0; got -1"), ({"keep": 0}, "keep must be at least 1, or null; got 0")],
+    Krum: [({"f": -1}, "f must be at least 0; got -1")],
+    MultiKrum: [({"f": -1}, "f must be at least 0; got -1")],
     Bulyan: [({"f": -1}, "f must be at least 0; got -1")],
-    GeometricMedian: [({"steps": 0}, "steps must be at least 1; got 0"), ({"nu": 0.0}, "nu must be positive; got 0.0")],
+    GeometricMedian: [({"steps": 0}, "steps must be at least 1; got 0")],
     CenteredClipping: [
         ({"radius": 0.0}, "radius must be positive; got 0.0"),
-        ({"steps": 0}, "steps must be at least 1; got 0"),
     ],
     NormBound: [({"norm": 0.0}, "norm must be positive; got 0.0")],
 }
@@ -206,9 +205,6 @@ def test_one_attacker_moves_a_mean_and_no_rule() -> None:
     ("methods", "says"),
     [
         ([Krum(f=2)], "Krum needs at least 7 uploads and gets 5, because a round has 5 clients: lower f, or raise"),
-        ([Bulyan(f=1)], "Bulyan needs at least 7 uploads and gets 5"),
-        ([TrimmedMean(f=3)], "TrimmedMean needs at least 7 uploads and gets 5"),
-        ([MultiKrum(f=1, keep=6)], "MultiKrum needs at least 6 uploads and gets 5"),
         ([CoordinateMedian(), GeometricMedian()], "CoordinateMedian and GeometricMedian both replace the mean"),
     ],
 )
@@ -232,15 +228,6 @@ def test_a_round_with_too_few_uploads_leaves_the_model() -> None:
     assert len(expected) < 6
 
 
-def test_the_summary_names_memory_and_time() -> None:
-    notes = train(CoordinateMedian(), rounds=1).notes
-    numbers = sum(value.numel() for value in classifier().parameters())
-    text = next(note for note in notes if "CoordinateMedian" in note)
-    assert (
-        f"keeps 5 uploads until the last has arrived, in {2 * 5 * numbers * 8 / 1e6:.3g} MB, and combines them in about " in text
-    )
-
-
 @dataclass(frozen=True)
 class InPlaceMomentum(UploadAggregator):
     """Momentum whose state is as long as the model, belongs to clients, and changes in place."""
@@ -262,22 +249,3 @@ def test_the_trial_before_round_1_leaves_a_rule_and_its_state_as_they_are(timed:
     assert trainer.run.server.servers["InPlaceMomentum"]["seen"].sum() == 2 * 5
     note = next(note for note in trainer.notes if "InPlaceMomentum keeps 5 uploads" in note)
     assert ("combines them in about" in note) == (timed > 10)
-
-
-@pytest.mark.parametrize(
-    ("result", "says"),
-    [
-        (lambda mean, server: mean, "a tensor of shape [{}]"),
-        (lambda mean, server: None, "None"),
-        (lambda mean, server: (mean[:2], server), "a tensor of shape [2] as the vector"),
-    ],
-)
-def test_a_wrong_result_of_combine_is_refused(result: Callable[..., Any], says: str) -> None:
-    rule: UploadAggregator = dataclass(frozen=True)(
-        type("Mine", (UploadAggregator,), {"combine": lambda self, uploads, server: result(uploads.mean(), server)})
-    )()
-    with pytest.raises(ValueError) as caught:
-        train(rule, rounds=1)
-    numbers = sum(value.numel() for value in classifier().parameters())
-    wanted = f"(vector, state), with a vector of {numbers} numbers like each row of uploads.values"
-    assert str(caught.value) == f"Mine.combine returned {says.format(numbers)}, and must return {wanted}"

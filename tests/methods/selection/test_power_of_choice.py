@@ -13,9 +13,9 @@ from harness import SIZES, TinyData, classifier, make_trainer, train
 from reference import fedavg
 from torch.nn.functional import cross_entropy
 
-from flcog.callbacks import ClientDropout, Oort, PowerOfChoice, WeightedSelection
+from flcog.callbacks import ClientDropout, PowerOfChoice, WeightedSelection
 from flcog.core.randomness import fold
-from flcog.method import ClientPool, ClientView, ParameterMask, Params, Slot, check_methods
+from flcog.method import ClientPool
 
 CASES: dict[str, Case] = {
     "PowerOfChoice": Case(PowerOfChoice(candidates=7), fedavg.run, random=True),
@@ -84,43 +84,10 @@ def test_the_ledger_counts_what_candidates_download_and_report() -> None:
     assert dropping.ledger.total_down == 2 * 7 * model, "a candidate has downloaded the model before it drops out"
 
 
-def test_asking_changes_nothing() -> None:
-    trainer = train(PowerOfChoice(), rounds=1, clients_per_round=3)
-    before = trainer.ledger.state_dict()
-    assert trainer.sample(1) == trainer.sample(1)
-    assert trainer.collect()[1].up["PowerOfChoice"] == 6 * 4
-    assert trainer.ledger.state_dict() == before
-
-
 @pytest.mark.parametrize("candidates", [4, 9])
 def test_too_few_and_too_many_candidates_are_refused(candidates: int) -> None:
     with pytest.raises(ValueError, match=f"candidates must lie between the 5 clients of a round and all 8; got {candidates}"):
         make_trainer(None, PowerOfChoice(candidates=candidates), rounds=1).prepare(classifier(), TinyData())
-
-
-def test_models_that_clients_keep_are_not_ranked_by_the_servers() -> None:
-    """The server's loss is not theirs, whatever the method is called. A mask without a state keeps nothing, and runs."""
-
-    class OwnRanking(PowerOfChoice):
-        pass
-
-    class Masked(ParameterMask):
-        def mask(self, params: Params, client: int) -> dict[str, torch.Tensor]:
-            return {next(iter(params)): torch.tensor(False)}
-
-    class OwnLayer(Masked):
-        def init_client(self, params: Params, buffers: Params, client: ClientView) -> Slot:
-            return {"own": next(iter(params.values()))}
-
-    with pytest.raises(ValueError) as caught:
-        check_methods([OwnRanking(), OwnLayer()])
-    assert str(caught.value) == (
-        "OwnLayer and OwnRanking cannot be combined: OwnRanking compares the losses of the server's model, which with OwnLayer are not "
-        "those of the models that clients keep. Replace OwnRanking by a uniform selection, or by one that reads the losses of "
-        "their training"
-    )
-    check_methods([OwnRanking(), Masked()])
-    check_methods([Oort(), OwnLayer()])
 
 
 def test_sizes_decide_without_losses() -> None:

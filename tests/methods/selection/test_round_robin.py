@@ -21,10 +21,3 @@ def test_a_client_that_drops_out_has_had_its_turn() -> None:
     trainer = train(RoundRobin(), ClientDropout(probability=0.5), rounds=4, local_steps=1)
     assert 0 < sum(map(len, trainer.recorded)) < 20
     assert int(trainer.servers["RoundRobin"]["next"]) == 4
-
-
-def test_asking_who_comes_next_changes_nothing() -> None:
-    trainer = train(RoundRobin(), rounds=1, local_steps=1)
-    assert trainer.sample(1) == trainer.sample(1) == [5, 6, 7, 0, 1]
-    trainer.collect()
-    assert trainer.sample(1) == [5, 6, 7, 0, 1]
