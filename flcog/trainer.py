@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar, cast
 
 import lightning as L
+from lightning.pytorch.callbacks import BatchSizeFinder, LearningRateFinder
 from lightning.pytorch.loggers import Logger
 from lightning.pytorch.strategies import Strategy
 from lightning.pytorch.trainer.states import TrainerFn
@@ -621,7 +622,12 @@ def _by_kind(callbacks: Any) -> tuple[list[Method], list[Callback], list[L.Callb
             methods.append(callback)
         elif isinstance(callback, Callback):
             observers.append(callback)
-        elif isinstance(adopt(callback), L.Callback):
+        elif isinstance(adopt(callback), BatchSizeFinder | LearningRateFinder):
+            name = type(callback).__name__
+            raise ValueError(
+                f"{name} trains with one loader and no clients: call it with lightning.Trainer, and set the value it finds"
+            )
+        elif isinstance(callback, L.Callback):
             lightning.append(callback)
         else:
             name = callback.__name__ if isinstance(callback, type) else callback if isinstance(callback, str) else ""

@@ -83,9 +83,9 @@ def make_client_model(
     """
     client = model if isinstance(model, L.LightningModule) else as_client(model, datamodule.federation.task)
     client, notes = _with_methods(settings, methods, client, datamodule, processes, trainer)
+    function = ModelFunction(client, functools.partial(settings.autocast, processes.device))
     optimizers = trainer.make_optimizers(client)
     optimizer = optimizers[0] if len(optimizers) == 1 else SeveralOptimizers(optimizers)
-    function = ModelFunction(client, functools.partial(settings.autocast, processes.device))
     reason = trainer.reason_for_its_loops(settings.keep_optimizers)
     if client is not model and not isinstance(model, L.LightningModule):
         kind = type(client).__name__

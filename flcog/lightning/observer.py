@@ -82,6 +82,11 @@ class LightningHooks(Callback):
                 run.resumed_from = None
             trainer.resume_at(run.round, run.server.steps)
             trainer.call("on_fit_start")
+        if (trainer.max_epochs or 0) > run.settings.rounds:
+            raise ValueError(
+                "StochasticWeightAveraging would compute the statistics of BatchNorm in another epoch after the last round, in which no "
+                "client takes a step: use EMAWeightAveraging, which averages them with the weights, or layers without such statistics"
+            )
 
     @contextmanager
     def sanity_check(self, run: Any) -> Iterator[None]:

@@ -12,7 +12,7 @@ import lightning as L
 import torch
 from lightning.fabric.plugins.environments import ClusterEnvironment, LightningEnvironment
 from lightning.fabric.utilities.device_dtype_mixin import _DeviceDtypeModuleMixin
-from lightning.pytorch.callbacks import Checkpoint, ModelCheckpoint, ProgressBar
+from lightning.pytorch.callbacks import BaseFinetuning, Checkpoint, ModelCheckpoint, ProgressBar
 from lightning.pytorch.profilers import PassThroughProfiler
 from lightning.pytorch.strategies import DeepSpeedStrategy, FSDPStrategy, ModelParallelStrategy, Strategy
 from lightning.pytorch.trainer import call
@@ -155,6 +155,9 @@ class RoundsTrainer(L.Trainer):
         An evaluation takes no step, so that a plain optimiser does if ``configure_optimizers`` needs ``setup("fit")``.
         """
         self.show(module)
+        for callback in self.callbacks:
+            if isinstance(callback, BaseFinetuning):
+                callback.freeze_before_training(module)  # in Lightning, callbacks are set up before optimisers are made
         with one_line(type(module).__name__):
             self.strategy.setup(self)
         if self.state.fn != TrainerFn.FITTING:

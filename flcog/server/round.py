@@ -67,9 +67,9 @@ def advance(
     # The row of the first round includes the bytes of the exchange before it, so that the rows add up to the total.
     before = server.ledger.copy() if server.round else Ledger()
     pay(engine, server)
-    server.rates = engine.group_rates
     selection = select(engine, server)
     on_selected(selection.clients)
+    server.rates = engine.group_rates
     round = or_stand_in(engine, server, plan(engine, server, selection))
     losses: Mapping[int, float] = {}
     if round.plans:

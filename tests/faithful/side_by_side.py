@@ -28,9 +28,6 @@ QUIET: dict[str, Any] = {
     "num_sanity_val_steps": 0,
 }
 
-STREAM_SEED = fold(0, 0, 0, "torch") >> 1
-"""With which the global streams begin client 0 in the first round of a run with seed 0."""
-
 
 def points(count: int = 60, seed: int = 0) -> TensorDataset:
     """Points in three classes."""
@@ -78,10 +75,11 @@ class Uploads(flcog.Method):
 
 
 class Seeded(L.Callback):
-    """Begins the training with the global streams of flcog's first client."""
+    """Begins each epoch with the global streams that flcog's first client has in the round."""
 
-    def on_train_start(self, trainer: Any, module: Any) -> None:
-        seed_streams(STREAM_SEED)
+    def on_train_batch_start(self, trainer: Any, module: Any, batch: Any, batch_idx: int) -> None:
+        if batch_idx == 0:
+            seed_streams(fold(0, trainer.current_epoch, 0, "torch") >> 1)
 
 
 ONE_CLIENT: dict[str, Any] = {"clients_per_round": 1, "rounds": 1, "local_steps": 5}
