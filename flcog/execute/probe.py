@@ -1,5 +1,6 @@
 """Tries two clients before round 1: does a step depend on its parameters, buffers, batch and torch's random numbers alone?"""
 
+import pickle
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -244,6 +245,9 @@ def _token(value: Any, seen: set[int]) -> Any:
         return [(repr(key), _token(part, seen)) for key, part in value.items()]
     if isinstance(value, Sequence | set):
         return [_token(part, seen) for part in value]
+    if not hasattr(value, "__dict__"):  # iterators, and generators of random numbers
+        with suppress(Exception):
+            return pickle.dumps(value)
     return id(value), [(key, _token(part, seen)) for key, part in getattr(value, "__dict__", {}).items()]
 
 
