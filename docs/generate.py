@@ -57,27 +57,17 @@ def pages_of_the_root() -> None:
         text = path.read_text(encoding="utf-8").replace("](../RESULTS.md", "](results.md")
         text += "".join(f"\n\n## {cls.__name__}\n\n{_prose(cls, level=3)}" for cls in classes.get(path.stem, ()))
         if path.stem in ("methods", "data-sets"):  # they become the first pages of their sections
-            text = table_of_methods(text) if path.stem == "methods" else text
+            text = wide(text) if path.stem == "methods" else text
             write(f"{path.stem}/index.md", _linked(text, path.stem).replace("](results.md", "](../results.md"))
         else:
             write(path.name, re.sub(r"\]\((data-sets|methods)\.md\)", r"](\1/index.md)", text))
 
 
-def table_of_methods(text: str) -> str:
-    """The page of methods with its table in five columns, which fit a screen; docs/methods.md has nine."""
+def wide(text: str) -> str:
+    """The page of methods with a table as wide as the screen."""
     before, start, rest = text.partition("<!-- methods -->\n")
     table, end, after = rest.partition("<!-- /methods -->")
-    header, _, *rows = [re.split(r" *\| *", line.strip("| ")) for line in table.strip().splitlines()]
-    lines = ["| method | what it does to the round | up | down | notes |", "|---|---|---|---|---|"]
-    for row in rows:
-        cells = dict(zip(header, [*row, ""], strict=False))
-        notes = ["stateful clients"] if cells["stateful clients"] else []
-        notes += [] if cells["secure aggregation"] else ["no secure aggregation"]
-        notes += [f"labels: {cells['labels']}"] if cells["labels"] else []
-        said = f"{cells['what it does to the round']} ({cells['year']})"
-        lines.append(f"| {cells['method']} | {said} | {cells['up']} | {cells['down']} | {'; '.join(notes)} |")
-    wide = '<div class="wide-table" markdown>\n\n' + "\n".join(lines) + "\n\n</div>"
-    return f"---\nhide: [toc]\n---\n\n{before}{start}{wide}\n{end}{after}"
+    return f'---\nhide: [toc]\n---\n\n{before}{start}<div class="wide-table" markdown>\n\n{table}\n</div>\n{end}{after}'
 
 
 def observers() -> list[type]:
@@ -125,10 +115,8 @@ def _formula(latex: str) -> str:
 
 def _upright(header: str, row: str) -> str:
     """A row of the table of methods, a line for each of its columns from the third on: the sentence before them heads the page."""
-    pairs = list(zip(*(re.split(r" *\| *", line.strip("| ")) for line in (header, row)), strict=False))[3:]
-    return "\n".join(
-        ["| | |", "|---|---|", *(f"| {name} | {value or ('all' if name == 'labels' else 'no')} |" for name, value in pairs)]
-    )
+    pairs = list(zip(*(re.split(r" *\| *", line.strip("| ")) for line in (header, row)), strict=False))[2:]
+    return "\n".join(["| | |", "|---|---|", *(f"| {name} | {value} |" for name, value in pairs if value)])
 
 
 def data_sets() -> Iterator[str]:

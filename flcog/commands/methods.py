@@ -26,7 +26,7 @@ def methods(arguments: list[str]) -> None:
     options = parser.parse_args(arguments)
     rows = method_rows(example(cls) for cls in all_methods())
     if options.markdown:
-        print(markdown(METHOD_HEADER, rows))
+        print(markdown(["method", "what it does to the round", "up", "down", "notes"], map(_in_short, rows)))
         return
     # A pipe has no width, so use a width that is comfortable to read.
     print_methods(rows, width=min(120, shutil.get_terminal_size((120, 24)).columns))
@@ -53,6 +53,18 @@ class MethodRow(NamedTuple):
     labels: str
     papers: str
     """The papers that use it, among the papers that flcog reproduces."""
+
+
+def _in_short(row: MethodRow) -> tuple[str, ...]:
+    """A row with its last columns as notes."""
+    notes = {
+        "stateful clients": row.stateful,
+        "no secure aggregation": not row.secure_aggregation,
+        f"labels: {row.labels}": row.labels,
+        f"used by {row.papers}": row.papers,
+    }
+    does = f"{row.does.removesuffix('.')} ({row.year})." if row.year else row.does
+    return row.name, does, row.up, row.down, "; ".join(note for note, applies in notes.items() if applies)
 
 
 class Probe(FederatedDataModule):
