@@ -3,15 +3,18 @@
 import contextlib
 import copy
 import functools
+import inspect
 import io
 import itertools
 import re
 import shlex
 import sys
 from contextlib import suppress
+from dataclasses import dataclass
 from multiprocessing import Pipe
 from pathlib import Path
 from threading import Thread
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -25,6 +28,8 @@ from flcog.commands.cli import main
 from flcog.commands.methods import first_paragraph
 from flcog.core.text import markdown
 from flcog.datamodules import Digits
+from flcog.server.round import advance
+from flcog.wire.envelope import Envelope, map_fields
 
 README = (ROOT / "README.md").read_text()
 PAGES = {path.stem: path.read_text() for path in (ROOT / "docs").glob("*.md")}
@@ -112,6 +117,17 @@ def test_clients_in_other_processes(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     thread.join()
     together.fit(model, Digits(num_clients=4))
     assert [row["train/loss"] for row in apart.history] == [row["train/loss"] for row in together.history]
+
+
+def test_contributing_shows_a_round_and_a_stage_as_they_are() -> None:
+    round, _, stage = blocks((ROOT / "CONTRIBUTING.md").read_text())
+    code = inspect.getsource(advance)
+    calls = re.findall(r"\w+\([^()]+", round)
+    assert len(calls) == 5 and [code.index(call) for call in calls] == sorted(code.index(call) for call in calls)
+    names = {"dataclass": dataclass, "Stage": flcog.Stage, "Envelope": Envelope, "Context": flcog.Context, "Slot": flcog.Slot}
+    exec(stage, names | {"map_fields": map_fields, "__name__": "readme"}, halves := {})
+    envelope = Envelope({"weight": torch.ones(2)}, {}, {}, {}, {})
+    assert halves["Halve"]().send(envelope, SimpleNamespace(state={}))[0].delta["weight"].tolist() == [0.5, 0.5]
 
 
 def test_every_command_names_files_that_exist() -> None:
