@@ -10,11 +10,12 @@ import torch
 from torch import Tensor
 
 from flcog.core.checks import one_of
+from flcog.core.files import arrays_in
 from flcog.data import Augment, Preprocess, Samples, Splits
+from flcog.data.preprocess import moments
 from flcog.datamodules.augmentations import Augmentation, augmentation
 from flcog.datamodules.files import reading, require_files, require_finite
 from flcog.datamodules.partitioners import Natural
-from flcog.datamodules.standardisation import standardisation, warn_of_large_offsets
 from flcog.datamodules.targets import Targets, WithTargets, read_targets
 
 # An np.ndarray or a Tensor. With those types the command line's help would list all of their subclasses, for each argument.
@@ -86,10 +87,6 @@ class ArrayData(WithTargets):
             "val_inputs": val_inputs,
             "val_targets": val_targets,
         }
-        if text := next((name for name, array in arrays.items() if isinstance(array, str)), None):
-            raise ValueError(
-                f"{text} takes an array, from Python; got {arrays[text]!r}: give a file as path, --data.path FILE.npz"
-            )
         self._given = {name: np.asanyarray(array) for name, array in arrays.items() if array is not None}
         if (path is None) == (not self._given):
             raise ValueError("ArrayData reads either a path or arrays (train_inputs and train_targets): give only one")
@@ -126,19 +123,18 @@ class ArrayData(WithTargets):
         samples = {}
         for part, (inputs_name, targets_name) in names.items():
             inputs = _inputs(arrays[inputs_name], f"{source}: {inputs_name}", self.layout)
-            users = self.train_users if part == "train" else None
             if len(inputs) != len(learnt.tensors[part]) or len(inputs) == 0:
                 raise ValueError(
                     f"{source}: {inputs_name} has {len(inputs)} rows and {targets_name} has {len(learnt.tensors[part])}: each input "
                     "needs a target, and there must be some"
                 )
-            samples[part] = Samples(inputs, learnt.tensors[part], users)
-            if str(inputs.dtype).removeprefix("torch.") != str(samples["train"].inputs.dtype).removeprefix("torch."):
-                own, other = arrays[inputs_name].dtype, arrays[names["train"][0]].dtype
-                raise ValueError(
-                    f"{source}: {inputs_name} has type {own} and {names['train'][0]} {other}: give both the same type, because uint8 is "
-                    "scaled to [0, 1], floats stay as they are and wider integers are token ids"
-                )
+            samples[part] = Samples(inputs, learnt.tensors[part], self.train_users if part == "train" else None)
+        kinds = {part: str(each.inputs.dtype).removeprefix("torch.") for part, each in samples.items()}
+        if len(set(kinds.values())) > 1:
+            raise ValueError(
+                f"{source}: the inputs have the types {', '.join(f'{part} {kind}' for part, kind in kinds.items())}: give all the same "
+                "type, because uint8 is scaled to [0, 1], floats stay as they are and wider integers are token ids"
+            )
         return learnt, Splits(**samples)
 
 
@@ -148,27 +144,9 @@ _PARTS = ("train", "test", "val")
 def _read_archive(path: Path) -> dict[str, np.ndarray]:
     """The arrays of an .npz file that ``ArrayData`` knows."""
     require_files("ArrayData", [path], "check --data.path; the help of ArrayData describes the file")
-    with open(path, "rb") as file:  # np.load(path) does not close a damaged file
-        with reading(path):
-            archive = np.load(file, allow_pickle=False)
-        return _known_arrays(archive, path)
-
-
-def _known_arrays(archive: Any, path: Path) -> dict[str, np.ndarray]:
-    if not isinstance(archive, np.lib.npyio.NpzFile):
-        raise ValueError(f"{path} holds a single array: an .npz with train_images and train_labels is wanted")
-    arrays = {}
-    with archive:
-        for name in archive.files:
-            if name in {f"{part}_{kind}" for part in _PARTS for kind in ("images", "inputs", "labels", "targets")}:
-                try:
-                    arrays[name] = archive[name]
-                except Exception as error:
-                    objects = "it holds Python objects: save it as numbers" if "allow_pickle" in str(error) else str(error)
-                    raise ValueError(f"{path}: {name} cannot be read: {objects}") from error
-        if not arrays:
-            raise ValueError(f"{path} has no train_images; it holds {', '.join(archive.files) or 'nothing'}")
-    return arrays
+    known = {f"{part}_{kind}" for part in _PARTS for kind in ("images", "inputs", "labels", "targets")}
+    with reading(path), arrays_in(path) as archive:
+        return {name: archive[name] for name in archive.files if name in known}
 
 
 def _names_of(part: str, arrays: dict[str, np.ndarray], source: str) -> tuple[str, str] | None:
@@ -178,8 +156,10 @@ def _names_of(part: str, arrays: dict[str, np.ndarray], source: str) -> tuple[st
     if inputs is not None and targets is not None:
         return inputs, targets
     if part == "train" or inputs is not None or targets is not None:
-        either = f"{part}_inputs and {part}_targets (or {part}_images and {part}_labels)"
-        raise ValueError(f"{source} needs {either} together; it has {', '.join(sorted(arrays))}")
+        raise ValueError(
+            f"{source} needs {part}_images (or {part}_inputs) and {part}_labels (or {part}_targets) together; it has "
+            f"{', '.join(sorted(arrays)) or 'neither'}"
+        )
     return None
 
 
@@ -189,20 +169,14 @@ def _inputs(inputs: np.ndarray, where: str, layout: str) -> Tensor | np.ndarray:
     if inputs.ndim not in (2, 3, 4):
         raise ValueError(f"{where} must be images [N, H, W] or [N, H, W, C], or rows [N, F]; its shape is {inputs.shape}")
     if inputs.ndim == 4:
-        channels, others = (1, 3) if layout == "NCHW" else (3, 1)
-        other = "NHWC" if layout == "NCHW" else "NCHW"
+        channels, others, other = (1, 3, "NHWC") if layout == "NCHW" else (3, 1, "NCHW")
         if inputs.shape[others] in (1, 3) and inputs.shape[channels] not in (1, 3):
-            raise ValueError(
-                f"{where} has shape {inputs.shape}, which looks like {other} ([N, {', '.join(other[1:])}]), and layout is {layout}: "
-                f"set layout={other}"
-            )
+            raise ValueError(f"{where} has shape {inputs.shape}, and layout is {layout}: set layout={other}")
         inputs = inputs.transpose(0, 2, 3, 1) if layout == "NCHW" else inputs
     if isinstance(inputs, np.memmap) and inputs.dtype in (np.uint8, np.float32):
         return inputs if inputs.ndim != 3 else inputs[..., None]
     if inputs.dtype.kind == "f":
         require_finite(inputs, where)
-        if inputs.ndim == 2 and len(inputs):
-            warn_of_large_offsets(inputs, where, [f"feature {index}" for index in range(inputs.shape[1])])
         inputs = inputs.astype(np.float32, copy=False)
     elif inputs.dtype == np.bool_:
         inputs = inputs.astype(np.float32)
@@ -219,19 +193,13 @@ def _channel_statistics(inputs: Tensor | np.ndarray) -> tuple[tuple[float, ...],
     """Mean and standard deviation of each channel or feature over the whole set, on the scale that ``Preprocess`` expects."""
     if not isinstance(inputs, Tensor):
         raise ValueError("mean and std cannot be computed of a memory-mapped array: give them as numbers")
-    if inputs.dtype == torch.int64:
-        raise ValueError("mean and std are of no use to token ids: leave them out")
-    if inputs.ndim == 2:
-        mean, std = standardisation(inputs / 255 if inputs.dtype == torch.uint8 else inputs)
-        return mean, std
-    # A histogram instead of a copy of the images as doubles, where they are bytes.
     channels = inputs.reshape(-1, inputs.shape[-1])
     if inputs.dtype != torch.uint8:
-        return standardisation(channels)
+        return moments(channels)
+    # A histogram instead of a copy of the bytes as doubles.
     levels = torch.arange(256, dtype=torch.float64) / 255
     counts = torch.stack([torch.bincount(channel, minlength=256) for channel in channels.unbind(1)]).double()
     means = counts @ levels / counts.sum(1)
-    variances = counts @ levels.square() / counts.sum(1) - means.square()
-    stds = variances.clamp(min=0).sqrt()
+    stds = (counts @ levels.square() / counts.sum(1) - means.square()).clamp(min=0).sqrt()
     stds[stds == 0] = 1
     return tuple(means.tolist()), tuple(stds.tolist())

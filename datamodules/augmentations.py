@@ -5,8 +5,9 @@ vmap and any number of processes see the same pixels. Nothing here loops over im
 them.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 import numpy as np
 import torch
@@ -14,7 +15,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from flcog.core.randomness import fold, hash64, uniform
-from flcog.data import Augment
+from flcog.data import Augment, FederatedDataModule, Preprocess
 
 Augmentation = Literal["none", "flip", "crop-flip", "crop-flip-rotate", "dermoscopy"]
 """What the papers do, by name; see :func:`augmentation`."""
@@ -41,6 +42,21 @@ def augmentation(name: Augmentation) -> Augment | None:
         case "dermoscopy":
             return Chain((CropFlip(padding=0, vertical=True), Rotate(20.0), ColourJitter()))
     raise ValueError(f"augmentation must be one of {', '.join(get_args(Augmentation))}; got {name!r}")
+
+
+class AugmentedImages(FederatedDataModule):
+    """A data set of images with the options ``mean``, ``std`` and ``augmentation``."""
+
+    mean: Any = None
+    std: Any = None
+    augmentation: Augmentation = "none"
+
+    def preprocess(self) -> Callable[[Tensor], Tensor]:
+        mean, std = ((value,) if isinstance(value, float | int) else value and tuple(value) for value in (self.mean, self.std))
+        return Preprocess(mean, std)
+
+    def augment(self) -> Augment | None:
+        return augmentation(self.augmentation)
 
 
 @dataclass(frozen=True)

@@ -10,23 +10,23 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from flcog.core.checks import at_least, within
-from flcog.data import Augment, FederatedDataModule, Preprocess, Samples, Splits
-from flcog.datamodules.augmentations import Augmentation, augmentation
-from flcog.datamodules.files import download, require_files, torchvision_set
+from flcog.data import Samples, Splits
+from flcog.datamodules.augmentations import Augmentation, AugmentedImages
+from flcog.datamodules.files import download, reading, require_files, torchvision_set
 
 
 @dataclass(frozen=True)
 class Enlarge:
     """Enlarge model inputs to squares of ``size`` on their device."""
 
-    preprocess: Preprocess
+    preprocess: Callable[[Tensor], Tensor]
     size: int
 
     def __call__(self, inputs: Tensor) -> Tensor:
         return F.interpolate(self.preprocess(inputs), size=(self.size, self.size), mode="bilinear")
 
 
-class CIFAR10(FederatedDataModule):
+class CIFAR10(AugmentedImages):
     """50,000 training and 10,000 test photographs of 10 kinds of things, 32x32 in colour.
 
     Reads ``<data_dir>/cifar-10-batches-py`` (Krizhevsky 2009, https://www.cs.toronto.edu/~kriz/cifar.html), which torchvision
@@ -83,26 +83,16 @@ class CIFAR10(FederatedDataModule):
         )
 
     def preprocess(self) -> Callable[[Tensor], Tensor]:
-        preprocess = Preprocess(self.mean, self.std)
+        preprocess = super().preprocess()
         return preprocess if self.image_size is None else Enlarge(preprocess, self.image_size)
-
-    def augment(self) -> Augment | None:
-        return augmentation(self.augmentation)
 
     def _read(self, train: bool) -> Samples:
         name, folder = self._name, Path(self.data_dir) / self._source.base_folder
-        files = dict(self._source.train_list + self._source.test_list) | {self._source.meta["filename"]: self._source.meta["md5"]}
+        files = [name for name, _ in self._source.train_list + self._source.test_list] + [self._source.meta["filename"]]
         remedy = f"pass --data.download true, or unpack {self._source.url} into {self.data_dir}"
         require_files(name, [folder / file for file in files], remedy)
-        try:
+        with reading(folder, remedy):
             source = self._source(self.data_dir, train=train)
-        except RuntimeError as error:
-            from torchvision.datasets.utils import check_integrity
-
-            broken = [str(folder / file) for file, md5 in files.items() if not check_integrity(str(folder / file), md5)]
-            raise ValueError(
-                f"{name}: {', '.join(broken)} differs from the published file (by md5): delete it, then {remedy}"
-            ) from error
         self.class_names = tuple(source.classes)
         return Samples(torch.from_numpy(source.data), torch.tensor(source.targets))
 

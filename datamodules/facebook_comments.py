@@ -11,8 +11,8 @@ from torch import Tensor
 
 from flcog.core.checks import at_least, within
 from flcog.data import FederatedDataModule, Preprocess, Samples, Splits
+from flcog.data.preprocess import moments
 from flcog.datamodules.files import missing_files, reading, require_finite
-from flcog.datamodules.standardisation import standardisation
 
 _HOW_TO_GET = "unpack Dataset.zip of https://archive.ics.uci.edu/dataset/363 and pass --data.data_dir"
 
@@ -56,7 +56,7 @@ class FacebookComments(FederatedDataModule):
     def preprocess(self) -> Callable[[Tensor], Tensor]:
         features = self._splits.train.inputs
         assert isinstance(features, Tensor)
-        return Preprocess(*standardisation(features))
+        return Preprocess(*moments(features))
 
     @cached_property
     def _splits(self) -> Splits:
@@ -68,10 +68,8 @@ class FacebookComments(FederatedDataModule):
             raise missing_files("FacebookComments", [self.data_dir / "**" / name], _HOW_TO_GET)
         with reading(path):
             table = np.loadtxt(path, delimiter=",", ndmin=2)
-        if table.shape[1] != 54:
-            raise ValueError(f"{path} has {table.shape[1]} columns, not 53 features and the target")
+            if table.shape[1] != 54:
+                raise ValueError(f"it has {table.shape[1]} columns, not 53 features and the target")
         require_finite(table, str(path))
-        if table[:, -1].min() < 0:
-            raise ValueError(f"{path} has a negative number of comments in row {int(table[:, -1].argmin()) + 1}")
         targets = np.log1p(table[:, -1]) if self.log_target else table[:, -1]
         return Samples(torch.from_numpy(table[:, :-1].astype(np.float32)), torch.from_numpy(targets.astype(np.float32)))

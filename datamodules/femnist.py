@@ -1,18 +1,18 @@
 """FEMNIST: handwritten characters by writer, as LEAF prepares them."""
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from flcog.core.checks import within
 from flcog.core.files import arrays_in, replacing
 from flcog.core.labels import require_labels
-from flcog.data import FederatedDataModule, Preprocess, Samples, Splits
+from flcog.data import Samples, Splits
+from flcog.datamodules.augmentations import AugmentedImages
 from flcog.datamodules.files import MADE_AGAIN, missing_files, reading
 from flcog.datamodules.partitioners import Natural
 
@@ -22,7 +22,7 @@ _HOW_TO_GET = (
 )
 
 
-class FEMNIST(FederatedDataModule):
+class FEMNIST(AugmentedImages):
     """805,263 handwritten digits and letters, 28x28 in grey, by 3,550 writers; every client is a writer.
 
     Reads LEAF's JSON (Caldas et al. 2018, https://arxiv.org/abs/1812.01097): ``<data_dir>/train/*.json`` and ``test/*.json``,
@@ -48,9 +48,9 @@ class FEMNIST(FederatedDataModule):
         std: float | None = None,
         **kwargs: Any,
     ) -> None:
+        kwargs["partitioner"] = kwargs.get("partitioner") or Natural()
         super().__init__(**kwargs)
         within(self, "(0, 1)", test_fraction=test_fraction, hint="it is a part of each writer's samples")
-        self.partitioner = self.partitioner or Natural()
         self.data_dir, self.num_classes, self.test_fraction = Path(data_dir), num_classes, test_fraction
         self.mean, self.std = mean, std
         self._converted = self.data_dir / "femnist.npz"
@@ -66,12 +66,6 @@ class FEMNIST(FederatedDataModule):
         for part, paths in files.items():
             # LEAF deals the writers out to files; names bring them into one order however it did.
             writers = sorted((writer for path in paths for writer in _read_writers(path)), key=lambda writer: writer[0])
-            names = [name for name, _, _ in writers]
-            if len(set(names)) < len(names):
-                twice = next(name for name in names if names.count(name) > 1)
-                raise ValueError(
-                    f"FEMNIST: two files in {self.data_dir / part} hold writer {twice!r}: keep one conversion's files"
-                )
             arrays[f"{part}_images"] = np.concatenate([images for _, images, _ in writers])
             arrays[f"{part}_labels"] = np.concatenate([labels for _, _, labels in writers])
             arrays[f"{part}_sizes"] = np.array([len(labels) for _, _, labels in writers])
@@ -93,9 +87,6 @@ class FEMNIST(FederatedDataModule):
         is_test = position >= np.repeat(sizes - np.floor(sizes * self.test_fraction), sizes)
         return Splits(everyone.subset(np.flatnonzero(~is_test)), everyone.subset(np.flatnonzero(is_test)))
 
-    def preprocess(self) -> Callable[[Tensor], Tensor]:
-        return Preprocess(None if self.mean is None else (self.mean,), None if self.std is None else (self.std,))
-
     def _files(self) -> dict[str, list[Path]]:
         files = {part: sorted((self.data_dir / part).glob("*.json")) for part in ("train", "test", "all_data")}
         if files["train"] and files["test"]:
@@ -107,10 +98,6 @@ class FEMNIST(FederatedDataModule):
 
 def _samples(arrays: dict[str, np.ndarray], part: str) -> Samples:
     images, labels, sizes = (arrays[f"{part}_{kind}"] for kind in ("images", "labels", "sizes"))
-    if images.dtype != np.uint8 or images.shape[1:] != (28, 28, 1) or labels.dtype != np.int64:
-        raise ValueError(f"{part} has images of type {images.dtype} and shape {images.shape[1:]}, and labels of {labels.dtype}")
-    if not len(images) == len(labels) == sizes.sum():
-        raise ValueError(f"{part} has {len(images)} images and {len(labels)} labels of writers with {sizes.sum()}")
     return Samples(torch.from_numpy(images), torch.from_numpy(labels), np.repeat(np.arange(len(sizes)), sizes))
 
 
@@ -118,13 +105,8 @@ def _read_writers(path: Path) -> Iterator[tuple[str, np.ndarray, np.ndarray]]:
     """Name, images [n, 28, 28, 1] and labels [n] of each writer in a file."""
     with reading(path):
         content = json.loads(path.read_bytes())
-        users, data_of = (content.get(key) if isinstance(content, dict) else None for key in ("users", "user_data"))
-        if not isinstance(users, list) or not users or not isinstance(data_of, dict):
-            raise ValueError("it has no users: LEAF's files hold a list 'users' and an object 'user_data'")
-        for user in users:
-            data = data_of.pop(user, None)
-            if not isinstance(data, dict) or "x" not in data or "y" not in data:
-                raise ValueError(f"user {user!r} has no x and y under 'user_data', or is listed twice")
+        for user in content["users"]:
+            data = content["user_data"][user]
             # LEAF divides bytes by 255, so nothing is lost.
             images = np.rint(np.asarray(data["x"], dtype=np.float64).reshape(-1, 28, 28, 1) * 255)
             labels = np.asarray(data["y"])

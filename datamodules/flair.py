@@ -3,47 +3,31 @@
 import heapq
 import json
 from array import array
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
-from torch import Tensor
 
-from flcog.core.checks import at_least
+from flcog.core.checks import at_least, one_of
 from flcog.core.randomness import fold
-from flcog.data import Augment, FederatedDataModule, Preprocess, Samples, Splits
-from flcog.datamodules.augmentations import Augmentation, augmentation
+from flcog.data import Samples, Splits
+from flcog.datamodules.augmentations import Augmentation, AugmentedImages
 from flcog.datamodules.decoded_images import DecodedImages
 from flcog.datamodules.files import reading, require_files
 from flcog.datamodules.partitioners import Natural
 
 COARSE_LABELS = (
-    "animal",
-    "art",
-    "celebration",
-    "equipment",
-    "fire",
-    "food",
-    "games",
-    "interior_room",
-    "light",
-    "liquid",
-    "material",
-    "music",
-    "outdoor",
-    "plant",
-    "recreation",
-    "religion",
-    "structure",
-)
+    "animal", "art", "celebration", "equipment", "fire", "food", "games", "interior_room", "light", "liquid", "material", "music",
+    "outdoor", "plant", "recreation", "religion", "structure",
+)  # fmt: skip
 
 _HOW_TO_GET = "get it with download_dataset.py of https://github.com/apple/ml-flair, and pass --data.data_dir"
 
 
-class FLAIR(FederatedDataModule):
+class FLAIR(AugmentedImages):
     """429,078 photographs, 256x256, each with some of 17 coarse or 1,628 fine labels; every client is a photographer.
 
     Reads ``labels_and_metadata.json``, ``label_relationship.txt`` and ``small_images/<image_id>.jpg`` (Song et al. 2022,
@@ -87,12 +71,11 @@ class FLAIR(FederatedDataModule):
         decode: Literal["first", "when read"] = "first",
         **kwargs: Any,
     ) -> None:
+        kwargs["partitioner"] = kwargs.get("partitioner") or Natural()
         super().__init__(**kwargs)
-        if decode not in ("first", "when read"):
-            raise ValueError(f"FLAIR: decode must be 'first' or 'when read'; got {decode!r}")
+        one_of(self, ("first", "when read"), decode=decode)
         self.decode = decode
         at_least(self, 1, max_users=max_users, max_eval_users=max_eval_users, image_size=image_size)
-        self.partitioner = self.partitioner or Natural()
         self.data_dir, self.labels, self.image_size = Path(data_dir), labels, image_size
         self.max_users = {"train": max_users, "val": max_eval_users, "test": max_eval_users}
         self.mean, self.std, self.augmentation = mean, std, augmentation
@@ -123,12 +106,6 @@ class FLAIR(FederatedDataModule):
     def load(self) -> Splits:
         return Splits(train=self._load("train"), test=self._load("test"), val=self._load("val"))
 
-    def preprocess(self) -> Callable[[Tensor], Tensor]:
-        return Preprocess(self.mean, self.std)
-
-    def augment(self) -> Augment | None:
-        return augmentation(self.augmentation)
-
     @cached_property
     def _images(self) -> dict[str, "_Images"]:
         path = self.data_dir / "labels_and_metadata.json"
@@ -139,21 +116,13 @@ class FLAIR(FederatedDataModule):
         for number, entry in enumerate(read_objects(path)):
             try:
                 part, user, image, labels = (entry[name] for name in ("partition", "user_id", "image_id", key))
-                if not (isinstance(user, str) and isinstance(image, str) and isinstance(labels, list)):
-                    raise TypeError
                 parts[part].add(user, image, [column[label] for label in labels])
-            except KeyError as error:
-                raise ValueError(f"{path}: image {number} has an unknown or no {error}: {json.dumps(entry)[:200]}") from error
-            except TypeError as error:
-                wanted = f"an object with texts image_id, user_id and partition and a list {key}"
-                raise ValueError(f"{path}: image {number} is not {wanted}: {json.dumps(entry)[:200]}") from error
+            except (KeyError, TypeError, AttributeError) as error:
+                raise ValueError(f"{path}: image {number} cannot be read ({error!r}): {json.dumps(entry)[:200]}") from error
         images = {part: index.images() for part, index in parts.items()}
         for part, own in images.items():
             if not len(own.names):
                 raise ValueError(f"{path} has no images of the partition {part!r}")
-        names = np.sort(np.concatenate([own.names for own in images.values()]))
-        for name in names[1:][names[1:] == names[:-1]]:
-            raise ValueError(f"{path} lists the image {name.decode()!r} twice: get it again")
         return images
 
     def _decoded(self, part: str) -> DecodedImages:
@@ -164,10 +133,6 @@ class FLAIR(FederatedDataModule):
         images, decoded = self._images[part], self._decoded(part)
         targets = np.zeros((len(images.names), self.num_classes), dtype=np.float32)
         targets[images.labelled, images.labels] = 1
-        users, limit = len(np.unique(images.owners)), self.max_users[part]
-        if limit is not None and limit > users:
-            option = "max_users" if part == "train" else "max_eval_users"
-            self.notes += (f"{option}={limit} limits nothing: the {part} set has {users} users",)
         return Samples(decoded.load() if self.decode == "first" else decoded.rows, torch.from_numpy(targets), images.owners)
 
 

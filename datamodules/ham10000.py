@@ -2,18 +2,16 @@
 
 import csv
 from collections import defaultdict
-from collections.abc import Callable
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from torch import Tensor
 
 from flcog.core.checks import at_least, one_of
 from flcog.core.randomness import fold
-from flcog.data import Augment, FederatedDataModule, Preprocess, Samples, Splits
-from flcog.datamodules.augmentations import Augmentation, augmentation
+from flcog.data import Samples, Splits
+from flcog.datamodules.augmentations import Augmentation, AugmentedImages
 from flcog.datamodules.decoded_images import DecodedImages
 from flcog.datamodules.files import reading, require_files
 
@@ -23,7 +21,7 @@ _HOW_TO_GET = (
 )
 
 
-class HAM10000(FederatedDataModule):
+class HAM10000(AugmentedImages):
     """10,015 photographs of skin lesions in 7 diagnoses, from 6,705 naevi to 115 dermatofibromas.
 
     Reads the columns ``lesion_id``, ``image_id`` and ``dx`` of ``HAM10000_metadata.csv`` or, as Dataverse names it,
@@ -76,12 +74,6 @@ class HAM10000(FederatedDataModule):
 
     def load(self) -> Splits:
         return Splits(self._load("train"), self._load("test"))
-
-    def preprocess(self) -> Callable[[Tensor], Tensor]:
-        return Preprocess(self.mean, self.std)
-
-    def augment(self) -> Augment | None:
-        return augmentation(self.augmentation)
 
     def _load(self, part: str) -> Samples:
         targets = torch.tensor([self.class_names.index(row["dx"]) for row in self._parts[part]])

@@ -12,7 +12,9 @@ from torch.utils.data import Dataset
 
 from flcog.core import hub
 from flcog.core.extras import require
+from flcog.core.text import reason
 from flcog.core.trees import Tree
+from flcog.datamodules.files import require_files
 from flcog.datamodules.item_sets import ItemSets
 from flcog.datamodules.items import ItemSet, as_array
 from flcog.datamodules.row_file import IN_MEMORY_BYTES
@@ -247,11 +249,8 @@ def _splits_of(given: Any, name: str | None, splits: Mapping[str, str | None]) -
             found[part] = given[split]
         elif split is not None and (part, split) != ("test", "test"):
             raise ValueError(f"there is no split {split!r}; the data set has {', '.join(map(str, given))}: set data.{part}")
-    for part, rows in found.items():
-        if not hasattr(rows, "__len__"):
-            raise ValueError(
-                f"the {part} set is a stream, whose samples cannot be given to clients: load it without streaming=True"
-            )
+    if not all(hasattr(rows, "__len__") for rows in found.values()):
+        raise ValueError("the data set is a stream, whose samples cannot be given to clients: load it without streaming=True")
     return found
 
 
@@ -260,9 +259,7 @@ def _loaded(given: Any, name: str | None) -> Any:
     datasets = require("datasets", "HuggingFace", "datasets")
     files = {split: str(file) for split, file in given.items()} if isinstance(given, Mapping) else None
     path = Path(next(iter(files.values())) if files else given)
-    missing = [file for file in (files or {}).values() if not Path(file).exists()]
-    if missing:
-        raise FileNotFoundError(f"HuggingFace found no {', '.join(missing)} (looked for from {Path.cwd()}): check data.dataset")
+    require_files("HuggingFace", map(Path, (files or {}).values()), "check data.dataset")
     try:
         if files or (path.is_file() and path.suffix in FORMATS):
             if path.suffix not in FORMATS:
@@ -273,8 +270,7 @@ def _loaded(given: Any, name: str | None) -> Any:
         with hub.asked(given):
             return datasets.load_dataset(str(given), name)
     except Exception as error:  # network, hub, parsers: nearly every kind
-        reason = " ".join(f"{'' if type(error) is ValueError else type(error).__name__ + ': '}{error}".split())[:300]
-        where = (
-            "" if files or path.exists() else ": where the hub cannot be reached, give a folder that save_to_disk wrote, or files"
-        )
-        raise ValueError(f"the data set {given if not files else path} cannot be loaded ({reason}){where}") from error
+        raise ValueError(
+            f"the data set {path if files else given} cannot be loaded ({reason(error)}): where the hub cannot be reached, give a folder "
+            "that save_to_disk wrote, or files"
+        ) from error

@@ -1,17 +1,16 @@
 """Images in one folder per class, as in torchvision's ImageFolder."""
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from torch import Tensor
 
-from flcog.core.checks import at_least
-from flcog.data import Augment, FederatedDataModule, Preprocess, Samples, Splits
-from flcog.datamodules.augmentations import Augmentation, augmentation
+from flcog.core.checks import at_least, one_of
+from flcog.data import Samples, Splits
+from flcog.datamodules.augmentations import Augmentation, AugmentedImages
 from flcog.datamodules.decoded_images import DecodedImages, size_of
 from flcog.datamodules.files import require_files
 from flcog.datamodules.leash_classes import LEASHES, LeashName
@@ -19,7 +18,7 @@ from flcog.datamodules.leash_classes import LEASHES, LeashName
 EXTENSIONS = (".png", ".jpg", ".jpeg", ".webp", ".bmp", ".ppm", ".pgm", ".tif", ".tiff")
 
 
-class ImageFolders(FederatedDataModule):
+class ImageFolders(AugmentedImages):
     """Any classification set that is stored as ``<data_dir>/<split>/<class>/**/<image>``.
 
     Images are decoded once, into a file in ``<data_dir>/decoded``, which later runs read. Sets of more than 2 GB stay on disk. Delete
@@ -74,13 +73,10 @@ class ImageFolders(FederatedDataModule):
     ) -> None:
         super().__init__(**kwargs)
         if isinstance(classes, str):
-            if classes not in LEASHES:
-                raise ValueError(f"classes must be a list of class folders or one of {', '.join(LEASHES)}; got {classes!r}")
+            one_of(self, LEASHES, classes=classes)
             classes = list(LEASHES[classes])
         if classes is not None and len(set(classes)) < len(classes):
-            raise ValueError(
-                f"classes names some folder twice: {', '.join(sorted({c for c in classes if classes.count(c) > 1}))}"
-            )
+            raise ValueError(f"ImageFolders: classes names a folder twice; got {', '.join(classes)}")
         at_least(self, 1, image_size=image_size)
         self.data_dir, self.classes, self.image_size, self.grey = data_dir, classes, image_size, grey
         self.folders = {"train": train, "test": test, "val": val}
@@ -114,12 +110,6 @@ class ImageFolders(FederatedDataModule):
         for part in ("test", "val") if self.classes is None else ():
             self._note_other_classes(part)
         return Splits(**splits)
-
-    def preprocess(self) -> Callable[[Tensor], Tensor]:
-        return Preprocess(tuple(self.mean) if self.mean is not None else None, tuple(self.std) if self.std is not None else None)
-
-    def augment(self) -> Augment | None:
-        return augmentation(self.augmentation)
 
     def _load(self, part: str, folder: str) -> Samples:
         files = self._files(folder)

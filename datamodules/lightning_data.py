@@ -1,6 +1,6 @@
 """LightningData: makes a federation of the data sets of a plain LightningDataModule."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -24,15 +24,42 @@ class StandIn(L.LightningDataModule):
 
     Args:
         name: the name of the user's object in notes.
+        loaders: functions that return the loaders of a part: ``train``, ``val``, ``test`` or ``predict``.
         hooked: the data module whose hooks change batches; itself by default.
         loaders_of: the module that defines the loaders, if it is a ``LightningModule``.
+        prepare, set_up: what else takes part in these hooks.
     """
 
     def __init__(
-        self, name: str, hooked: L.LightningDataModule | None = None, loaders_of: L.LightningModule | None = None
+        self,
+        name: str,
+        loaders: Mapping[str, Callable[[], Any]],
+        hooked: L.LightningDataModule | None = None,
+        loaders_of: Any = None,
+        prepare: Callable[[], None] = lambda: None,
+        set_up: Callable[[str], None] = lambda stage: None,
     ) -> None:
         super().__init__()
         self.stands_for, self.hooked, self.loaders_of = name, self if hooked is None else hooked, loaders_of
+        self._loaders, self._prepare, self._set_up = loaders, prepare, set_up
+
+    def prepare_data(self) -> None:
+        self._prepare()
+
+    def setup(self, stage: str) -> None:
+        self._set_up(stage)
+
+    def train_dataloader(self) -> Any:
+        return self._loaders["train"]() if "train" in self._loaders else []
+
+    def val_dataloader(self) -> Any:
+        return self._loaders["val"]() if "val" in self._loaders else []
+
+    def test_dataloader(self) -> Any:
+        return self._loaders["test"]() if "test" in self._loaders else []
+
+    def predict_dataloader(self) -> Any:
+        return self._loaders["predict"]() if "predict" in self._loaders else []
 
 
 class LightningData(ItemSets):

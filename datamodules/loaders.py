@@ -2,10 +2,10 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-import lightning as L
 import numpy as np
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
@@ -48,7 +48,7 @@ def with_datamodule(
     if not loaders:
         data = _data(verb, rest, named, last)
         if evaluated := _alone(verb, data):
-            data = _evaluated(EvaluatedLoader(data, evaluated), clients)
+            data = _evaluated(_only(data, evaluated), clients)
         return ([rest[0], data, *rest[2:]], named) if len(rest) > 1 else (rest, named | {"datamodule": data})
     if len(rest) > 1 or named.get("datamodule") is not None:
         raise ValueError(f"{verb} takes a data module or loaders; got both: leave one of them out")
@@ -57,8 +57,8 @@ def with_datamodule(
     if not loaders[part]:
         raise ValueError(f"{verb} got no loader in {given[part]!r}: give one, as in trainer.{verb}(model, loader)")
     if part != "train":
-        return rest, named | {"datamodule": _evaluated(Loaders(**{"train": loaders[part][:1]} | loaders), clients)}
-    return rest, named | {"datamodule": Loaders(**loaders)}
+        return rest, named | {"datamodule": _evaluated(_given(**{"train": loaders[part][:1]} | loaders), clients)}
+    return rest, named | {"datamodule": _given(**loaders)}
 
 
 @dataclass(frozen=True)
@@ -82,7 +82,7 @@ def _data(verb: str, rest: Sequence[Any], named: Mapping[str, Any], last: Any) -
         return data
     loader = "predict_dataloader" if verb == "predict" else f"{PARTS.get(verb, 'train')}_dataloader"
     if _has(model, "LightningModule", loader):
-        return OwnLoaders(model)
+        return _of_module(model)
     if verb == "predict":
         return last if named.get("inputs") is None and _predicts(last) else None
     if verb not in PARTS or last is None:
@@ -96,12 +96,14 @@ def _alone(verb: str, data: Any) -> str:
         return "predict"
     if verb not in PARTS or isinstance(data, FederatedDataModule) or lightning_base(data, "LightningDataModule") is None:
         return ""
-    owner, base = (data.loaders_of, "LightningModule") if isinstance(data, OwnLoaders) else (data, "LightningDataModule")
+    owner, base = (data.loaders_of, "LightningModule") if isinstance(data, StandIn) else (data, "LightningDataModule")
     return PARTS[verb] if _has(owner, base, f"{PARTS[verb]}_dataloader") and not _has(owner, base, "train_dataloader") else ""
 
 
 def _predicts(data: Any) -> bool:
     """Whether it is a data module of Lightning's with a ``predict_dataloader``. flcog's data modules have no loaders."""
+    if isinstance(data, StandIn):
+        return _has(data.loaders_of, "LightningModule", "predict_dataloader")
     return not isinstance(data, FederatedDataModule) and _has(data, "LightningDataModule", "predict_dataloader")
 
 
@@ -116,87 +118,38 @@ def _loaders(data: Any, verb: str, part: str) -> list[DataLoader]:
     return the_loaders(data, f"{verb} got", "predict" if verb == "predict" else part)
 
 
-# Data modules that stand for loaders ---------------------------------------------------------------------------------------------
+def _given(**loaders: Any) -> StandIn:
+    """A stand-in for loaders of the user's, by part."""
+    return StandIn("DataLoader", {part: partial(_same, loader) for part, loader in loaders.items()})
 
 
-class Loaders(StandIn):
-    """Loaders of a training set and of sets to evaluate."""
-
-    def __init__(self, train: Any, val: Any = None, test: Any = None) -> None:
-        super().__init__("DataLoader")
-        self._train, self._val, self._test = train, [] if val is None else val, [] if test is None else test
-
-    def train_dataloader(self) -> Any:
-        return self._train
-
-    def val_dataloader(self) -> Any:
-        return self._val
-
-    def test_dataloader(self) -> Any:
-        return self._test
+def _same(loader: Any) -> Any:
+    return loader
 
 
-class EvaluatedLoader(StandIn):
-    """One loader of a data module alone, whose set is evaluated.
-
-    Args:
-        datamodule: the data module.
-        part: ``val``, ``test`` or ``predict``.
-    """
-
-    def __init__(self, datamodule: L.LightningDataModule, part: str) -> None:
-        inner = datamodule if isinstance(datamodule, StandIn) else StandIn(type(datamodule).__name__, datamodule)
-        super().__init__(inner.stands_for, inner.hooked, inner.loaders_of)
-        self._datamodule, self._part = datamodule, part
-
-    def prepare_data(self) -> None:
-        self._datamodule.prepare_data()
-
-    def setup(self, stage: str) -> None:
-        if stage == "fit":  # LightningData calls it again for tests
-            self._datamodule.setup({"val": "validate"}.get(self._part, self._part))
-
-    def train_dataloader(self) -> Any:
-        return next(iter(self._loaders()), None)
-
-    def val_dataloader(self) -> Any:
-        return self._loaders() if self._part == "val" else []
-
-    def test_dataloader(self) -> Any:
-        return [] if self._part == "val" else self._loaders()
-
-    def _loaders(self) -> list[DataLoader]:
-        owner, hook = type(self.loaders_of or self.hooked).__name__, f"{self._part}_dataloader"
-        return the_loaders(getattr(self._datamodule, hook)(), f"{owner}.{hook} returns", self._part)
-
-
-class OwnLoaders(StandIn):
+def _of_module(module: Any) -> StandIn:
     """The loaders that a module defines itself, for verbs without data."""
-
-    def __init__(self, module: Any) -> None:
-        super().__init__(f"loader of {type(module).__name__}", loaders_of=module)
-        self._module = module
-
-    def setup(self, stage: str) -> None:
-        self._module.setup(stage)
-
-    def train_dataloader(self) -> Any:
-        return self._loader("train_dataloader")
-
-    def val_dataloader(self) -> Any:
-        return self._loader("val_dataloader")
-
-    def test_dataloader(self) -> Any:
-        return self._loader("test_dataloader")
-
-    def predict_dataloader(self) -> Any:
-        return self._loader("predict_dataloader")
-
-    def _loader(self, hook: str) -> Any:
-        return getattr(self._module, hook)() if overrides(self._module, "LightningModule", hook) else []
+    hooks = {part: f"{part}_dataloader" for part in ("train", "val", "test", "predict")}
+    loaders = {part: getattr(module, hook) for part, hook in hooks.items() if _has(module, "LightningModule", hook)}
+    return StandIn(f"loader of {type(module).__name__}", loaders, loaders_of=module, set_up=module.setup)
 
 
-# Other data -----------------------------------------------------------------------------------------------------------------------
+def _only(data: Any, part: str) -> StandIn:
+    """One loader of a data module alone, whose set is evaluated: ``val``, ``test`` or ``predict``."""
+    stands = isinstance(data, StandIn)
+    hooked, loaders_of = (data.hooked, data.loaders_of) if stands else (data, None)
+    owner, hook = type(loaders_of or hooked).__name__, f"{part}_dataloader"
+
+    def loaders() -> list[DataLoader]:
+        return the_loaders(getattr(data, hook)(), f"{owner}.{hook} returns", part)
+
+    def set_up(stage: str) -> None:
+        if stage == "fit":  # LightningData calls it again for tests
+            data.setup({"val": "validate"}.get(part, part))
+
+    of_part = {"train": lambda: next(iter(loaders()), None), "val" if part == "val" else "test": loaders}
+    name = data.stands_for if stands else type(data).__name__
+    return StandIn(name, of_part, hooked, loaders_of, data.prepare_data, set_up)
 
 
 def federated(data: Any) -> FederatedDataModule:
@@ -208,7 +161,7 @@ def federated(data: Any) -> FederatedDataModule:
     if isinstance(data, FederatedDataModule):
         return data
     if lightning_base(data, "LightningDataModule") or isinstance(data, DataLoader):
-        wrapped = LightningData(Loaders(data) if isinstance(data, DataLoader) else data)
+        wrapped = LightningData(_given(train=data) if isinstance(data, DataLoader) else data)
         wrapped.is_by_default = True
         return wrapped
     if isinstance(data, Dataset):

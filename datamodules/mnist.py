@@ -1,7 +1,6 @@
 """MNIST and Fashion-MNIST, as torchvision downloads and stores them."""
 
 import gzip
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,12 +10,12 @@ from torch import Tensor
 
 from flcog.core.checks import at_least
 from flcog.core.labels import require_labels
-from flcog.data import Augment, FederatedDataModule, Preprocess, Samples, Splits
-from flcog.datamodules.augmentations import Augmentation, augmentation
+from flcog.data import Samples, Splits
+from flcog.datamodules.augmentations import Augmentation, AugmentedImages
 from flcog.datamodules.files import download, reading, require_files, torchvision_set
 
 
-class MNIST(FederatedDataModule):
+class MNIST(AugmentedImages):
     """60,000 training and 10,000 test images of handwritten digits, 28x28 in grey.
 
     Reads ``<data_dir>/MNIST/raw/{train,t10k}-{images-idx3,labels-idx1}-ubyte``, or the published archives of the same names and
@@ -71,12 +70,6 @@ class MNIST(FederatedDataModule):
             positions = [np.flatnonzero(train.targets == label)[: self.samples_per_class] for label in range(self.num_classes)]
             train = train.subset(np.sort(np.concatenate(positions)))
         return Splits(train, test)
-
-    def preprocess(self) -> Callable[[Tensor], Tensor]:
-        return Preprocess((self.mean,), (self.std,))
-
-    def augment(self) -> Augment | None:
-        return augmentation(self.augmentation)
 
     def _read(self, images: Path, labels: Path) -> Samples:
         inputs, targets = _read_idx(images, 3).unsqueeze(-1), _read_idx(labels, 1).long()

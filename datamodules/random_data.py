@@ -52,17 +52,17 @@ class RandomData(FederatedDataModule):
         checks.at_least(self, 1, num_samples=num_samples, num_classes=num_classes)
         checks.at_least(self, 0, num_test_samples=num_test_samples)
         checks.at_least(self, 2, vocab_size=vocab_size, hint="id 0 is padding")
-        self.shape, self.vocab_size, self.augmentation = _checked(shape), vocab_size, augmentation
+        if len(shape) not in (1, 3) or min(shape) < 1:
+            raise ValueError(
+                f"RandomData: shape must be [height, width, channels] of an image, or [length] of a row; got {list(shape)}"
+            )
+        self.shape, self.vocab_size, self.augmentation = tuple(shape), vocab_size, augmentation
         self.num_samples, self.num_test_samples, self.num_classes, self.seed = num_samples, num_test_samples, num_classes, seed
         checks.seed(self, "seed")
         if self._are_images and vocab_size is not None:
-            raise ValueError(
-                f"RandomData: token ids have shape=[length], and with vocab_size={vocab_size} it is {list(shape)}: change one of them"
-            )
+            raise ValueError(f"RandomData: token ids have shape=[length], and with vocab_size={vocab_size} it is {list(shape)}")
         if not self._are_images and augmentation != "none":
-            raise ValueError(
-                f"RandomData: augmentation={augmentation} changes images, and shape={list(shape)} is none: leave it out"
-            )
+            raise ValueError(f"RandomData: augmentation={augmentation} changes images, and shape={list(shape)} is none")
 
     def load(self) -> Splits:
         return Splits(self._drawn(self.num_samples, 0), self._drawn(self.num_test_samples, 1) if self.num_test_samples else None)
@@ -79,13 +79,9 @@ class RandomData(FederatedDataModule):
 
     def _drawn(self, count: int, part: int) -> Samples:
         rng = np.random.default_rng([self.seed, part])
-        try:
-            targets = rng.permutation(np.arange(count) % self.num_classes)
-            users = np.arange(count) * self.num_clients // count
-            inputs = self._inputs(rng, count)
-        except MemoryError as error:
-            raise ValueError(f"RandomData: fewer samples or a smaller shape would fit into memory; {error}") from error
-        return Samples(torch.from_numpy(inputs), torch.from_numpy(targets), users)
+        targets = rng.permutation(np.arange(count) % self.num_classes)
+        users = np.arange(count) * self.num_clients // count
+        return Samples(torch.from_numpy(self._inputs(rng, count)), torch.from_numpy(targets), users)
 
     def _inputs(self, rng: np.random.Generator, count: int) -> np.ndarray:
         """Inputs, drawn directly in their stored type to save memory."""
@@ -95,15 +91,3 @@ class RandomData(FederatedDataModule):
         if self.vocab_size is not None:
             return rng.integers(1, self.vocab_size, size, dtype=np.int32)
         return rng.standard_normal(size, dtype=np.float32)
-
-
-def _checked(shape: Sequence[int]) -> tuple[int, ...]:
-    """Return the shape if it belongs to an image or a row."""
-    given = list(shape)
-    if len(given) not in (1, 3) or min(given) < 1:
-        raise ValueError(
-            f"RandomData: shape must be [height, width, channels] of an image, 1 channel if it is grey, or [length] of a row; got {given}"
-        )
-    if len(given) == 3 and given[0] in (1, 3) and given[2] not in (1, 3):
-        raise ValueError(f"RandomData: an image's channels come last in shape; got {given}: write {[*given[1:], given[0]]}")
-    return tuple(given)

@@ -12,9 +12,8 @@ from flcog.core.checks import within
 from flcog.core.extras import require
 from flcog.core.trees import Tree
 from flcog.data import Preprocess, Samples, Splits
-from flcog.datamodules.files import missing_files, reading
+from flcog.datamodules.files import missing_files, reading, require_finite
 from flcog.datamodules.partitioners import Natural
-from flcog.datamodules.standardisation import warn_of_large_offsets
 from flcog.datamodules.targets import Targets, WithTargets, read_targets
 
 MOST_VALUES = 1000
@@ -25,7 +24,8 @@ class Table(WithTargets):
     """Rows of features and one or more columns to predict, from CSV or Parquet files or a pandas ``DataFrame``.
 
     Numbers become features, standardised by the rows of all clients. Text and categories become one column for each value in the
-    training set, or for each of the given ``categories``. Missing values cause an error. With ``users``, every value of that column
+    training set, or for each of the given ``categories``; so does a column of numbers among which some text is left. Missing values
+    cause an error. With ``users``, every value of that column
     is a client. In a deployment the tables of all hospitals must have the same columns, categories and classes. Needs ``pip
     install 'flcog[pandas]'``.
 
@@ -82,11 +82,8 @@ class Table(WithTargets):
         if test is not None and test_fraction:
             raise ValueError("Table: the test set is either test or a test_fraction of train: give only one")
         self._targets = list(target) if isinstance(target, list | tuple) else [target]
-        if not self._targets:
-            raise ValueError("Table: target is an empty list: name the column to predict, or several")
-        _require_columns_once("target", self._targets, {users: "the users"})
-        if features is not None:
-            _require_columns_once("features", features, {**dict.fromkeys(self._targets, "the target"), users: "the users"})
+        if both := {*self._targets, users} & {*(features or ())}:
+            raise ValueError(f"Table: column {both.pop()!r} is a target or the users, and no feature: take it out of features")
         self._given = {part: rows for part, rows in (("train", train), ("test", test), ("val", val)) if rows is not None}
         self.target, self.users, self.features, self.standardise = target, users, features, standardise
         self.categories, self.classes = categories or {}, classes
@@ -113,7 +110,10 @@ class Table(WithTargets):
         frames = {part: self._frame(part, given) for part, given in self._given.items()}
         if self.test_fraction:
             frames["train"], frames["test"] = self._divided(frames["train"])
-        columns = _features(frames["train"], self.features, (*self._targets, self.users))
+        others = [name for name in frames["train"].columns if name not in (*self._targets, self.users)]
+        columns = others if self.features is None else self.features
+        if not columns:
+            raise ValueError("Table: there are no features: columns other than target and users")
         values = {part: _target(frame, self._targets, part) for part, frame in frames.items()}
         learnt = read_targets(values, self._task, self._num_classes, self.classes)
         kinds = {name: _categories(frames["train"], name, self.categories.get(name)) for name in columns}
@@ -123,11 +123,7 @@ class Table(WithTargets):
             )
         samples = {}
         for part, frame in frames.items():
-            parts = [_numbers(frame, name, kinds[name], part) for name in columns]
-            features = np.concatenate(parts, 1)
-            if part == "train":
-                names = [f"column {name!r}" for name, values in zip(columns, parts, strict=True) for _ in range(values.shape[1])]
-                warn_of_large_offsets(features, "Table", names)
+            features = np.concatenate([_numbers(frame, name, kinds[name], part) for name in columns], 1)
             inputs = torch.from_numpy(features.astype(np.float32))
             users = _column(frame, self.users, part) if self.users is not None and part == "train" else None
             samples[part] = Samples(inputs, learnt.tensors[part], users)
@@ -141,13 +137,9 @@ class Table(WithTargets):
                 f"Table: {part} is a {type(frame).__name__}: give a .csv, .tsv or .parquet file, or a pandas DataFrame"
             )
         wanted = [*self._targets, *(self.features or []), *([self.users] if self.users and part == "train" else [])]
-        missing = [name for name in wanted if name not in frame.columns]
-        if missing:
-            names = ", ".join(map(str, frame.columns))
-            raise ValueError(f"Table: {part} has no column {' and no '.join(map(repr, missing))}; it has {names}")
+        _require_columns(frame, wanted, part)
         if len(frame) == 0:
             raise ValueError(f"Table: {part} has no rows")
-        _require_names_once(list(frame.columns), part)
         return frame
 
     def _divided(self, frame: Any) -> tuple[Any, Any]:
@@ -167,36 +159,13 @@ def _read_file(path: Path) -> Any:
             return pandas.read_parquet(path)
         if not any(name in (".csv", ".tsv") for name in path.suffixes):
             raise ValueError(f"it ends with {path.suffix or 'nothing'}, and tables end with .csv, .tsv (.gz too) or .parquet")
-        separator = "\t" if ".tsv" in path.suffixes else ","
-        # pandas renames the second of two columns of one name.
-        _require_names_once(pandas.read_csv(path, sep=separator, header=None, nrows=1, dtype=str).iloc[0].tolist(), path.name)
-        return pandas.read_csv(path, sep=separator)
+        return pandas.read_csv(path, sep="\t" if ".tsv" in path.suffixes else ",")
 
 
-def _require_names_once(names: list[Any], where: str) -> None:
-    """Refuse a table with two columns of the same name."""
-    for position, name in enumerate(names):
-        if name in names[:position]:
-            raise ValueError(
-                f"Table: columns {names.index(name) + 1} and {position + 1} of {where} are both called {name!r}: rename the second"
-            )
-
-
-def _require_columns_once(role: str, names: list[str], others: dict[str | None, str]) -> None:
-    """Refuse columns that are listed twice or have another role."""
-    for position, name in enumerate(names):
-        if name in others:
-            own = role.removesuffix("s")
-            raise ValueError(f"Table: column {name!r} is {others[name]} and cannot be a {own} too: take it out of {role}")
-        if name in names[:position]:
-            raise ValueError(f"Table: {role} lists column {name!r} twice: take one out")
-
-
-def _features(frame: Any, wanted: list[str] | None, no_features: tuple[str | None, ...]) -> list[str]:
-    columns = wanted if wanted is not None else [name for name in frame.columns if name not in no_features]
-    if not columns:
-        raise ValueError("Table: there are no features: columns other than target and users")
-    return columns
+def _require_columns(frame: Any, names: list[str], part: str) -> None:
+    if missing := [name for name in names if name not in frame.columns]:
+        columns = ", ".join(map(str, frame.columns))
+        raise ValueError(f"Table: {part} has no column {' and no '.join(map(repr, missing))}; it has {columns}")
 
 
 def _target(frame: Any, names: list[str], part: str) -> tuple[np.ndarray, str]:
@@ -212,8 +181,7 @@ def _target(frame: Any, names: list[str], part: str) -> tuple[np.ndarray, str]:
 
 def _column(frame: Any, name: str, part: str) -> np.ndarray:
     """Return a column; refuse missing and infinite values."""
-    if name not in frame.columns:
-        raise ValueError(f"Table: {part} has no column {name!r}; it has {', '.join(map(str, frame.columns))}")
+    _require_columns(frame, [name], part)
     values = frame[name]
     if missing := int(values.isna().sum()):
         row = int(values.isna().to_numpy().argmax())
@@ -222,9 +190,8 @@ def _column(frame: Any, name: str, part: str) -> np.ndarray:
         )
     if values.dtype.kind in "biuf":
         numbers: np.ndarray = values.to_numpy(getattr(values.dtype, "numpy_dtype", values.dtype))
-        if numbers.dtype.kind == "f" and not np.isfinite(numbers).all():
-            row = int(np.argmin(np.isfinite(numbers)))
-            raise ValueError(f"Table: column {name!r} of {part} holds {numbers[row]} in row {row}: correct or drop that row")
+        if numbers.dtype.kind == "f":
+            require_finite(numbers, f"Table: column {name!r} of {part}")
         return numbers
     return np.asarray([str(value) for value in values])
 
@@ -243,8 +210,6 @@ def _categories(frame: Any, name: str, given: list[str] | None) -> np.ndarray | 
     if frame[name].dtype.kind in "biuf":
         return None
     column = _column(frame, name, "train")
-    if frame[name].dtype.name != "category":
-        _require_no_numbers(column, name)
     values = np.unique(column)
     if len(values) > MOST_VALUES:
         raise ValueError(
@@ -254,41 +219,17 @@ def _categories(frame: Any, name: str, given: list[str] | None) -> np.ndarray | 
     return values
 
 
-def _require_no_numbers(column: np.ndarray, name: str) -> None:
-    """Refuse a column of text that is mostly numbers: each number would become a category."""
-    numeric = np.array([_is_number(text) for text in column])
-    with_comma = np.array(["," in text and _is_number(text.replace(",", ".", 1)) for text in column])
-    if (numeric | with_comma).mean() <= 0.5 or numeric.all():
-        return
-    if with_comma.any():
-        row = int(with_comma.argmax())
-        fix = f"write {column[row].replace(',', '.')!r}, or read the file by pandas.read_csv(..., decimal=',')"
-    else:
-        row = int(numeric.argmin())
-        fix = "correct it, leave the column out of features, or give a data frame in which the column is a category"
-    raise ValueError(f"Table: column {name!r} of train holds {str(column[row])!r} in row {row} among numbers: {fix}")
-
-
-def _is_number(text: str) -> bool:
-    try:
-        float(text)
-    except ValueError:
-        return False
-    return True
-
-
 def _numbers(frame: Any, name: str, kinds: np.ndarray | None, part: str) -> np.ndarray:
     """Return a feature as one column of numbers, or as one column for each category."""
     values = _column(frame, name, part)
-    if kinds is not None:
-        known = values.astype(str)[:, None] == kinds
-        # Whole numbers may be categories of which some are new. A float is written in another way than a text.
-        if (values.dtype.kind == "f" and not known.any(1).all()) or (values.dtype.kind in "biu" and not known.any()):
-            raise ValueError(
-                f"Table: column {name!r} holds text or categories in train, such as {str(kinds[0])!r}, and in {part} numbers such as "
-                f"{values[int((~known.any(1)).argmax())]}: give both the same type"
-            )
-        return known.astype(np.float64)
-    if values.dtype.kind not in "biuf":
-        raise ValueError(f"Table: column {name!r} holds numbers in train and text in {part}")
-    return values.astype(np.float64)[:, None]
+    known = None if kinds is None else values.astype(str)[:, None] == kinds
+    if known is None:
+        fits = values.dtype.kind in "biuf"
+    else:  # Whole numbers may be categories of which some are new. A float is written in another way than a text.
+        fits = bool(known.any(1).all() if values.dtype.kind == "f" else values.dtype.kind not in "biu" or known.any())
+    if not fits:
+        raise ValueError(
+            f"Table: column {name!r} holds {'numbers' if kinds is None else 'text or categories'} in train, and in {part} values such "
+            f"as {values[0]!s}: give both the same type"
+        )
+    return values.astype(np.float64)[:, None] if known is None else known.astype(np.float64)

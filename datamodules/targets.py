@@ -1,6 +1,5 @@
 """Targets: converts arrays of class indices, names, multi-hot rows or values to tensors, for every part of a data set."""
 
-import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -15,9 +14,6 @@ from flcog.data import FederatedDataModule, Task
 from flcog.datamodules.files import require_finite
 
 TaskOrAuto = Literal["auto", "classification", "multilabel", "regression", "unlabelled"]
-
-MOST_CLASSES = 1_000_000
-"""More classes are refused unless the user gives their number: tables with a column per class would fill the memory."""
 
 
 @dataclass(frozen=True)
@@ -78,28 +74,12 @@ def read_targets(
     """
     one_of(None, ("auto", "classification", "multilabel", "regression"), task=task)
     names = _class_names(*given["train"], classes)
-    arrays = {part: (_numbered(array, names, where), where) for part, (array, where) in given.items()}
-    targets = {part: _check_targets(array, where) for part, (array, where) in arrays.items()}
-    where = given["train"][1]
-    known = _task_of(targets["train"], where) if task == "auto" else task
-    if task == "auto" and known == "regression":
-        _warn_of_float_classes(targets["train"], where)
+    targets = {part: _check_targets(_numbered(array, names, where), where) for part, (array, where) in given.items()}
+    known = _task_of(targets["train"], given["train"][1]) if task == "auto" else task
     if known == "multilabel":  # a single label is a column, too
         targets, names = {part: array.reshape(len(array), -1) for part, array in targets.items()}, None
     count = num_classes if num_classes is not None else _count_classes(targets, known, names)
-    if num_classes is None and count > MOST_CLASSES:
-        raise ValueError(
-            f"{where} and its like hold labels up to {count - 1}: number the classes from 0, or give num_classes if there are so many"
-        )
-    tensors = {part: _targets(array, known, count, given[part][1]) for part, array in targets.items()}
-    # Labels with other gaps come from a set that has only some of the classes.
-    if (
-        num_classes is None
-        and known == "classification"
-        and torch.cat([*tensors.values()]).unique().tolist() == [*range(1, count)] != [1]
-    ):
-        warnings.warn(f"{where}: no label is 0, and {count} classes are assumed: labels count from 0", stacklevel=2)
-    return Targets(known, count, tensors, names)
+    return Targets(known, count, {part: _targets(array, known, count, given[part][1]) for part, array in targets.items()}, names)
 
 
 def _class_names(targets: np.ndarray, where: str, classes: Sequence[str] | None) -> tuple[str, ...] | None:
@@ -147,17 +127,6 @@ def _task_of(targets: np.ndarray, where: str) -> Task:
             f"{where} has {targets.shape[1]} columns of whole numbers: labels are only 0 and 1; set task=regression for values"
         )
     return "classification" if (targets.sum(1) == 1).all() else "multilabel"
-
-
-def _warn_of_float_classes(values: np.ndarray, where: str) -> None:
-    """Warn of floats that occur as class indices do: all whole, from 0, without gaps, and each several times."""
-    found = np.unique(values)
-    if values.ndim == 1 and 2 <= len(found) <= len(values) / 2 and np.array_equal(found, np.arange(len(found))):
-        warnings.warn(
-            f"{where} holds the floats 0.0 to {found[-1]}, which are values to predict: for {len(found)} classes, give integers or "
-            "set task=classification (task=regression hides this warning)",
-            stacklevel=3,
-        )
 
 
 def _count_classes(targets: dict[str, np.ndarray], task: Task, names: tuple[str, ...] | None) -> int:

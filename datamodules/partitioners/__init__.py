@@ -23,19 +23,12 @@ splits by label need a table of clients by classes, and are fast up to about 100
 """
 
 from flcog.data import IID, Partitioner
-from flcog.datamodules.partitioners.biased_unbiased import BiasedUnbiased
 from flcog.datamodules.partitioners.client_mixes import ClientDirichlet, InnerDirichlet
-from flcog.datamodules.partitioners.dirichlet import Dirichlet
-from flcog.datamodules.partitioners.equal_dirichlet import EqualDirichlet
-from flcog.datamodules.partitioners.label_shards import ByClass, LabelShards
-from flcog.datamodules.partitioners.labels import class_labels
-from flcog.datamodules.partitioners.long_tail import LongTail
-from flcog.datamodules.partitioners.natural import Natural
-from flcog.datamodules.partitioners.niid_bench import NIIDBench
-from flcog.datamodules.partitioners.quantity import Quantity
-from flcog.datamodules.partitioners.saved import Saved
-from flcog.datamodules.partitioners.shuffled import Shuffled
-from flcog.datamodules.partitioners.sorted_shards import SortedShards
+from flcog.datamodules.partitioners.dirichlet import Dirichlet, EqualDirichlet, NIIDBench, Quantity
+from flcog.datamodules.partitioners.draws import class_labels
+from flcog.datamodules.partitioners.label_shards import BiasedUnbiased, ByClass, LabelShards, SortedShards
+from flcog.datamodules.partitioners.natural import Natural, Saved
+from flcog.datamodules.partitioners.wrapping import LongTail, Shuffled
 
 __all__ = [
     "IID",

@@ -8,6 +8,7 @@ from numpy.random import Generator
 from flcog.core.checks import positive_and_finite, within
 from flcog.data import Partition, Partitioner, Samples
 from flcog.datamodules.partitioners.draws import (
+    class_labels,
     cut_by_shares,
     deal,
     even_sizes,
@@ -15,7 +16,6 @@ from flcog.datamodules.partitioners.draws import (
     seeded_rng,
     shuffled_classes,
 )
-from flcog.datamodules.partitioners.labels import class_labels
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,8 @@
-"""One client per user of the data set."""
+"""Splits that exist already: one client per user of the data set, and a partition read from a file."""
 
+import warnings
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 
@@ -45,3 +47,38 @@ class Natural(Partitioner):
         client_of_user = np.full(len(sizes), -1)
         client_of_user[chosen] = np.arange(len(chosen))
         return Partition.from_assignment(client_of_user[user], len(chosen))
+
+
+@dataclass(frozen=True)
+class Saved(Partitioner):
+    """A partition from a file that ``Partition.save`` wrote, for runs on a split that a paper cites.
+
+    The file determines the number of clients, so neither ``num_clients`` nor the seed is used.
+
+    Args:
+        path: the ``.npz`` file.
+        hash: the partition's hash; if it is given, the file must have it.
+    """
+
+    path: str | Path
+    hash: str | None = None
+
+    def __call__(self, samples: Samples, num_clients: int, seed: int) -> Partition:
+        partition = Partition.load(self.path)
+        if self.hash is not None and partition.hash != self.hash:
+            raise ValueError(f"the partition in {self.path} has hash {partition.hash}, not {self.hash}: it is another split")
+        if len(partition.indices) and not (partition.indices.min() >= 0 and partition.indices.max() < len(samples)):
+            raise ValueError(
+                f"the partition in {self.path} names samples up to {partition.indices.max()}, and the set has {len(samples)}: it "
+                "was made for another data set"
+            )
+        if len(np.unique(partition.indices)) < len(partition.indices):
+            raise ValueError(f"the partition in {self.path} gives some samples to more than one client: it is damaged")
+        size = len(partition.indices)
+        if 0 < size < len(samples) and partition.indices.max() == size - 1:
+            warnings.warn(
+                f"the partition in {self.path} divides all samples of a set of {size}, and this set has {len(samples)}: the others are not "
+                "used; make a partition of this set, unless that is what you want",
+                stacklevel=2,
+            )
+        return partition

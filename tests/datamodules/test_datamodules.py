@@ -14,8 +14,8 @@ import torch
 import flcog.datamodules
 from datamodules.common import one_line, parse
 from flcog.data import FederatedDataModule, Preprocess
+from flcog.data.preprocess import moments
 from flcog.datamodules import CIFAR10, IID, ArrayData, Dirichlet, Natural, RandomData
-from flcog.datamodules.standardisation import standardisation
 
 EXPORTED = {name: getattr(flcog.datamodules, name) for name in flcog.datamodules.__all__}
 MODULES = {name for name, cls in EXPORTED.items() if isinstance(cls, type) and issubclass(cls, FederatedDataModule)}
@@ -77,7 +77,7 @@ def test_deviations_are_positive(std: tuple[float, ...]) -> None:
 
 
 def test_constant_columns_keep_their_scale() -> None:
-    mean, std = standardisation(torch.tensor([[1.0, 5], [3, 5]]))
+    mean, std = moments(torch.tensor([[1.0, 5], [3, 5]]))
     assert mean == (2, 5) and std == (1, 1)
 
 

@@ -227,7 +227,7 @@ def test_another_transform_for_evaluation(tmp_path: Path) -> None:
             r"the column 'label' has lists of different lengths: make rows of 0 and 1 of them, or cast .*List\(ClassLabel",
         ),
         ({"dataset": [1, 2]}, "dataset is a list: give a datasets.Dataset"),
-        ({"dataset": rows().to_iterable_dataset()}, "the train set is a stream, .* without streaming=True"),
+        ({"dataset": rows().to_iterable_dataset()}, "is a stream, .* without streaming=True"),
         ({"dataset": {"train": "none.parquet"}}, "HuggingFace found no none.parquet"),
         ({"dataset": {"train": __file__}}, "ends with .py; files end with .csv"),
     ],

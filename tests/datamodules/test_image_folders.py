@@ -108,7 +108,7 @@ def test_bad_image_folders(tmp_path: Path) -> None:
     write_folders(tmp_path)
     with one_line(FileNotFoundError, r"no \S*train/dog"):
         ImageFolders(str(tmp_path), classes=["cat", "dog"]).setup()
-    with one_line(ValueError, "names some folder twice: cat"):
+    with one_line(ValueError, "names a folder twice; got cat, dog, cat"):
         ImageFolders(classes=["cat", "dog", "cat"])
     with one_line(ValueError, "image_size"):
         ImageFolders(image_size=0)

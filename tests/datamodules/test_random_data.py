@@ -89,23 +89,11 @@ def test_it_is_split_like_any_data_set() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (
-            {"shape": (28, 28)},
-            r"shape must be \[height, width, channels\] of an image, 1 channel if it is grey, .*got \[28, 28\]",
-        ),
-        ({"shape": ()}, r"or \[length\] of a row; got \[\]"),
-        ({"shape": (8, 0, 3)}, r"got \[8, 0, 3\]"),
-        ({"shape": (3, 32, 32)}, r"channels come last in shape; got \[3, 32, 32\]: write \[32, 32, 3\]"),
+        ({"shape": (28, 28)}, r"shape must be \[height, width, channels\] of an image, or .* got \[28, 28\]"),
         ({"vocab_size": 100}, r"token ids have shape=\[length\], and with vocab_size=100 it is \[32, 32, 3\]"),
-        ({"shape": (9,), "vocab_size": 1}, "vocab_size must be at least 2; got 1: id 0 is padding"),
-        ({"shape": (9,), "augmentation": "flip"}, r"augmentation=flip changes images, and shape=\[9\] is none: leave it out"),
+        ({"shape": (9,), "augmentation": "flip"}, r"augmentation=flip changes images, and shape=\[9\] is none"),
         ({"num_samples": 0}, "num_samples must be at least 1; got 0"),
-        ({"num_test_samples": -1}, "num_test_samples must be at least 0; got -1"),
-        ({"num_classes": 0}, "num_classes must be at least 1; got 0"),
-        ({"seed": -1}, "seed must lie in"),
         ({"num_samples": 5}, "10 clients cannot share 5 samples"),
-        ({"num_samples": 10**13}, "fewer samples or a smaller shape would fit into memory; Unable to allocate"),
-        ({"shape": (10**6, 10**6, 3)}, "fewer samples or a smaller shape would fit into memory; Unable to allocate"),
     ],
     ids=str,
 )

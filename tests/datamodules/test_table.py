@@ -49,14 +49,6 @@ def test_a_target_may_have_a_number_as_its_name() -> None:
         Table(rows, target=5, users="owner").setup()  # type: ignore[arg-type]
 
 
-def test_a_column_far_from_zero_is_suspicious() -> None:
-    rows = frame(colour=["red", "blue"] * 30, seen=1.7e9 + np.arange(60) * 10.0)
-    with pytest.warns(
-        UserWarning, match="^Table: column 'seen' has mean 1.7e.09 and standard deviation 173.2, .* subtract a constant"
-    ):
-        Table(rows, target="label", users="owner").setup()
-
-
 def test_text_and_categories_become_columns() -> None:
     rows = pandas.DataFrame(
         {"size": pandas.Series([1, 2, 3], dtype="Int64"), "colour": ["red", "blue", "red"], "ok": [True, False, True]}
@@ -109,28 +101,15 @@ def test_a_part_is_held_out_for_testing() -> None:
         (lambda: Table(frame(), target="y"), "train has no column 'y'; it has x0, x1"),
         (lambda: Table(frame(), target="label", users="who", features=["x9"]), "train has no column 'x9' and no 'who'"),
         (lambda: Table(frame()[:0], target="label"), "train has no rows"),
-        (
-            lambda: Table(frame(x0=[np.nan, *range(59)]), target="label"),
-            "column 'x0' of train has 1 missing values, the first in row 0",
-        ),
-        (
-            lambda: Table(frame(label=[*range(59), np.nan]), target="label"),
-            "column 'label' of train has 1 missing values, .* row 59",
-        ),
+        (lambda: Table(frame(x0=[np.nan, *range(59)]), target="label"), "'x0' of train has 1 missing values, the first in row 0"),
+        (lambda: Table(frame(label=[*range(59), np.nan]), target="label"), "'label' of train has 1 missing values, .* row 59"),
         (lambda: Table(frame()[["label"]], target="label"), "there are no features"),
-        (lambda: Table(frame(), target="label", test=frame(x0=["a"] * 60)), "'x0' holds numbers in train and text in test"),
         (
-            lambda: Table(frame(), target="label", test=frame().drop(columns="x1")),
-            "test has no column 'x1'; it has x0",
+            lambda: Table(frame(), target="label", test=frame(x0=["a"] * 60)),
+            "'x0' holds numbers in train, and in test values such",
         ),
-        (
-            lambda: Table(frame(x0=["1", "2"] * 30), target="label", test=frame(x0=[1.0, 2.0] * 30)),
-            "column 'x0' holds text or categories in train, such as '1', and in test numbers such as 1.0: give both the same type",
-        ),
-        (
-            lambda: Table(frame(x0=["a", "b"] * 30), target="label", test=frame(x0=[1, 2] * 30)),
-            "column 'x0' holds text or categories in train, such as 'a', and in test numbers such as 1: give both",
-        ),
+        (lambda: Table(frame(x0=["a", "b"] * 30), target="label", test=frame(x0=[1, 2] * 30)), "text or categories in train"),
+        (lambda: Table(frame(), target="label", test=frame().drop(columns="x1")), "test has no column 'x1'; it has x0"),
         (lambda: Table(frame(), target="label", test=frame(), test_fraction=0.1), "give only one"),
         (lambda: Table(frame(), target="label", test_fraction=1.0), r"test_fraction must lie in \[0, 1\)"),
         (lambda: Table("none.csv", target="label"), "Table found no none.csv"),
@@ -140,42 +119,9 @@ def test_a_part_is_held_out_for_testing() -> None:
             lambda: Table(pandas.DataFrame({"name": [f"n{i}" for i in range(1001)], "y": 0}), target="y"),
             "column 'name' of train holds 1,001 different texts",
         ),
-        (
-            lambda: Table(frame(x1=["unknown" if row == 17 else str(row) for row in range(60)]), target="label"),
-            "column 'x1' of train holds 'unknown' in row 17 among numbers: correct it",
-        ),
-        (
-            lambda: Table(frame(x1=[f"{row},5" for row in range(60)]), target="label"),
-            "column 'x1' of train holds '0,5' in row 0 among numbers: write '0.5'",
-        ),
-        (
-            lambda: Table(frame(x1=["7"] * 40 + [f"{row},5" for row in range(20)]), target="label"),
-            "column 'x1' of train holds '0,5' in row 40 among numbers",
-        ),
-        (
-            lambda: Table(frame(x1=[*range(59), np.inf]), target="label"),
-            "column 'x1' of train holds inf in row 59: correct or drop that row",
-        ),
-        (
-            lambda: Table(frame(), target="label", test=frame(x1=[-np.inf, *range(59)])),
-            "column 'x1' of test holds -inf in row 0",
-        ),
-        (
-            lambda: Table(frame(), target="label", features=["x1", "label"]),
-            "column 'label' is the target and cannot be a feature",
-        ),
-        (lambda: Table(frame(), "label", "owner", features=["owner"]), "column 'owner' is the users and cannot be a feature"),
-        (lambda: Table(frame(), target="label", features=["x1", "x1"]), "features lists column 'x1' twice"),
-        (lambda: Table(frame(), target=[]), "target is an empty list"),
-        (lambda: Table(frame(), target=["x1", "x1"]), "target lists column 'x1' twice"),
-        (lambda: Table(frame(), ["x1", "owner"], "owner"), "column 'owner' is the users and cannot be a target"),
-        (lambda: Table(frame(), ["x1", "x2"], features=["x2"]), "column 'x2' is the target and cannot be a feature"),
-        (lambda: Table(frame(), target=["x1", "y"]), "train has no column 'y'"),
+        (lambda: Table(frame(x1=[*range(59), np.inf]), target="label"), "column 'x1' of train has 1 NaN or infinite values"),
+        (lambda: Table(frame(), "label", features=["x1", "label"]), "column 'label' is a target or the users, and no feature"),
         (lambda: Table(frame(name=["a"] * 60), target=["x1", "name"]), "column 'name' of train holds text: several targets are"),
-        (
-            lambda: Table(frame().rename(columns={"x3": "label"}), target="label"),
-            "columns 4 and 7 of train are both called 'label': rename the second",
-        ),
     ],
 )
 def test_what_it_refuses(make: Any, what: str) -> None:
@@ -187,12 +133,6 @@ def test_users_are_clients_that_are_tested(tmp_path: Path) -> None:
     frame().to_csv(tmp_path / "rows.csv", index=False)
     run = trained(Table(str(tmp_path / "rows.csv"), "label", "owner", client_test=0.2, batch_size=4), tmp_path, rounds=1)
     assert run.federation.num_clients == 3 and "test/client_accuracy_mean" in run.rows[-1]
-
-
-def test_a_file_with_two_columns_of_one_name_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "rows.csv").write_text("x,y,y\n1,2,3\n")
-    with one_line(ValueError, "columns 2 and 3 of rows.csv are both called 'y': rename the second"):
-        Table(str(tmp_path / "rows.csv"), target="y").setup()
 
 
 def test_numbers_declared_as_categories_stay_categories() -> None:
