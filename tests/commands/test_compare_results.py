@@ -408,7 +408,11 @@ def test_curves_are_means_with_their_intervals(tmp_path: Path) -> None:
     given = filled(plan, runs)
     curve = curves(given, "", "rounds")["A"]
     assert curve.x.tolist() == [1, 2, 3] and curve["mean"].tolist() == pytest.approx([30, 60, 90])
-    assert curve.half[:2].tolist() == pytest.approx(4.302653 * np.array([10, 20]) / math.sqrt(3)) and math.isnan(curve.half[3])
+    half = 4.302653 * np.array([10, 20]) / math.sqrt(3)
+    assert (curve["mean"] - curve.low)[:2].tolist() == pytest.approx(half) and (curve.high - curve["mean"])[
+        :2
+    ].tolist() == pytest.approx(half)
+    assert math.isnan(curve.low[3])
     assert curves(given, "", "bytes")["B"].x.tolist() == [2, 4, 6] and curves(given, "", "seconds")["A"].x.tolist() == [3, 6, 9]
     with mock.patch("flcog.commands.compare.figure.write_figure") as write:
         draw_curves(given, tmp_path, "bytes")

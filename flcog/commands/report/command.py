@@ -1,15 +1,37 @@
-"""The command: it reads the runs and writes the page."""
+"""The command: it reads the runs, draws their curves, and fills the page."""
 
-import html
-from collections.abc import Sequence
+import base64
+import io
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from operator import methodcaller
 from pathlib import Path
+from typing import NamedTuple
 
-from flcog.commands.report import curves, evidence, overview
-from flcog.commands.report.groups import Group, grouped
-from flcog.commands.report.run_files import RunFiles, read_run
+import jinja2
+import pandas
+from matplotlib import rc_context
+
+from flcog.commands.curves import Panel, figure_of
+from flcog.commands.report import tables
+from flcog.commands.report.runs import Group, RunFiles, grouped, read_run
+from flcog.commands.report.tables import SPREAD, Table, is_percent
 from flcog.core.commands import parser_of
 from flcog.core.files import replacing, short
 from flcog.run.directory import own_file
+
+MOST_PICTURES = 3
+"""Pictures of one kind from one run: the first, the last and one between."""
+
+MEBIBYTE = 2**20
+
+
+class Picture(NamedTuple):
+    """A picture as an address that contains it, with its title."""
+
+    title: str
+    address: str
 
 
 def report(arguments: list[str]) -> None:
@@ -39,27 +61,24 @@ def report(arguments: list[str]) -> None:
 def page(runs: Sequence[RunFiles], title: str | None = None) -> str:
     """The whole page."""
     groups = grouped(runs)
-    title = title or _title(groups)
-    sections = {
-        "Results": overview.results(groups),
-        "Curves": curves.scores(groups),
-        "Clients": curves.clients(groups),
-        "Bytes": curves.bytes_sent(groups),
-        "Pictures": evidence.pictures(groups),
-        "Answers": evidence.answers(groups),
-        "Partition": evidence.partitions(groups),
-        "Further measurements": curves.others(groups),
-        "Configuration": evidence.configuration(groups),
-    }
-    body = "".join(
-        f'<section id="{_id(name)}"><h2>{name}</h2>{content}</section>' for name, content in sections.items() if content
-    )
+    template = Path(__file__).with_name("page.html").read_text(encoding="utf-8")
+    charts = {name: list(panels) for name, panels in _charts(groups).items()}
+    configurations, differing = list(tables.whole_configurations(groups)), tables.differing_settings(groups)
     return (
-        '<!doctype html><html lang="en"><head><meta charset="utf-8">'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f"<title>{html.escape(title)}</title><style>{_file('page.css')}</style></head><body>"
-        f'<a class="skip" href="#results">Skip to the results</a><header><h1>{html.escape(title)}</h1><p>{_about(runs)}</p></header>'
-        f"<main>{body}</main><footer><p>Written by flcog report.</p></footer><script>{_file('page.js')}</script></body></html>\n"
+        jinja2.Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
+        .from_string(template)
+        .render(
+            title=title or _title(groups),
+            about=_about(runs),
+            results=list(tables.results(groups)),
+            notes=list(tables.notes(groups)),
+            charts={name: _drawn(name, panels, groups) for name, panels in charts.items() if panels},
+            pictures=[picture for group in groups for run in group.runs for picture in _pictures(run, group.name)],
+            answers=list(_answers(groups)),
+            partitions=list(_partitions(runs)),
+            differing=differing if differing.rows else None,
+            configurations=configurations,
+        )
     )
 
 
@@ -75,13 +94,112 @@ def _about(runs: Sequence[RunFiles]) -> str:
     """The model, the number of clients and the commit, if all runs have them in common."""
     words = {"model": "{}", "num_parameters": "{:,} parameters", "num_clients": "{:,} clients", "git_commit": "commit {:.10}"}
     values = {key: {run.setting.get(key) for run in runs} for key in words}
-    common = [words[key].format(*found) for key, found in values.items() if len(found) == 1 and None not in found]
-    return html.escape(", ".join(common))
+    return ", ".join(words[key].format(*found) for key, found in values.items() if len(found) == 1 and None not in found)
 
 
-def _id(name: str) -> str:
-    return name.lower().replace(" ", "-")
+# Curves -------------------------------------------------------------------------------------------------------------------------------
 
 
-def _file(name: str) -> str:
-    return Path(__file__).with_name(name).read_text(encoding="utf-8")
+def _charts(groups: Sequence[Group]) -> Mapping[str, Iterator[Panel]]:
+    """The panels of each section: scores and losses, clients' spread, bytes, and everything else that the runs have logged."""
+    runs = [run for group in groups for run in group.runs]
+    columns = list(dict.fromkeys(name for run in runs for row in run.rows for name in row))
+    mains = dict.fromkeys(name for run in runs for name in (run.main, run.chooser) if name is not None)
+    scores = [name for name in dict.fromkeys([*mains, "test/loss", "val/loss", "train/loss"]) if name in columns]
+    spread = [f"{name.removesuffix('_q50')}{end}" for name in columns if name.endswith("_q50") for end in SPREAD]
+    clients = [name for name in spread if name.endswith(("_q10", "_q50", "_q90", "_worst_decile"))]
+    others = [
+        name for name in columns if name not in (*scores, *spread, "round") and not name.endswith("/loss") and "comm/" not in name
+    ]
+    return {
+        "Curves": _by_round(groups, scores),
+        "Clients": _by_round(groups, clients),
+        "Bytes": _bytes(groups, mains),
+        "Further measurements": _by_round(groups, others),
+    }
+
+
+def _by_round(groups: Sequence[Group], columns: Sequence[str]) -> Iterator[Panel]:
+    for column in columns:
+        percent = is_percent(column, groups)
+        yield from _panel(groups, column, "Round", column, methodcaller("column", column), percent)
+
+
+def _bytes(groups: Sequence[Group], scores: Mapping[str, None]) -> Iterator[Panel]:
+    """Bytes in all by round, and the score for the bytes that the clients had sent by then."""
+    for way, what in (("up", "from clients to the server"), ("down", "from the server to clients")):
+        yield from _panel(groups, f"Sent {way}, {what}", "Round", "MiB in all", partial(_sent, way=way))
+    for score in scores:
+        percent = is_percent(score, groups)
+        own = [group for group in groups if group.runs[0].main == score]
+        yield from _panel(own, f"{score} by bytes", "MiB sent up", score, methodcaller("column", score), percent, _sent)
+
+
+def _sent(run: RunFiles, way: str = "up") -> pandas.Series:
+    return run.column(f"comm/{way}_bytes").cumsum() / MEBIBYTE
+
+
+def _panel(
+    groups: Sequence[Group],
+    title: str,
+    x: str,
+    y: str,
+    values: Callable[[RunFiles], pandas.Series],
+    percent: bool = False,
+    places: Callable[[RunFiles], pandas.Series] | None = None,
+) -> Iterator[Panel]:
+    """A panel with a line for each group; none if no run has a finite value."""
+    lines = {group.name: group.curve(lambda run: values(run) * (100 if percent else 1), places) for group in groups}
+    if drawn := {name: line for name, line in lines.items() if len(line)}:
+        yield Panel(title, x, y + " (%)" * percent, drawn)
+
+
+def _drawn(name: str, panels: Sequence[Panel], groups: Sequence[Group]) -> Picture:
+    """The panels as one SVG picture, and in words for readers who cannot see it."""
+    file = io.BytesIO()
+    with rc_context({"svg.fonttype": "none", "svg.hashsalt": "flcog"}):  # equal runs give equal pages
+        figure_of(panels, [group.name for group in groups]).savefig(file, format="svg", metadata={"Date": None})
+    ends = (f"{panel.title}, {of} ends at {line['mean'].iloc[-1]:.4g}" for panel in panels for of, line in panel.lines.items())
+    return Picture(f"{name}: {'; '.join(ends)}", _address("svg+xml", file.getvalue()))
+
+
+# Pictures, answers and partitions -----------------------------------------------------------------------------------------------------
+
+
+def _address(form: str, content: bytes) -> str:
+    return f"data:image/{form};base64,{base64.b64encode(content).decode()}"
+
+
+def _pictures(run: RunFiles, name: str) -> Iterator[Picture]:
+    """Pictures that methods drew, such as generated images."""
+    for kind, paths in run.figures.items():
+        chosen = sorted({round(i * (len(paths) - 1) / (MOST_PICTURES - 1)) for i in range(MOST_PICTURES)})
+        for path in () if kind == "partition" else (paths[i] for i in chosen):
+            number = path.stem.rpartition("-")[2]
+            when = f", after round {int(number)}" if number.isdigit() else ""
+            title = f"{kind.replace('_', ' ').capitalize()}: {name}, seed {run.seed}{when}"
+            yield Picture(title, _address("png", path.read_bytes()))
+
+
+def _answers(groups: Sequence[Group]) -> Iterator[Table]:
+    """Answers that instruction-tuned models gave, of each group's first run."""
+    for group in groups:
+        path = group.runs[0].directory / "answers.json"
+        if path.is_file():
+            content = json.loads(path.read_text(encoding="utf-8"))
+            rows = [[row[name] for name in ("prompt", "expected", "generated")] for row in content["answers"]]
+            title = f"{group.name}, after round {content['round']:,}"
+            yield Table(title, ["prompt", "answer in the data", "the model's answer"], rows)
+
+
+def _partitions(runs: Sequence[RunFiles]) -> Iterator[tuple[Table, Picture | None]]:
+    """Each split once: its numbers, and its chart if any of its runs drew it."""
+    by_hash: dict[str, list[RunFiles]] = {}
+    for run in runs:
+        if isinstance(partition := run.setting.get("partition"), dict) and partition:
+            by_hash.setdefault(str(partition.get("hash")), []).append(run)
+    for members in by_hash.values():
+        chart = next((path for run in members for path in run.figures.get("partition", [])), None)
+        title = "Circles: how many samples of each class each client has."
+        picture = None if chart is None else Picture(title, _address("png", chart.read_bytes()))
+        yield tables.partition_table(members, len(by_hash) > 1), picture

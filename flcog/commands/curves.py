@@ -1,0 +1,49 @@
+"""A figure of curves: a panel for each score, and a line for each row of a table or each group of runs."""
+
+from collections.abc import Mapping, Sequence
+from itertools import product
+from typing import NamedTuple
+
+import pandas
+from matplotlib.figure import Figure
+
+COLOURS = ("#1f5f99", "#d98032", "#3a8f5c", "#a23b52", "#7a5ea8", "#8a6d3b", "#4aa3b5", "#6b6b6b")
+LOOKS = [(colour, style) for style, colour in product(("-", "--", ":", "-."), COLOURS)]
+PANELS_A_LINE = 3
+
+
+class Panel(NamedTuple):
+    """A panel with the labels of its axes. Each line has the columns ``x`` and ``mean``, and a band from ``low`` to ``high``."""
+
+    title: str
+    x: str
+    y: str
+    lines: Mapping[str, pandas.DataFrame]
+
+
+def figure_of(panels: Sequence[Panel], names: Sequence[str]) -> Figure:
+    """Draw the panels with one legend. ``names`` are the lines of all panels; a line looks the same in each."""
+    columns = min(len(panels), PANELS_A_LINE)
+    height = -(-len(panels) // columns)
+    figure = Figure(figsize=(3.6 * columns + 2.0 * (len(names) > 1), 0.6 + 2.8 * height), layout="constrained")
+    places = figure.subplots(height, columns, squeeze=False).flatten()
+    for axes in places[len(panels) :]:
+        axes.remove()
+    for axes, panel in zip(places, panels, strict=False):
+        looks = {name: LOOKS[names.index(name) % len(LOOKS)] for name in panel.lines}
+        for name, line in panel.lines.items():
+            colour, style = looks[name]
+            axes.plot(
+                line.x, line["mean"], style, color=colour, linewidth=1.3, label=name, marker="o" if len(line) == 1 else None
+            )
+        limits = axes.get_ylim()  # the bands of three seeds may be wide: they are cut off
+        for name, line in panel.lines.items():
+            axes.fill_between(line.x, line.low, line.high, color=looks[name][0], alpha=0.12, linewidth=0)
+        axes.set_ylim(limits)
+        axes.set(title=panel.title, xlabel=panel.x, ylabel=panel.y)
+        axes.grid(color="#e6e6e6", linewidth=0.5)
+        axes.spines[["top", "right"]].set_visible(False)
+    if len(names) > 1:
+        shown = {label: line for axes in places for line, label in zip(*axes.get_legend_handles_labels(), strict=True)}
+        figure.legend(shown.values(), shown.keys(), loc="outside right upper", fontsize=8, frameon=False)
+    return figure

@@ -1,0 +1,158 @@
+"""The runs of a report: their files, and groups of runs that differ only in their seed."""
+
+import json
+import re
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas
+
+from flcog.core.arguments import flat
+from flcog.core.masking import masked
+from flcog.core.monitor import lower_is_better, main_metric
+from flcog.run.checkpoint import peek
+from flcog.run.metrics_rows import Row, read_rows
+from flcog.run.record import read_config, read_record
+
+VARIES = re.compile(r"(^|\.)(seed|seed_everything|partition_seed|default_root_dir|save_dir|ckpt_path)$")
+"""Settings that may differ within a group."""
+
+SAME = ("methods", "model", "num_parameters", "data", "num_clients", "acting_rounds")
+"""Entries of run.yaml that are the same within a group."""
+
+
+@dataclass(frozen=True)
+class RunFiles:
+    """A run's directory: the rows of metrics.csv, the setting in run.yaml, and the config in config.yaml, both without secrets."""
+
+    directory: Path
+    rows: list[Row]
+    setting: dict[str, Any]
+    config: dict[str, Any]
+
+    @property
+    def name(self) -> str:
+        return self.directory.resolve().name
+
+    @property
+    def seed(self) -> str:
+        return str(self.setting.get("seed", "unknown"))
+
+    @property
+    def methods(self) -> str:
+        """The methods' names, without settings."""
+        return " + ".join(str(text).partition("(")[0] for text in self.setting.get("methods") or []) or "FedAvg"
+
+    @cached_property
+    def main(self) -> str | None:
+        """The run's main score."""
+        return next(filter(None, map(main_metric, reversed(self.rows))), None)
+
+    @cached_property
+    def chooser(self) -> str | None:
+        """The score that chooses the best round, from the validation set if there is one."""
+        return next(filter(None, (main_metric(row, selecting=True) for row in reversed(self.rows))), None)
+
+    @cached_property
+    def chosen(self) -> Row:
+        """The row of the best round; empty if there is none. NaN is never best."""
+        name = self.chooser or ""
+        rated = [row for row in self.rows if name in row and row[name] == row[name]]
+        return max(rated, key=lambda row: row[name] * (-1 if lower_is_better(name) else 1), default={})
+
+    @cached_property
+    def saved_by(self) -> str | None:
+        """The score that chose best.ckpt, if the file names one."""
+        found: Any = peek(self.directory / "checkpoints" / "best.ckpt")
+        for name in ("observers", "Checkpoint", "metric"):
+            found = found.get(name) if isinstance(found, dict) else None
+        return found if isinstance(found, str) else None
+
+    def column(self, name: str) -> pandas.Series:
+        """A column of metrics.csv by round."""
+        found = {row["round"]: row[name] for row in self.rows if name in row}
+        return pandas.Series(found, dtype=float)
+
+    @property
+    def figures(self) -> dict[str, list[Path]]:
+        """The run's pictures by their subject, each list in order of rounds."""
+        found: dict[str, list[Path]] = {}
+        for path in sorted(filter(Path.is_file, (self.directory / "figures").glob("*.png"))):
+            found.setdefault(re.sub(r"-\d+$", "", path.stem), []).append(path)
+        return found
+
+
+def read_run(directory: Path) -> RunFiles:
+    """Read the files in a run's directory, without its model and data."""
+    table = directory / "metrics.csv"
+    if not table.is_file():
+        raise ValueError(f"{directory} holds no metrics.csv: give the directory of a run, such as runs/20260131-120000")
+    rows, damage = read_rows(table)
+    if not rows:
+        raise ValueError(f"{table} has no rows to report on" + (f": {damage}" if damage else ""))
+    if damage:
+        print(f"{table}: {damage}; the page shows the {len(rows):,} rows before it", file=sys.stderr, flush=True)
+    return RunFiles(directory, rows, masked(read_record(directory)), masked(read_config(directory)))
+
+
+@dataclass(frozen=True)
+class Group:
+    """Runs of the same experiment with different seeds, and how the page calls them."""
+
+    name: str
+    runs: Sequence[RunFiles]
+
+    def curve(
+        self, y: Callable[[RunFiles], pandas.Series], x: Callable[[RunFiles], pandas.Series] | None = None
+    ) -> pandas.DataFrame:
+        """The means of its runs by round, at ``x`` or else the round itself, with a band from the lowest run to the highest."""
+        parts = []
+        for run in self.runs:
+            values = y(run)[np.isfinite]
+            parts.append(pandas.DataFrame({"x": x(run) if x else values.index.to_series(), "y": values}).dropna())
+        rounds = pandas.concat(parts).groupby(level=0)
+        ends = {"low": rounds.y.min(), "high": rounds.y.max()}
+        return pandas.DataFrame({"x": rounds.x.mean(), "mean": rounds.y.mean(), **ends})
+
+
+def grouped(runs: Sequence[RunFiles]) -> list[Group]:
+    """The groups in the order of their first runs."""
+    members: dict[tuple[str, int], list[RunFiles]] = {}
+    for run in runs:
+        same = _experiment(run)
+        repeat = sum(other.seed == run.seed for (key, _), found in members.items() for other in found if key == same)
+        members.setdefault((same, repeat), []).append(run)
+    groups = list(members.values())
+    return [Group(name, found) for name, found in zip(_names([found[0] for found in groups]), groups, strict=True)]
+
+
+def _experiment(run: RunFiles) -> str:
+    """A text that runs share if they are known to differ only in their seed and in their folder."""
+    config = {key: value for key, value in flat(run.config).items() if not VARIES.search(key) and key != "init_from"}
+    whole = all("class_path" in run.config.get(part, {}) for part in ("model", "data"))  # else objects were made in Python
+    known = None if whole else run.setting.get("experiment", str(run.directory))
+    origin = (run.setting.get("init_from") or {}).get("weights")
+    return json.dumps([{key: run.setting.get(key) for key in SAME}, config, known, origin], sort_keys=True, default=str)
+
+
+def _names(runs: Sequence[RunFiles]) -> list[str]:
+    """The shortest names that differ: the methods, then with the settings that differ between them, then with the folder."""
+    names = [run.methods for run in runs]
+    for part in (_distinct, lambda run, _: run.name, lambda run, _: str(run.directory)):
+        doubled = {name for name in names if names.count(name) > 1}
+        alike = [run for name, run in zip(names, runs, strict=True) if name in doubled]
+        longer = [", ".join(filter(None, [run.methods, part(run, alike)])) for run in runs]
+        names = [new if name in doubled and len(new) <= 60 else name for name, new in zip(names, longer, strict=True)]
+    return names
+
+
+def _distinct(run: RunFiles, runs: Sequence[RunFiles]) -> str:
+    """The settings in which a run differs from others, as ``lr=0.1``."""
+    own, others = flat(run.config), [flat(other.config) for other in runs if other.methods == run.methods]
+    keys = [key for key in own if not VARIES.search(key) and len({str(other.get(key)) for other in others}) > 1]
+    return ", ".join(f"{key.rpartition('.')[2]}={own[key]}" for key in keys)
