@@ -18,7 +18,8 @@ from lightning.pytorch.trainer.states import TrainerFn
 from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
-from flcog.client.messages import ClientsElsewhere, Split
+from flcog.client.messages import Split
+from flcog.client.remote import RemoteClients
 from flcog.core import checks, lost_processes
 from flcog.core.fabric import as_torchrun_started, launch, make_fabric
 from flcog.core.files import short
@@ -141,7 +142,7 @@ class FederatedTrainer(TopicList):
 
     config: dict[str, Any] | None = None
     """The full configuration, if the command line knows it."""
-    _clients: ClientsElsewhere | None = None
+    _clients: RemoteClients | None = None
     _session: Session | None = None
     _trained: tuple[nn.Module, Any] | None = None
     """The model and the data of the last run."""
@@ -520,7 +521,7 @@ class FederatedTrainer(TopicList):
 
     # Opening ----------------------------------------------------------------------------------------------------------------------
 
-    def connect(self, clients: ClientsElsewhere) -> None:
+    def connect(self, clients: RemoteClients) -> None:
         """Let the clients of all later runs of this trainer live in other processes.
 
         Args:

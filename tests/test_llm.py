@@ -527,7 +527,7 @@ def test_bad_combinations(tmp_path: Path, llama: str, monkeypatch: pytest.Monkey
         with pytest.raises(ValueError, match=message):
             fit(tmp_path, model, data(tmp_path, llama), *methods, **options)
 
-    fails("needs targets, and this data set has none", module(llama), callbacks.FedDisco())
+    fails("not for unlabelled data: remove it, or name the targets", module(llama), callbacks.FedDisco())
     fails("weights=bfloat16 needs trainer.precision=bf16-mixed or bf16-true", module(llama, weights="bfloat16"))
     fails("gradient_checkpointing cannot repeat", module(llama, gradient_checkpointing=True), callbacks.FedSAM())
     with pytest.raises(ValueError, match="weights must be run, bfloat16, 8bit or 4bit; got '2bit'"):

@@ -12,7 +12,6 @@ from torch.utils import _pytree as pytree
 from flcog.callbacks.parts.noise import draw_key, uniform, words
 from flcog.core.types import Params, Slot
 from flcog.method import ClientView, Context, GlobalModel, Stage
-from flcog.method.returned import check_decoded, check_leaves
 from flcog.method.stage import Kind
 from flcog.wire.envelope import Envelope, Field, map_fields, num_bytes
 
@@ -115,7 +114,7 @@ class Codec(Stage, protocol=True):
 
     def _decoded(self, encoded: Slot, field: Field) -> Tensor:
         flat = Field((torch.Size(field.shape).numel(),), field.dtype)
-        return check_decoded(self, self.decode(encoded, flat), flat.shape).to(field.dtype).view(field.shape)
+        return self.decode(encoded, flat).to(field.dtype).view(field.shape)
 
     def receive(self, envelope: Envelope, fields: Any, received: GlobalModel) -> Envelope:
         done: dict[tuple[int, ...], Tensor] = {}
@@ -149,8 +148,7 @@ def layout(codec: Codec, size: int, dtype: torch.dtype) -> Any:
     {'scale': (torch.float32, [1]), 'levels': (torch.uint8, [50])}
     """
     key = torch.empty((), dtype=torch.int64, device="meta")
-    encoded = codec.encode(torch.empty(size, dtype=dtype, device="meta"), Noise(key, 0))
-    return check_leaves(codec, "encode", encoded, "the encoded vector")
+    return codec.encode(torch.empty(size, dtype=dtype, device="meta"), Noise(key, 0))
 
 
 @lru_cache(maxsize=1024)

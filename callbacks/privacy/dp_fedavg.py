@@ -30,9 +30,10 @@ from flcog.method import (
     Messages,
     Normal,
     PrivateSum,
+    SealedSum,
+    Selection,
     Training,
-    sealed_sum_of,
-    selection_of,
+    method_of,
 )
 
 
@@ -129,7 +130,7 @@ class DPFedAvg(PrivateSum):
             raise ValueError(
                 f"{self.name}: bounds names {unknown}, which sends nothing here; the senders are {', '.join(senders)}"
             )
-        selection = selection_of(training.methods)
+        selection = method_of(training.methods, Selection)
         if selection is not None and selection.weighs:
             raise ValueError(f"{self.name} divides by the expected cohort itself: set {selection.name}'s unbiased to false")
         guarantee = self._guarantee(training)
@@ -164,7 +165,7 @@ class DPFedAvg(PrivateSum):
         guarantee = replace(guarantee, noise=noise)
         state = state | guarantee.state()
         self._noise_of_sums(state)
-        if (sealer := sealed_sum_of(training.methods)) is not None:
+        if (sealer := method_of(training.methods, SealedSum)) is not None:
             length = longest(self.name, noise * self._shrink(state), guarantee.expected, round(guarantee.largest), sealer)
             state = state | {"length": torch.tensor(length)}
         return state

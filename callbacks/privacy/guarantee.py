@@ -8,7 +8,7 @@ import torch
 from flcog.callbacks.privacy.accountant import Sampling, epsilon
 from flcog.callbacks.privacy.banded_noise import BandedNoise
 from flcog.core.types import Slot
-from flcog.method import SamplingLaw, Training, sealed_sum_of, selection_of
+from flcog.method import SamplingLaw, SealedSum, Selection, Training, method_of
 
 
 @dataclass(frozen=True)
@@ -96,7 +96,7 @@ def guarantee_of(
         _check_pauses(banded, law, training)
         return replace(found, separation=banded.pause, bands=banded.bands)
     at_most = inf if law.at_most is None else max(1, round(law.at_most * scaling))
-    return replace(found, at_most=at_most, fixed_size=law.fixed_size, known=sealed_sum_of(training.methods) is not None)
+    return replace(found, at_most=at_most, fixed_size=law.fixed_size, known=method_of(training.methods, SealedSum) is not None)
 
 
 def _check_pauses(banded: BandedNoise, law: SamplingLaw, training: Training) -> None:
@@ -115,7 +115,7 @@ def _check_pauses(banded: BandedNoise, law: SamplingLaw, training: Training) -> 
 
 def _law(name: str, training: Training, covered: str) -> SamplingLaw:
     """The law of the run's cohorts. ``covered`` names the selections that have one."""
-    selection, count, num_clients = selection_of(training.methods), training.cohort_size, training.num_clients
+    selection, count, num_clients = method_of(training.methods, Selection), training.cohort_size, training.num_clients
     if selection is None:
         return SamplingLaw(count / num_clients, fixed_size=count < num_clients)
     law = selection.law(count, num_clients)

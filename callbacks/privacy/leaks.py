@@ -13,7 +13,7 @@ from flcog.method import (
     Method,
     SealedSum,
     UploadChange,
-    sealed_sum_of,
+    method_of,
 )
 
 Test = Callable[[Method], bool]
@@ -69,7 +69,7 @@ def check_beside(name: str, methods: Sequence[Method], noise_at: str) -> None:
     for reason, leaks in REFUSED.items():
         if (method := next(filter(leaks, methods), None)) is not None:
             raise ValueError(f"{name} and {method.name} cannot be combined: {reason}. Remove one of them")
-    if (sealer := sealed_sum_of(methods)) is not None and noise_at == "server":
+    if (sealer := method_of(methods, SealedSum)) is not None and noise_at == "server":
         raise ValueError(
             f"{name} and {sealer.name} cannot be combined: a server that adds the noise has read the sum without it. Set noise_at "
             "to clients"

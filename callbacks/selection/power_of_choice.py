@@ -2,7 +2,6 @@
 
 import math
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 
@@ -33,8 +32,6 @@ class PowerOfChoice(Selection):
         >>> PowerOfChoice(candidates=6).candidates
         6
     """
-
-    asks_losses: ClassVar[bool] = True
 
     candidates: int | None = option(None, ">= 1")
 

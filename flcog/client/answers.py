@@ -52,12 +52,7 @@ class HostError(BadAnswer):
 
 
 class Wanted(NamedTuple):
-    """What the server asked for.
-
-    Args:
-        limits: the most bytes of the packed answer.
-        believed: returns the part of an answer that the server believes, or raises a :class:`BadAnswer`.
-    """
+    """What the server asked for. ``believed`` returns the part of an answer that the server believes, or raises a :class:`BadAnswer`."""
 
     limits: Limits
     believed: Callable[[Any], Any]
@@ -112,73 +107,56 @@ class Belief:
     _replies: dict[Any, tuple[ClientReply, Limits]] = field(default_factory=dict)
 
     def wanted(self, name: str, arguments: tuple[Any, ...], clients: Sequence[int]) -> Wanted | None:
-        """The form of the answer to a request; None for any form.
-
-        Args:
-            name, arguments: of the request.
-            clients: the clients of the host.
-        """
-        if name in ("begin", "roll_call"):
-            return self._roll_call()
-        if name == "set_up":
-            return wanted(None)
-        if name == "stateful":
-            return wanted(True)
-        if name == "standardise":
-            return self._sums(clients, *arguments)
-        if name == "exchange":
-            return self._exchange(arguments[2])
-        if name == "contact":
-            return self._contact(*arguments)
-        if name == "train":
-            return self._train(*arguments)
-        if name == "evaluate":
-            return self._scores(*arguments, clients=clients)
-        if name == "losses":
-            return self._losses(len(arguments[1]))
-        if name == "personal_model":
-            return wanted((arguments[0].params, arguments[0].buffers))
+        """The form of the answer to a request; None for any form."""
+        match name:
+            case "begin" | "roll_call":
+                return Wanted(Limits(2**22, 24 * (self.num_clients or 2**27) + 8 * MOST_CLASSES), self._believed_roll_call)
+            case "set_up":
+                return wanted(None)
+            case "stateful":
+                return wanted(True)
+            case "standardise":
+                return self._sums(clients, *arguments)
+            case "exchange":
+                return self._exchange(arguments[2])
+            case "contact":
+                return self._contact(*arguments)
+            case "train":
+                return self._train(*arguments)
+            case "evaluate":
+                return self._scores(*arguments, clients=clients)
+            case "losses":
+                return self._losses(len(arguments[1]))
+            case "personal_model":
+                return wanted((arguments[0].params, arguments[0].buffers))
         return None
 
-    def _roll_call(self) -> Wanted:
-        """The sizes of a host's data."""
-        num_clients = self.num_clients
-
-        def sizes(name: str, value: Any) -> None:
+    def _believed_roll_call(self, call: Any) -> RollCall:
+        """The sizes of a host's data, and facts about them, if they are numbers and short texts."""
+        require(isinstance(call, RollCall), "it is no roll call")
+        for name in ("sizes", "val", "test"):
+            sizes = getattr(call, name)
+            if sizes is None and name != "sizes":
+                continue
+            count = self.num_clients or len(sizes)
             require(
-                isinstance(value, Tensor)
-                and value.dtype == torch.int64
-                and value.ndim == 1
-                and len(value) == (num_clients or len(value)),
-                f"{name} are not {num_clients or ''} whole numbers",
+                isinstance(sizes, Tensor) and (sizes.dtype, sizes.shape) == (torch.int64, (count,)),
+                f"{name} are not {count} numbers",
             )
-            bad = value[(value < 0) | (value > self.max_samples)].tolist()
-            require(
-                not bad, f"{name} contain {bad[:1]}, and a client has at most {self.max_samples:,} samples (max_client_samples)"
-            )
-
-        def believed(call: Any) -> RollCall:
-            require(isinstance(call, RollCall), "it is no roll call")
-            sizes("sizes", call.sizes)
-            for name in ("val", "test"):
-                if getattr(call, name) is not None:
-                    sizes(name, getattr(call, name))
-            require(bool(call.clients), "it hosts no client with data")
-            require(call.task in (*LABELLED, "unlabelled"), "its task is unknown")
-            for name, most in (("asked", MOST_SAMPLES), ("num_classes", MOST_CLASSES)):
-                value = getattr(call, name)
-                require(type(value) is int and 0 <= value <= most, f"{name} is no number from 0 to {most}")
-            edges, names = call.bin_edges, call.class_names
-            require(
-                edges is None or (isinstance(edges, Tensor) and edges.ndim == 1 and len(edges) < call.num_classes), "bin_edges"
-            )
-            require(names is None or (type(names) in (list, tuple) and len(names) == call.num_classes), "class_names")
-            require(all(map(_is_name, names or ())), "a name of a class is no short text")
-            facts = call.data
-            require(type(facts) is dict and all(map(_is_name, facts)) and all(map(_is_fact, facts.values())), "facts of its data")
-            return call
-
-        return Wanted(Limits(2**22, 24 * (num_clients or 2**27) + 8 * MOST_CLASSES), believed)
+            bad = sizes[(sizes < 0) | (sizes > self.max_samples)].tolist()
+            text = f"{name} contain {bad[:1]}, and a client has at most {self.max_samples:,} samples (max_client_samples)"
+            require(not bad, text)
+        require(bool(call.clients), "it hosts no client with data")
+        require(call.task in (*LABELLED, "unlabelled"), "its task is unknown")
+        for name, most in (("asked", MOST_SAMPLES), ("num_classes", MOST_CLASSES)):
+            value = getattr(call, name)
+            require(type(value) is int and 0 <= value <= most, f"{name} is no number from 0 to {most}")
+        edges, names, facts = call.bin_edges, call.class_names, call.data
+        require(edges is None or (isinstance(edges, Tensor) and edges.ndim == 1 and len(edges) < call.num_classes), "bin_edges")
+        require(names is None or (type(names) in (list, tuple) and len(names) == call.num_classes), "class_names")
+        require(all(map(_is_name, names or ())), "a name of a class is no short text")
+        require(type(facts) is dict and all(map(_is_name, facts)) and all(map(_is_fact, facts.values())), "facts of its data")
+        return call
 
     def _sums(self, clients: Sequence[int], mean: Tensor | None, std: Tensor | None) -> Wanted:
         """The sums of clients for the common standardisation."""
@@ -297,11 +275,7 @@ def _believed_reply(reply: ClientReply, like: ClientReply, tasks: Sequence[Clien
 def _alike(value: Any, like: Any, rows: int | None = None, where: str = "it") -> Any:
     """The value, if it has the form of an example.
 
-    Args:
-        value: a tree.
-        like: the example.
-        rows: the number of clients, if the tensors of both have a leading client axis.
-        where: the place of the value in the answer.
+    ``rows`` is the number of clients, if the tensors of both have a leading client axis. ``where`` names the place in the answer.
     """
     if isinstance(like, Tensor | Field):
         shape = tuple(like.shape) if rows is None else (rows, *like.shape[1:])

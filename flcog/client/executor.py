@@ -19,12 +19,7 @@ from flcog.wire.envelope import Envelope, Manifest
 class Result(NamedTuple):
     """The results of one or several clients. Tensors have a leading client axis.
 
-    Args:
-        works: the clients' work.
-        envelope: all values that the clients send.
-        states: the clients' new states, in the order of the methods.
-        manifest: a description of each envelope.
-        training: the state of a single client's training for its next round.
+    ``training`` is the state of a single client's training for its next round.
     """
 
     works: Sequence[ClientWork]
@@ -71,13 +66,7 @@ class Assignment(NamedTuple):
 
 
 class Choice(NamedTuple):
-    """The choice of an executor, as checkpoints and ``run.yaml`` store it.
-
-    Args:
-        name: the executor: ``loop``, ``vmap`` or ``vmap-patches``.
-        clients_at_once: the number of clients that train side by side.
-        compiled: whether local steps are compiled, or captured as CUDA graphs.
-    """
+    """The choice of an executor, as checkpoints and ``run.yaml`` store it."""
 
     name: str
     clients_at_once: int
@@ -115,12 +104,7 @@ class Executor(Placement, Protocol):
         """The choice that a resumed run must take over; None if every run of the configuration makes the same choice."""
 
     def settle(self, choice: Choice, why: str) -> None:
-        """Take over a choice for good.
-
-        Args:
-            choice: from a checkpoint, or from the first process.
-            why: the reason, for a note.
-        """
+        """Take over a choice for good."""
 
 
 def longest_first(works: Sequence[ClientWork]) -> list[ClientWork]:

@@ -10,9 +10,9 @@ from flcog.client.store import ClientStore
 from flcog.core.types import Params, Slot
 from flcog.data import Federation, Preprocess
 from flcog.method import Optimisation, RoundKeys
+from flcog.method.client_view import Population
 from flcog.wire.envelope import Envelope, Manifest
 from flcog.wire.packing import message
-from flcog.wire.population import Population
 
 Split = Literal["val", "test"]
 """A part of its samples that a client holds out."""
@@ -225,44 +225,9 @@ class Clients(Protocol):
         """Replace all states by the states of a checkpoint."""
 
 
-class ClientsElsewhere(Clients, Protocol):
-    """The server's interface to clients in other processes, which begin a run by messages."""
-
-    def begin(self, own: Any, drop: bool) -> RollCall:
-        """Begin a new run, without states and with the data before any exchange. Returns the clients and the sizes of their data.
-
-        Args:
-            own: the server's own :class:`flcog.client.runtime.ClientRuntime`, with whose answers those of all clients are compared.
-            drop: whether a round goes on without clients whose answer is bad.
-        """
-
-    def exchange(self, method: str, step: str, messages: Mapping[int, Any], like: Any) -> dict[int, Any]:
-        """Send clients messages of a method that exchanges data before round 1, and return their answers in the order of clients.
-
-        ``like`` gives an example of each answer (``flcog.client.answers.Like``).
-        """
-
-    def set_up(self, population: Population, constants: Params) -> None:
-        """Send clients the facts about all of them, and the weights that no client changes, such as LoRA's frozen weights.
-
-        The server sends this once in a run, after all exchanges. The scales of quantised weights come along, and clients compare them
-        with their own.
-        """
-
-    def roll_call(self) -> RollCall:
-        """The clients and the sizes of their data, after the exchanges so far."""
-
-    def standardise(self, mean: Tensor | None, std: Tensor | None) -> dict[int, Tensor]:
-        """The sums of each client for the common standardisation; nothing where std is given, which clients take over."""
-
-
 def unsent_by(tasks: Sequence[ClientTask]) -> set[str]:
     """The parameters that clients train and do not send."""
-    first = tasks[0].masks if tasks else {}
-    for task in tasks if first else ():
-        if {name: mask.ndim for name, mask in task.masks.items()} != {name: mask.ndim for name, mask in first.items()}:
-            raise ValueError(
-                f"masks of all clients must name the same parameters; client {tasks[0].client} has masks of {', '.join(first)}, and client "
-                f"{task.client} of {', '.join(task.masks)}"
-            )
-    return {name for name, mask in first.items() if mask.ndim == 0 and not mask}
+    masks = [{name: mask.ndim for name, mask in task.masks.items()} for task in tasks]
+    if any(own != masks[0] for own in masks):
+        raise ValueError("masks of all clients must name the same parameters, and mask the same parameters whole")
+    return {name for name, mask in tasks[0].masks.items() if mask.ndim == 0 and not mask} if tasks else set()

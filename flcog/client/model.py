@@ -21,7 +21,6 @@ from flcog.data import FederatedDataModule, Federation
 from flcog.functional.model_function import ModelFunction
 from flcog.method import Method, ModelNote, Note, Personalisation
 from flcog.method.gradient_clip import GradientClip
-from flcog.method.returned import check_type
 from flcog.models.lora import adapters
 from flcog.settings import Settings
 
@@ -32,13 +31,8 @@ CHANGES_A_STEP = ("loss", "wrap_gradient", "correct_gradient")
 class ClientModel(NamedTuple):
     """The model and the optimiser of each client.
 
-    Args:
-        function: the model, on its device.
-        optimizer: the module's optimiser.
-        notes: choices made on the user's behalf, for the run's summary.
-        trainer: the run's ``lightning.Trainer``, in whose loops the clients may train and modules are evaluated.
-        reason: why the clients train in Lightning's loops; empty if the module may be pure.
-        hooked: whether users' hooks between rounds may change the module.
+    ``reason`` says why the clients train in Lightning's loops, and is empty if the module may be pure. ``hooked``: whether users' hooks
+    between rounds may change the module.
     """
 
     function: ModelFunction
@@ -71,16 +65,7 @@ def make_client_model(
     processes: Processes,
     trainer: Any,
 ) -> ClientModel:
-    """Make the initial model of a run, identical in all processes.
-
-    Args:
-        settings: the user's settings of the training.
-        methods: the run's methods in their order.
-        model: the user's module, or a bare network.
-        datamodule: the user's data, prepared and set up.
-        processes: the processes of the run.
-        trainer: the run's ``lightning.Trainer``.
-    """
+    """Make the initial model of a run, identical in all processes."""
     client = model if isinstance(model, L.LightningModule) else as_client(model, datamodule.federation.task)
     client, notes = _with_methods(settings, methods, client, datamodule, processes, trainer)
     function = ModelFunction(client, functools.partial(settings.autocast, processes.device))
@@ -91,8 +76,9 @@ def make_client_model(
         kind = type(client).__name__
         text = f"{type(model).__name__} trains as a flcog.{kind} by {describe_optimizer(optimizer)}: flcog.{kind}(network, optimizer=...)"
         notes.insert(0, ModelNote(f"{text} chooses another"))
-    _check_steps(client, methods, optimizers, settings.accumulate_grad_batches, reason)
-    _check_samples(methods, datamodule.federation.train.inputs)
+    inputs = datamodule.federation.train.inputs
+    collated = "a collate_fn mixes the samples of a batch" if isinstance(inputs, Source) and inputs.whole_batches else ""
+    _check_steps(client, methods, optimizers, settings.accumulate_grad_batches, reason or collated)
     if not reason:
         for group in optimizer.param_groups:
             group["params"] = [parameter for parameter in group["params"] if parameter.requires_grad]
@@ -174,13 +160,11 @@ def _with_method(
     settings: Settings, method: Method, model: L.LightningModule, federation: Federation, processes: Processes
 ) -> L.LightningModule:
     """Let one method change the module."""
-    if federation.task == "unlabelled" and federation.task not in method.tasks:
-        raise ValueError(
-            f'{method.name} needs targets, and this data set has none: name them by target, as in TorchDataset(train, target="label"), '
-            f"or remove {method.name}"
-        )
     if federation.task not in method.tasks:
-        raise ValueError(f"{method.name} is defined for {' and '.join(method.tasks)}, not for {federation.task} data: remove it")
+        raise ValueError(
+            f"{method.name} is defined for {' and '.join(method.tasks)}, not for {federation.task} data: remove it"
+            + (', or name the targets, as in TorchDataset(train, target="label")' if federation.task == "unlabelled" else "")
+        )
     if method.needs_adapters and next(adapters(model), None) is None:
         network = model.model if isinstance(model, ClientModule) else model
         raise ValueError(
@@ -195,44 +179,29 @@ def _with_method(
         )
     # The initial weights of new layers do not depend on the run's precision, as the model's own weights do not.
     with seeded(fold(settings.seed, "configure_model", method.name), processes.device), default_dtype(torch.float32):
-        changed: nn.Module = method.configure_model(cast(ClientModule, model))
-        kind, wanted = (ClientModule, "the flcog.ClientModule") if isinstance(model, ClientModule) else (nn.Module, "the module")
-        return cast(L.LightningModule, check_type(method, "configure_model", changed, kind, wanted))
+        return method.configure_model(cast(ClientModule, model))
 
 
 def _check_steps(
-    module: L.LightningModule, methods: Sequence[Method], optimizers: Sequence[Any], accumulate: int, reason: str
+    module: L.LightningModule, methods: Sequence[Method], optimizers: Sequence[Any], accumulate: int, mixed: str
 ) -> None:
-    """Refuse methods that have no place in the steps of this module."""
+    """Refuse methods that have no place in the steps of this module. ``mixed`` says why samples have no gradients of their own."""
     name, manual = type(module).__name__, not module.automatic_optimization
     for method in methods:
         if manual and any(map(method.overrides, CHANGES_A_STEP)):
-            clips = isinstance(method, GradientClip)
-            what = "trainer.gradient_clip_val" if clips else method.name
-            remedy = "call self.clip_gradients in training_step" if clips else "let training_step return the loss"
+            what = "trainer.gradient_clip_val" if isinstance(method, GradientClip) else method.name
             raise ValueError(
-                f"{what} changes or differentiates the loss or the gradient of a step, and {name} takes its steps itself "
-                f"(automatic_optimization = False): remove {what}, or {remedy}"
+                f"{what} changes the loss or the gradient of a step, and {name} takes its steps itself (automatic_optimization = False): "
+                f"remove {what}, call self.clip_gradients in training_step, or let training_step return the loss"
             )
-        if method.maps_gradient and reason:
+        if method.maps_gradient and mixed:
             raise ValueError(
-                f"{method.name} computes the gradients of many samples at once, without Lightning's loops, and this run needs them "
-                f"({reason}): remove one of the two"
+                f"{method.name} takes the gradient of each sample alone, and cannot here ({mixed}): remove one of the two"
             )
     if accumulate > 1 and (manual or any(map(asks_again, optimizers))):
         raise ValueError(
             f"accumulate_grad_batches={accumulate}: {name} takes its steps itself, or its optimiser computes the loss several times in a "
             "step: accumulate in training_step, or use a larger batch size"
-        )
-
-
-def _check_samples(methods: Sequence[Method], inputs: Any) -> None:
-    """Refuse methods that take the gradient of each sample if the samples of a batch cannot be told apart."""
-    method = next((method for method in methods if method.maps_gradient), None)
-    if method is not None and isinstance(inputs, Source) and inputs.whole_batches:
-        raise ValueError(
-            f"{method.name} takes the gradient of each sample alone, and a collate_fn can mix the samples of a batch: let the data set's "
-            f"items have one shape and leave out collate_fn, or remove {method.name}"
         )
 
 

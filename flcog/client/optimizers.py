@@ -8,11 +8,7 @@ import torch
 
 
 class SeveralOptimizers(torch.optim.Optimizer):
-    """The optimisers of a module with manual optimisation as one list of groups. The module steps each of them.
-
-    Args:
-        optimizers: in the order of ``configure_optimizers``.
-    """
+    """The optimisers of a module with manual optimisation as one list of groups. The module steps each of them."""
 
     def __init__(self, optimizers: Sequence[torch.optim.Optimizer]) -> None:
         self.optimizers = list(optimizers)

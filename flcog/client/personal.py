@@ -1,6 +1,5 @@
 """Personal models of clients, for methods that keep them. They are made where the client's data are."""
 
-import warnings
 from typing import NamedTuple
 
 from flcog.client.executor import Assignment, Placement
@@ -16,9 +15,7 @@ from flcog.functional.apply import OwnForward
 from flcog.functional.evaluation import Evaluator
 from flcog.functional.model_function import ModelFunction
 from flcog.method import GlobalModel, Method, Personalisation
-from flcog.method.finite import check_finite, is_finite
-from flcog.method.given import model_stays
-from flcog.method.returned import check_personal
+from flcog.method.given import untouched
 
 
 class PersonalModel(NamedTuple):
@@ -30,16 +27,7 @@ class PersonalModel(NamedTuple):
 
 
 class PersonalModels(NamedTuple):
-    """Makes the personal models of clients.
-
-    Args:
-        model: the clients' model.
-        federation: their data.
-        batching: how a client's samples become steps.
-        reader: turns sample indices into tensors.
-        evaluator: measures BatchNorm's statistics.
-        loop: fine-tunes one client at a time.
-    """
+    """Makes the personal models of clients. ``loop`` fine-tunes one client at a time."""
 
     model: ModelFunction
     federation: Federation
@@ -54,21 +42,13 @@ class PersonalModels(NamedTuple):
         return make_work(self.federation, self.batching, [ClientTask(client, steps, 1.0)], seed, received.round)[0]
 
     def make(self, received: Download, method: Personalisation, work: ClientWork) -> PersonalModel:
-        """Make one client's own model, with the fine-tuning that the method asks for.
-
-        Args:
-            received: the model as it is evaluated, and the part of the method's server state that clients receive.
-            method: the method that keeps the models.
-            work: the client, with its state and random numbers.
-        """
+        """Make one client's own model, with the fine-tuning that the method asks for."""
         buffers = received.buffers
         program = self._program(received, [method], received.params)
         tensors = ClientTensors(work.states(), work.draws(), [{}], work.num_steps, work.num_samples, 1.0)
         context = program.contexts(tensors, buffers, 0)[0]
-        with model_stays(method, "personal", received.params, buffers):
-            personal = method.personal(dict(received.params), context)
-        own, steps, own_statistics, forward = check_personal(method, personal, received.params)
-        check_finite(method, "personal", own, received.params, f" of client {work.client}")
+        with untouched(method, "personal", received.params, buffers):
+            own, steps, own_statistics, forward = method.personal(dict(received.params), context)
         if steps:
             tuning = self.work(received, work.client, steps)
             seed = fold(received.seed, "personal")
@@ -77,12 +57,6 @@ class PersonalModels(NamedTuple):
             envelope = next(self.loop.run(assignment)).envelope
             own = {name: value + envelope.delta[name][0] for name, value in own.items()}
             buffers = {name: value[0].clone() for name, value in envelope.buffers.items()}
-            if not is_finite(own):
-                warnings.warn(
-                    f"{method.name}: the personal model of client {work.client} is NaN or infinite after {steps} steps of tuning, so that "
-                    "the personal figures mean nothing: lower the learning rate, or take fewer steps",
-                    stacklevel=2,
-                )
         elif own_statistics and self.model.mixes_rows:
             buffers = self.evaluator.statistics(own, buffers, work.own)
         return PersonalModel(own, buffers, forward)

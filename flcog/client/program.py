@@ -1,6 +1,7 @@
 """The client side of a round as pure functions: it combines the hooks of all methods in the same way for every executor."""
 
 from collections.abc import Callable, Collection, Iterable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -13,9 +14,9 @@ from flcog.core.types import Batch, Params, Slot
 from flcog.functional.apply import Apply, apply_of
 from flcog.functional.model_function import ModelFunction
 from flcog.method import Attack, ClientData, Context, GlobalModel, Gradient, GradientFunction, Method, Optimisation, Stage, Upload
-from flcog.method.given import given, unchanged
-from flcog.method.returned import check_gradient_function, check_pair, check_params, check_scalar, check_upload, is_checked
-from flcog.method.stage import ORDER, sent_by
+from flcog.method.given import given, untouched
+from flcog.method.returned import check_pair, check_params, check_scalar, check_upload, is_checked
+from flcog.method.stage import ORDER
 from flcog.wire.envelope import Envelope, Manifest, fields_of, map_fields, sizes_of
 
 Results = tuple[Params, Tensor, Params]
@@ -51,14 +52,7 @@ class ClientTensors(NamedTuple):
 class Program:
     """The client side of one round: the model with the active methods, and all values that clients share.
 
-    Args:
-        model: the client's model as a function.
-        methods: the methods that act in this round.
-        broadcasts: for each method, the part of its server state that clients receive.
-        received: the model that clients receive.
-        optimisation: the settings of the local optimiser in this round.
-        unsent: parameters that clients train and do not send.
-        masked: whether clients have only parts of some parameters.
+    Clients train the parameters in ``unsent`` without sending them. ``masked`` clients have only parts of some parameters.
     """
 
     model: ModelFunction
@@ -90,14 +84,7 @@ class Program:
     def contexts(
         self, tensors: ClientTensors, buffers: Params, step: int | Tensor, means: Sequence[Slot] | None = None
     ) -> list[Context]:
-        """The context of each method, which contains the method's view of the client.
-
-        Args:
-            tensors: the client's.
-            buffers: of the client's model.
-            step: the number of the local step.
-            means: for each method, the mean of its ``over_data`` over the client's samples.
-        """
+        """The context of each method, which contains the method's view of the client."""
         data = [ClientData(tensors.num_samples, tensors.weight, mean) for mean in means or [{}] * len(self.methods)]
         parts = zip(self.broadcasts, tensors.states, tensors.draws, tensors.inputs, data, strict=True)
         return [
@@ -110,7 +97,7 @@ class Program:
         if self.starters:
             contexts, inputs = self.contexts(tensors, buffers, 0), list(tensors.inputs)
             for i, method in self.starters:
-                with unchanged(method, "start", contexts[i]):
+                with _watched(method, "start", contexts[i]):
                     started = method.start(self.apply(buffers), dict(params), contexts[i])
                 params, inputs[i] = check_pair(method, "start", started, params, "inputs")
             tensors = tensors._replace(inputs=inputs)
@@ -126,7 +113,7 @@ class Program:
         """The task loss plus the terms of all methods."""
         total = task_loss
         for i, method in self.losses:
-            with unchanged(method, "loss", contexts[i], params=params):
+            with _watched(method, "loss", contexts[i], params):
                 term = method.loss(apply, dict(params), batch, task_loss, contexts[i])
             total = total + check_scalar(method, "loss", term)
         return total
@@ -143,14 +130,13 @@ class Program:
         """
         function, states = base, dict[int, Slot]()
         for i, method in self.wraps:
-            wrapped = method.wrap_gradient(function, contexts[i])
-            function = _collecting(method, check_gradient_function(method, wrapped, contexts[i].step), contexts[i], i, states)
+            function = _collecting(method, method.wrap_gradient(function, contexts[i]), contexts[i], i, states)
         return function(params, batch)._replace(state=states)
 
     def corrected(self, values: Params, params: Params, contexts: list[Context], masks: Params) -> Params:
         """The gradient after all corrections and the masks."""
         for i, method in self.corrections:
-            with unchanged(method, "correct_gradient", contexts[i], params=params):
+            with _watched(method, "correct_gradient", contexts[i], params):
                 values = method.correct_gradient(dict(values), dict(params), contexts[i])
             if is_checked(contexts[i].step):
                 check_params(method, "correct_gradient", values, params)
@@ -176,17 +162,12 @@ class Program:
     ) -> tuple[Params, ClientTensors]:
         """The parameters and states after the hooks that follow an optimiser step.
 
-        Args:
-            step: the number of the local step.
-            changed: the parameters after the optimiser's step, and before it.
-            buffers: of the client's model, after the forward pass.
-            tensors: the client's.
-            batch: of this step.
+        ``changed`` are the parameters after the optimiser's step, and before it.
         """
         params, before = changed
         contexts, states = self.contexts(tensors, buffers, step), list(tensors.states)
         for i, method in self.followers:
-            with unchanged(method, "after_step", contexts[i], params=params, before=before):
+            with _watched(method, "after_step", contexts[i], params, before):
                 after = method.after_step(self.apply(buffers), dict(params), dict(before), batch, contexts[i])
             params, states[i] = check_pair(method, "after_step", after, params, "state") if is_checked(step) else after
         return _masked(params, tensors.masks), tensors._replace(states=states)
@@ -202,20 +183,13 @@ class Program:
     def finish(
         self, delta: Params, params: Params, buffers: Params, tensors: ClientTensors, means: Sequence[Slot] | None = None
     ) -> tuple[Envelope, list[Slot], Manifest]:
-        """The client's envelope after all stages, the new state of each method, and a description of the envelope.
-
-        Args:
-            delta: the change of the model.
-            params, buffers: the trained model.
-            tensors: the client's.
-            means: for each method, the mean of its ``over_data`` over the client's samples.
-        """
+        """The client's envelope after all stages, the new state of each method, and a description of the envelope."""
         contexts = self.contexts(tensors, buffers, tensors.num_steps, means)
         states, sends_weights = list(tensors.states), True
         messages: dict[str, Upload] = {}
         for i, method in enumerate(self.methods):
             if method.overrides("finish_client"):
-                with unchanged(method, "finish_client", contexts[i], params=params):
+                with _watched(method, "finish_client", contexts[i], params):
                     finished = method.finish_client(dict(delta), dict(params), contexts[i])
                 messages[method.name] = upload = check_upload(method, finished, params)
                 sends_weights, delta = sends_weights and upload.delta is not None, delta if upload.delta is None else upload.delta
@@ -237,7 +211,7 @@ class Program:
         for i, stage in self.stages if pytree.tree_leaves(envelope) else ():
             if stage.kind == "encode" and fields is None:
                 fields = fields_of(envelope)
-            staged, states[i] = sent_by(stage, envelope, contexts[i])
+            staged, states[i] = stage.send(envelope, contexts[i])
             envelope = _unless(attacks, staged, envelope) if stage.kind in ("smooth", "bound") else staged
         params_sent = _sizes_by_name(envelope.delta, tensors.masks)
         return envelope, states, Manifest(sizes_of(envelope), plain, params_sent, plain_params, fields)
@@ -259,14 +233,22 @@ def with_states(tensors: ClientTensors, states: dict[int, Slot]) -> ClientTensor
     return tensors._replace(states=[states.get(i, old) for i, old in enumerate(tensors.states)]) if states else tensors
 
 
+def _watched(method: Method, hook: str, ctx: Context, *own: Params) -> AbstractContextManager[None]:
+    """Refuse a hook that changes in place what all clients receive, or the client's own model, in the client's first step."""
+    is_first = is_checked(ctx.step) or hook == "finish_client"
+    return untouched(method, hook, ctx.received, ctx.broadcast, *own) if is_first else nullcontext()
+
+
 def _collecting(
     method: Method, function: GradientFunction, ctx: Context, place: int, states: dict[int, Slot]
 ) -> GradientFunction:
     """Wrap the gradient function of one method, so that it stores its new state in ``states`` instead of returning it."""
 
     def gradient(params: Params, batch: Batch) -> Gradient:
-        with unchanged(method, "wrap_gradient", ctx):
+        with _watched(method, "wrap_gradient", ctx):
             result = function(dict(params), batch)
+        if is_checked(ctx.step):
+            check_params(method, "wrap_gradient", result.values, params)
         if result.state is not None:
             states[place] = result.state
         return result._replace(state=None)

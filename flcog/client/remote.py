@@ -16,8 +16,8 @@ from flcog.client.runtime import ClientRuntime
 from flcog.client.store import ClientStore, StatesInMemory
 from flcog.core.text import clipped
 from flcog.core.types import Params, Slot
+from flcog.method.client_view import Population
 from flcog.wire.packing import Limits, PackingError
-from flcog.wire.population import Population
 
 CALLS = (
     *("begin", "standardise", "exchange", "roll_call", "set_up", "stateful", "contact", "train", "commit", "evaluate", "losses"),
@@ -27,20 +27,6 @@ CALLS = (
 
 QUESTIONS = ("evaluate", "personal_scores")
 """The questions that a request ``evaluate`` may contain."""
-
-
-FIXES = {
-    "columns": "give both tables as many columns, or list the same features",
-    "column": "give both tables the same columns in the same order, or list the same features",
-    "categories": "list the same categories for both",
-    "class_names": "list the same classes for both",
-    "num_classes": "set the same num_classes or classes for both",
-    "client_": "set the same client_val and client_test for both",
-    "standardisation": "set the same standardise, or mean and std, for both",
-    "inputs": "store the inputs in the same form and type",
-    "scale of images": "store the images on the same scale",
-}
-"""What users do about facts in which data differ, by the beginning of the fact's name."""
 
 
 class NoAnswer(TimeoutError):
@@ -62,12 +48,7 @@ class Host(Protocol):
 
 
 def answer_of(clients: Any, name: str, arguments: Sequence[Any]) -> Any:
-    """A host's answer to a request.
-
-    Args:
-        clients: the result of :func:`flcog.run.hosting.host_clients`.
-        name, arguments: of the request.
-    """
+    """A host's answer to a request."""
     if name not in CALLS:
         raise ValueError(f"a host answers {', '.join(CALLS)}; got {name}")
     if name == "evaluate":
@@ -106,28 +87,20 @@ def called(kind: str, number: int, clients: Sequence[int]) -> str:
 
 
 def check_facts(known: Iterable[tuple[str, Mapping[str, Any]]]) -> None:
-    """Refuse data that differ in a fact.
-
-    Args:
-        known: the names of the data's owners, and the facts that they know.
-    """
+    """Refuse data that differ in a fact."""
     first: dict[str, tuple[str, Any]] = {}
     for owner, facts in known:
         for fact, here in facts.items():
             other, there = first.setdefault(fact, (owner, here))
             if here != there:
-                fix = next((fix for kind, fix in FIXES.items() if fact.startswith(kind)), "set the same for both")
                 raise ValueError(
-                    f"the data of {other} have {fact}={clipped(str(there))}, and those of {owner} {fact}={clipped(str(here))}: {fix}"
+                    f"the data of {other} have {fact}={clipped(str(there))}, and those of {owner} {fact}={clipped(str(here))}: give both "
+                    "the same"
                 )
 
 
 class RemoteClients:
-    """The clients of several hosts, for ``FederatedTrainer.connect``.
-
-    Args:
-        hosts: the processes.
-    """
+    """The clients of several hosts, for ``FederatedTrainer.connect``."""
 
     here = None
     may_be_lost = False
@@ -147,6 +120,11 @@ class RemoteClients:
         """The number of each host's answers that nobody has read."""
 
     def begin(self, own: ClientRuntime, drop: bool) -> RollCall:
+        """Begin a new run, without states and with the data before any exchange.
+
+        ``own`` is the server's own runtime, and tells the form of
+        all answers. ``drop``: whether a round goes on without clients whose answer is bad.
+        """
         self._belief, self._calls = Belief(own, self.num_clients, self.max_client_samples, drop), []
         self._take(self._all("begin"))
         check_facts((self._name(k), call.facts) for k, call in enumerate(self._calls))
@@ -169,6 +147,7 @@ class RemoteClients:
         self._home = {client: k for client, (k,) in hosts.items()}
 
     def roll_call(self) -> RollCall:
+        """The clients and the sizes of their data, after the exchanges so far."""
         if self._exchanged:
             self._calls, self._exchanged = self._all("roll_call"), False
         first = self._calls[0]
@@ -181,14 +160,17 @@ class RemoteClients:
         return first._replace(sizes=sizes, val=val, test=test, class_names=names)
 
     def standardise(self, mean: Tensor | None, std: Tensor | None) -> dict[int, Tensor]:
+        """The sums of each client for the common standardisation; nothing where std is given, which clients take over."""
         return {client: sums for part in self._all("standardise", mean, std) for client, sums in part.items()}
 
     def exchange(self, method: str, step: str, messages: Mapping[int, Any], like: Like) -> dict[int, Any]:
+        """Send clients messages of a method that exchanges data before round 1, and return their answers in the order of clients."""
         self._exchanged, self._belief.like = True, like
         parts = self._each("exchange", messages, lambda mine: (method, step, {client: messages[client] for client in mine}))
         return dict(sorted((client, answer) for _, part in parts for client, answer in part.items()))
 
     def set_up(self, population: Population, constants: Params) -> None:
+        """Send clients, after all exchanges, the facts about all of them, and the weights that no client changes, such as LoRA's."""
         self._all("set_up", population, constants)
 
     @property
@@ -280,13 +262,7 @@ class RemoteClients:
     def _answers(
         self, name: str, arguments: Mapping[int, tuple[Any, ...]], optional: bool = False
     ) -> Generator[tuple[int, Any], None, None]:
-        """The number of each host, and its answer to a request.
-
-        Args:
-            name: of the request.
-            arguments: of the request, by the host's number.
-            optional: whether hosts without an answer are left out.
-        """
+        """The number of each host, and its answer to a request. If the request is ``optional``, hosts without an answer are left out."""
         for k, given in arguments.items():
             while self._unread[k]:  # an error has ended the earlier request, and its answers would be taken for those to this one
                 self._read(k)

@@ -11,13 +11,11 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from flcog.client.executor import Assignment, Executor, Placement, Result, longest_first
-from flcog.client.first_states import FirstStates
 from flcog.client.messages import ClientReply, ClientTask, Download, Question, RollCall, Scores, Split, unsent_by
 from flcog.client.personal import PersonalModel, PersonalModels
 from flcog.client.program import Program
-from flcog.client.residuals import filled, residual_stages
 from flcog.client.sealing import sealed
-from flcog.client.store import ClientStore, StatesInMemory
+from flcog.client.store import ClientStore, StatesInMemory, filled, residual_stages
 from flcog.client.work import ClientWork, make_work
 from flcog.core.copies import handed_over
 from flcog.core.randomness import make_rng
@@ -27,11 +25,11 @@ from flcog.data.batching import Batching
 from flcog.data.reading import Reader
 from flcog.functional.evaluation import Evaluator
 from flcog.functional.model_function import ModelFunction
-from flcog.method import ClientView, GlobalModel, Method, Personalisation, drawn, first_contact, private_sum_of, sealed_sum_of
+from flcog.method import ClientView, GlobalModel, Method, Personalisation, PrivateSum, SealedSum, drawn, first_contact, method_of
+from flcog.method.client_view import Population
 from flcog.metrics import reweighted
 from flcog.models.causal_lm import scales
 from flcog.wire.ledger import masked_bytes
-from flcog.wire.population import Population
 from flcog.wire.soundness import of_client, state_ranges
 
 TRAINING = "lightning"
@@ -42,19 +40,7 @@ TRAINING = "lightning"
 class ClientRuntime:
     """Does the work of the clients that it hosts. The server communicates with it only by messages.
 
-    Args:
-        methods: the run's methods in their order.
-        model: the clients' model, on its device.
-        optimizer: the module's optimiser.
-        federation: the clients' data.
-        exchanges: the results of ``prepare_data``, by method.
-        batching: how a client's samples become steps.
-        reader: turns sample indices into tensors.
-        executor: trains clients.
-        seed: the run's seed.
-        evaluator: measures models on the clients' data.
-        loop: fine-tunes one client at a time.
-        store: the clients' states between rounds.
+    ``loop`` fine-tunes one client at a time.
     """
 
     methods: Sequence[Method]
@@ -77,7 +63,6 @@ class ClientRuntime:
         self._provisional: dict[int, dict[str, Slot]] = {}
         self._initial: dict[int, dict[str, Slot]] = {}
         """The states of clients that joined in this round and have not trained yet."""
-        self._first = FirstStates(self.methods)
 
     @property
     def here(self) -> "ClientRuntime":
@@ -137,7 +122,7 @@ class ClientRuntime:
         assignment = self.assign(received, tasks)
         methods = assignment.program.methods
         names = [method.name for method in methods]
-        sealer, private = sealed_sum_of(methods), private_sum_of(methods)
+        sealer, private = method_of(methods, SealedSum), method_of(methods, PrivateSum)
         with self._rates_kept(), closing(self.executor.run(assignment)) as results:
             for result in results:
                 reply = self._reply(result, names)
@@ -171,14 +156,7 @@ class ClientRuntime:
         return params, buffers
 
     def _personal_model(self, received: Download, method: str, client: int, first: Params) -> PersonalModel:
-        """A client's own model.
-
-        Args:
-            received: the model as it is evaluated, and the part of the method's server state that clients receive.
-            method: the name of the method that keeps the models.
-            client: the client's number.
-            first: the global parameters. A client without a state makes its first state from them.
-        """
+        """A client's own model. A client without a state makes its first state from ``first``, the global parameters."""
         chosen = next(each for each in self.methods if isinstance(each, Personalisation))
         models = PersonalModels(self.model, self.federation, self.batching, self.reader, self.evaluator, self.loop)
         work = models.work(received, client)
@@ -264,7 +242,6 @@ class ClientRuntime:
                 work.states = work.draws = lambda: [{}] * len(methods)
             return
         self.store.fetch([work.client for work in works])
-        self._first.begin()
         works, states, draws = longest_first(works), list[list[Any]](), list[list[Slot]]()  # works as executors take them
         for work in works:
             view = self.view(work.client, round)
@@ -274,8 +251,6 @@ class ClientRuntime:
             for i, method in enumerate(methods):
                 if states[-1][i] is None:
                     states[-1][i] = first_contact(method, params, buffers, view).state
-                if method.name not in self.store.get(work.client):
-                    self._first.note(work.client, method.name, states[-1][i])
                 rng = make_rng(self.seed, round, work.client, "draw", method.name)
                 draws[-1].append(drawn(method, rng, view) if method.overrides("draw") else {})
         for work, own_states, own_draws in zip(works, self._on_device(states), self._on_device(draws), strict=True):
@@ -298,8 +273,7 @@ class ClientRuntime:
         clients = [work.client for work in result.works]
         kept = {name: state for name, state in zip(methods, result.states, strict=True) if pytree.tree_leaves(state)}
         for k, client in enumerate(clients if kept else ()):
-            self._provisional[client] = new = of_client(kept, k)
-            self._first.check(client, new)
+            self._provisional[client] = of_client(kept, k)
         if result.training and self.executor.name == TRAINING:
             self._provisional.setdefault(clients[0], {})[TRAINING] = result.training
         masked, masked_plain = (

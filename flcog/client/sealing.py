@@ -23,15 +23,7 @@ UNWEIGHTED = ("totals", "norm")
 def sealed(
     reply: ClientReply, rule: SealedSum, received: Download, weights: Sequence[float], private: PrivateSum | None = None
 ) -> ClientReply:
-    """The reply with words in the place of the clients' values. Its manifest describes the values.
-
-    Args:
-        reply: of one or more clients.
-        rule: seals.
-        received: the broadcast, with the keys of the round.
-        weights: of the clients.
-        private: makes whole numbers with noise of the values.
-    """
+    """The reply with words in the place of the clients' values. Its manifest describes the values."""
     keys = received.keys
     assert keys is not None
     # Masks are made on the CPU, which also has float64.

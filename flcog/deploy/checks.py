@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from flcog.method import Callback, Method, SealedSum, asynchronous_of
+from flcog.method import AsynchronousRounds, Callback, Method, SealedSum, method_of
 from flcog.run.hosting import check_separate
 from flcog.run.observers.checkpoint import Checkpoint
 
@@ -11,7 +11,7 @@ def check_run(methods: Sequence[Method], observers: Sequence[Callback]) -> None:
     """Refuse a run before its app is written, and again before it starts, because users may edit the app."""
     check_methods(methods)
     check_separate(methods)
-    if (asynchronous := asynchronous_of(methods)) is not None:
+    if (asynchronous := method_of(methods, AsynchronousRounds)) is not None:
         raise ValueError(
             f"{asynchronous.name} decides by simulated time when clients arrive, and nodes train in real time: remove it"
         )

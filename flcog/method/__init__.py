@@ -2,13 +2,10 @@
 
 from flcog.core.types import Batch, Params, Slot
 from flcog.method.aggregator import Aggregator, UploadAggregator, UploadChange, UploadMatrix
-from flcog.method.asynchrony import AsynchronousRounds, asynchronous_of
 from flcog.method.attack import Attack
-from flcog.method.availability import AvailabilityModel
-from flcog.method.broadcast_stage import Broadcast, BroadcastStage, SentBroadcast
 from flcog.method.checks import check_methods
-from flcog.method.client_view import ClientView
-from flcog.method.clock import Clock, Cutoff, RoundEnd, StepClock, Work, clock_of, expected_cohort
+from flcog.method.client_view import ClientView, Population
+from flcog.method.clock import AsynchronousRounds, Clock, Cutoff, RoundEnd, StepClock, Work, clock_of, expected_cohort
 from flcog.method.cohort import ClientUpload, Cohort, Messages, Uploads
 from flcog.method.context import (
     ClientData,
@@ -21,9 +18,9 @@ from flcog.method.context import (
     Upload,
 )
 from flcog.method.data_exchange import Ask, DataExchange, DataHost, ExchangeSummary
+from flcog.method.devices import AvailabilityModel, Workload
 from flcog.method.given import drawn, first_contact
-from flcog.method.mask import ParameterMask
-from flcog.method.method import CLIENT_HOOKS, HOOKS, OBSERVER_HOOKS, Method
+from flcog.method.method import CLIENT_HOOKS, HOOKS, OBSERVER_HOOKS, Method, method_of
 from flcog.method.notes import (
     ChangedCode,
     ChangedSetting,
@@ -36,15 +33,12 @@ from flcog.method.notes import (
     WarningNote,
 )
 from flcog.method.observer import Callback, MethodRecord, Run, Trackers
-from flcog.method.personal import Personal, Personalisation
-from flcog.method.private_sum import Normal, PrivateSum, Training, private_sum_of
-from flcog.method.sealed_sum import RoundKeys, SealedSum, SealedUploads, sealed_sum_of
-from flcog.method.selection import ClientPool, Participants, RoundRecord, SamplingLaw, Selection, Unbiased, selection_of
-from flcog.method.stage import Stage
-from flcog.method.withholding import Withholding
-from flcog.method.workload import Workload
+from flcog.method.personal import ParameterMask, Personal, Personalisation
+from flcog.method.private_sum import Normal, PrivateSum, Training, Withholding
+from flcog.method.sealed_sum import RoundKeys, SealedSum, SealedUploads
+from flcog.method.selection import ClientPool, Participants, RoundRecord, SamplingLaw, Selection, Unbiased
+from flcog.method.stage import Broadcast, BroadcastStage, SentBroadcast, Stage
 from flcog.wire.envelope import Envelope
-from flcog.wire.population import Population
 
 __all__ = [
     "CLIENT_HOOKS",
@@ -119,13 +113,10 @@ __all__ = [
     "Withholding",
     "Work",
     "Workload",
-    "asynchronous_of",
     "check_methods",
     "clock_of",
     "drawn",
     "expected_cohort",
     "first_contact",
-    "private_sum_of",
-    "sealed_sum_of",
-    "selection_of",
+    "method_of",
 ]

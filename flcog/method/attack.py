@@ -8,6 +8,7 @@ from typing import ClassVar
 import torch
 from torch import Generator
 
+from flcog.core.checks import at_least, within
 from flcog.core.randomness import fold, sample_without_replacement
 from flcog.core.types import Slot
 from flcog.method.client_view import ClientView
@@ -43,38 +44,26 @@ class Attack(Stage, protocol=True):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not 0 <= self.fraction <= 1:
-            raise ValueError(f"{self.name}: fraction must lie in [0, 1]; got {self.fraction}")
-        if self.count is not None and (self.count < 0 or self.clients is not None):
-            fault = f"be at least 0; got {self.count}" if self.count < 0 else "be null beside clients: remove count or clients"
-            raise ValueError(f"{self.name}: count must {fault}")
+        within(self, "[0, 1]", "fraction")
+        at_least(self, 0, "count")
 
     def check_clients(self, num_clients: int) -> None:
         """Refuse attackers that do not exist, and a share of clients that rounds to none."""
-        wrong = [client for client in self.clients or () if not 0 <= client < num_clients]
-        if wrong:
-            raise ValueError(f"{self.name}: clients must lie in [0, {num_clients - 1}]; got {wrong[0]}")
-        if self.count is not None and self.count > num_clients:
-            raise ValueError(f"{self.name}: count must be at most the {num_clients} clients of the run; got {self.count}")
-        if self.fraction > 0 and self.count is None and self.clients is None and not self._share(num_clients):
+        if any(not 0 <= client < num_clients for client in self.clients or ()) or (self.count or 0) > num_clients:
+            raise ValueError(
+                f"{self.name}: attackers must be among the {num_clients} clients; got count={self.count}, clients={self.clients}"
+            )
+        if self.fraction > 0 and not self.attackers(0, num_clients) and self.count is None and self.clients is None:
             raise ValueError(
                 f"{self.name}: fraction must be 0, or above {0.5 / num_clients:g} to make one of {num_clients} clients an attacker; got "
                 f"{self.fraction}: raise it, or set count: 1"
             )
 
     def attackers(self, seed: int, num_clients: int) -> frozenset[int]:
-        """The attackers of a run.
-
-        Args:
-            seed: the run's.
-            num_clients: the number of all clients.
-        """
+        """The attackers of a run with this seed and this number of clients."""
         if self.clients is not None:
             return frozenset(self.clients)
-        return _drawn(seed, num_clients, self._share(num_clients) if self.count is None else self.count)
-
-    def _share(self, num_clients: int) -> int:
-        return round(self.fraction * num_clients)
+        return _drawn(seed, num_clients, round(self.fraction * num_clients) if self.count is None else self.count)
 
     def note(self, seed: int, num_clients: int) -> Note:
         """The number of attackers and their first numbers, for the summary."""

@@ -1,14 +1,39 @@
-"""A client and its data, as hooks in plain Python see them."""
+"""A client and its data, as hooks in plain Python see them, and facts about all clients, which each of them may know."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from flcog.core.trees import Tree
 from flcog.data import Exchange, Federation
-from flcog.wire.population import Population
+from flcog.wire.packing import message
+
+
+@message
+class Population(NamedTuple):
+    """Facts about all clients together, which every client may know.
+
+    Args:
+        num_clients: of the run.
+        num_samples: the sum of the sizes of their training sets.
+        task: the kind of label: ``classification``, ``multilabel`` or ``regression``.
+        num_classes: labels, or bins of a regression's target.
+        bin_edges: the inner edges of these bins, if clients cannot compute them because each has only its own data.
+    """
+
+    num_clients: int
+    num_samples: int
+    task: str
+    num_classes: int
+    bin_edges: Tensor | None = None
+
+    @property
+    def mean_size(self) -> float:
+        """The mean size of the clients' training sets."""
+        return self.num_samples / self.num_clients
 
 
 @dataclass(frozen=True)

@@ -49,23 +49,6 @@ class Messages(NamedTuple):
     individual: Sequence[ClientUpload] = ()
 
 
-class NoUploads(Sequence[ClientUpload]):
-    """In the place of ``Messages.individual``, for a method that does not get them: it says so when it is read.
-
-    Args:
-        why: what it says.
-    """
-
-    def __init__(self, why: str) -> None:
-        self._why = why
-
-    def __len__(self) -> int:
-        raise ValueError(self._why)
-
-    def __getitem__(self, index: Any) -> Any:
-        raise ValueError(self._why)
-
-
 @dataclass
 class Cohort:
     """The clients of a round, as the server sees them.
@@ -85,7 +68,6 @@ class Cohort:
         metrics: the columns of this round's row until now; :meth:`log` adds one.
         seed: of the run, which :meth:`rng` uses.
         total_weight: the sum of a selection's unbiased weights; otherwise 1.
-        method: the method whose server step runs, for messages.
     """
 
     round: int
@@ -99,7 +81,6 @@ class Cohort:
     metrics: dict[str, float]
     seed: int
     total_weight: float = 1.0
-    method: str = ""
 
     def log(self, name: str, value: Tensor | float) -> None:
         """Add a column to this round's row, such as ``fedexp/eta``."""
@@ -107,14 +88,7 @@ class Cohort:
             raise ValueError(
                 f"cohort.log got {name!r}, a name of flcog's own columns: begin the name with the method's, as fedexp/eta"
             )
-        try:
-            self.metrics[name] = float(value)
-        except (TypeError, ValueError, RuntimeError):
-            got = f"a tensor of shape {list(value.shape)}" if isinstance(value, Tensor) else repr(value)
-            whose = self.method and f"{self.method}: "
-            raise ValueError(
-                f"{whose}cohort.log needs one number for {name!r}; got {got}: log a mean, or each number under its own name"
-            ) from None
+        self.metrics[name] = float(value)
 
     def rng(self, purpose: str) -> torch.Generator:
         """Randomness for the server's own work, keyed by seed, round and purpose.

@@ -66,12 +66,8 @@ class ClientData(NamedTuple):
     mean: Slot
 
 
-OF_THE_SERVER = {"round": "the server knows it as cohort.round and can send it by broadcast"}
-"""Facts that only the server has, with the way in which a client gets each of them."""
-
-
 class Context(NamedTuple):
-    """A client as one method sees it in pure hooks.
+    """A client as one method sees it in pure hooks. The round is known to the server alone, as ``cohort.round``.
 
     Numbers are Python numbers in the loop and 0-d tensors under vmap: compute with them, and never branch on them.
 
@@ -98,11 +94,6 @@ class Context(NamedTuple):
     num_steps: Tensor | int
     data: ClientData
     optimisation: Optimisation
-
-    def __getattr__(self, name: str) -> Any:
-        hint = OF_THE_SERVER.get(name) or f"it has {', '.join(self._fields)}"
-        # Python adds no similar name, such as count, which tuples have, to an error that names its object.
-        raise AttributeError(f"a Context has no {name!r}: {hint}", obj=self)
 
 
 class Gradient(NamedTuple):

@@ -10,7 +10,7 @@ import difflib
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
 import torch
 from torch import Tensor
@@ -24,11 +24,12 @@ from flcog.method.client_view import ClientView
 from flcog.method.cohort import Cohort, Messages
 from flcog.method.context import BatchFunction, Context, FirstContact, GradientFunction, Upload
 from flcog.method.observer import Callback
-from flcog.method.own_state import KeepsNoState
+
+M = TypeVar("M", bound="Method")
 
 
 @dataclass(frozen=True, kw_only=True)  # keywords, so that FedProx(0.1) is about FedProx's own argument
-class Method(KeepsNoState):
+class Method(Callback):
     """Contributes to a run. A subclass is a frozen dataclass whose fields are hyper-parameters, so YAML and Python can both describe it.
 
     *Pure* hooks take and return tensors. They call no ``.item()``, do not branch on tensors, draw no random numbers, and do no I/O. The
@@ -233,3 +234,8 @@ def check_arguments(owner: str, hook: Callable[..., Any], base: Callable[..., An
         raise TypeError(
             f"{owner}.{base.__name__}({written}) must take these arguments: {base.__name__}({', '.join(names)})"
         ) from None
+
+
+def method_of(methods: Sequence[Method], kind: type[M]) -> M | None:
+    """The method of this kind among some methods, if there is one."""
+    return next((method for method in methods if isinstance(method, kind)), None)

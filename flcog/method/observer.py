@@ -170,7 +170,3 @@ class Callback:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """The inverse of :meth:`state_dict`."""
-
-    def checkpoint_entries(self, checkpoint: dict[str, Any]) -> dict[str, Any]:
-        """Entries of its own for a checkpoint, beside its state."""
-        return {}

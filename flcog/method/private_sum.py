@@ -10,7 +10,6 @@ from flcog.core.types import Slot
 from flcog.method.context import Context, GlobalModel
 from flcog.method.method import Method
 from flcog.method.stage import Kind, Stage
-from flcog.method.withholding import Withholding
 from flcog.wire.envelope import Envelope
 
 Normal = Callable[[tuple[int, ...]], Tensor]
@@ -31,6 +30,23 @@ class Training(NamedTuple):
     cohort_size: int
     rounds: int
     methods: Sequence[Method]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Withholding(Method, protocol=True):
+    """Leaves columns out of the metrics, and acts in all rounds."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.start_round or self.stop_round is not None:
+            raise ValueError(
+                f"{self.name} acts in all rounds, because a round without it would protect nothing; got start_round={self.start_round} "
+                f"and stop_round={self.stop_round}: remove them"
+            )
+
+    def withholds(self, column: str) -> bool:
+        """Whether a column depends on clients' data beyond the values that the method protects."""
+        raise NotImplementedError
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,10 +94,7 @@ class PrivateSum(Withholding, Stage, protocol=True):
     def pay(self, state: Slot, rounds: float, repeated: bool = False) -> Slot | None:
         """The state after this number of rounds was paid for in total; None if that exceeds the budget.
 
-        Args:
-            state: the method's.
-            rounds: the number.
-            repeated: whether the rounds since the last payment are lost, so that the run repeats them with other noise.
+        If rounds are ``repeated``, those since the last payment are lost, and the run repeats them with other noise.
         """
         raise NotImplementedError
 
@@ -98,23 +111,13 @@ class PrivateSum(Withholding, Stage, protocol=True):
         raise NotImplementedError
 
     def bound(self, envelope: Envelope, sent: Slot, received: GlobalModel) -> Envelope:
-        """The bounded envelope of one client. *Pure.*
-
-        Args:
-            envelope: the client's.
-            sent: the part of the method's server state that ``broadcast`` sent.
-            received: the global model that the client received.
-        """
+        """The bounded envelope of one client. *Pure.*"""
         raise NotImplementedError
 
     def noisy(self, state: Slot, total: Envelope, arrived: int, draw: Normal) -> tuple[Envelope, Slot]:
         """The sums with noise, and the method's new state. *Plain Python.*
 
-        Args:
-            state: the method's.
-            total: the sums over all clients in float64; ``buffers`` are changes.
-            arrived: the number of clients in them.
-            draw: draws the noise.
+        ``total`` are the sums over the ``arrived`` clients in float64; ``buffers`` are changes.
         """
         raise NotImplementedError
 
@@ -127,13 +130,7 @@ class PrivateSum(Withholding, Stage, protocol=True):
         raise NotImplementedError
 
     def whole_numbers(self, envelope: Envelope, sent: Slot, key: bytes) -> Tensor:
-        """A client's values as whole numbers, int64 [n], with its part of the noise. *Plain Python.*
-
-        Args:
-            envelope: the client's, on the CPU in float64; ``buffers`` are changes. The result has the order of its tensors.
-            sent: the part of the method's server state that ``broadcast`` sent.
-            key: of the noise.
-        """
+        """A client's values as whole numbers, int64 [n], with its part of the noise. *Plain Python.*"""
         raise NotImplementedError
 
     def figures(self, state: Slot) -> dict[str, float]:
@@ -142,8 +139,3 @@ class PrivateSum(Withholding, Stage, protocol=True):
 
     def send(self, envelope: Envelope, ctx: Context) -> tuple[Envelope, Slot]:
         return self.bound(envelope, ctx.broadcast, ctx.received), ctx.state
-
-
-def private_sum_of(methods: Sequence[Method]) -> PrivateSum | None:
-    """The private sum among some methods, if there is one."""
-    return next((method for method in methods if isinstance(method, PrivateSum)), None)

@@ -7,7 +7,6 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 from flcog.method.aggregator import Aggregator
-from flcog.method.method import Method
 from flcog.wire.packing import message
 
 REFUSED = "refused"
@@ -79,8 +78,3 @@ class SealedSum(Aggregator, protocol=True):
     def finish(self, state: SealedUploads) -> Any:
         """The sum of the clients' values, float64 [n]."""
         raise NotImplementedError
-
-
-def sealed_sum_of(methods: Sequence[Method]) -> SealedSum | None:
-    """The sealed sum among some methods, if there is one."""
-    return next((method for method in methods if isinstance(method, SealedSum)), None)

@@ -195,9 +195,6 @@ class Selection(Method, protocol=True):
 
     reads_losses: ClassVar[bool] = False
     """Whether ``update`` reads the training loss of each single client, which clients report with their updates."""
-    asks_losses: ClassVar[bool] = False
-    """Whether ``select`` asks clients for the loss of the global model, with ``population.losses``. Methods whose clients keep parts
-    of the model are then refused."""
 
     @property
     def weighs(self) -> bool:
@@ -248,8 +245,3 @@ class Selection(Method, protocol=True):
             num_clients: the number of all clients.
         """
         return count
-
-
-def selection_of(methods: Sequence[Method]) -> Selection | None:
-    """The selection among some methods, if there is one."""
-    return next((method for method in methods if isinstance(method, Selection)), None)

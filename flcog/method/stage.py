@@ -1,12 +1,14 @@
-"""A stage: a method that changes *how* clients send their envelopes, for example in fewer bytes."""
+"""Stages: methods that change *how* clients send their envelopes, or the server its broadcast, for example in fewer bytes."""
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, NamedTuple
 
-from flcog.core.types import Slot
+import torch
+
+from flcog.core.types import Params, Slot
 from flcog.method.context import Context, GlobalModel
 from flcog.method.method import Method
-from flcog.method.returned import check_parts, check_type
 from flcog.wire.envelope import Envelope
 
 Kind = Literal["alter", "smooth", "bound", "encode"]
@@ -52,8 +54,52 @@ class Stage(Method, protocol=True):
         return envelope
 
 
-def sent_by(stage: Stage, envelope: Envelope, ctx: Context) -> tuple[Envelope, Slot]:
-    """The envelope and the state that a stage returns, which must be both."""
-    wanted = "(envelope, state)"
-    changed, state = check_parts(stage, "send", stage.send(envelope, ctx), wanted)
-    return check_type(stage, "send", changed, Envelope, wanted), state
+class Broadcast(NamedTuple):
+    """Everything that all clients of a round receive.
+
+    Args:
+        params, buffers: the global model.
+        server: for each method, the part of its server state that clients receive.
+    """
+
+    params: Params
+    buffers: Params
+    server: Mapping[str, Slot]
+
+
+class SentBroadcast(NamedTuple):
+    """The result of ``send_down``.
+
+    Args:
+        broadcast: decoded, as clients see it.
+        state: the stage's new state at the server.
+        sizes: the bytes that each client of the round downloads, in the order of clients, by sender: ``model``, then each method.
+    """
+
+    broadcast: Broadcast
+    state: Slot
+    sizes: Mapping[str, Sequence[int]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class BroadcastStage(Method, protocol=True):
+    """Changes the broadcast, with the model and the parts of all methods' server states in it. A run has at most one such stage."""
+
+    @property
+    def server_keeps_its_model(self) -> bool:
+        """Whether the server continues from its own model; otherwise it continues from the decoded one, which clients receive."""
+        return True
+
+    def send_down(
+        self, server: Slot, broadcast: Broadcast, clients: Sequence[int], num_clients: int, rng: torch.Generator
+    ) -> SentBroadcast:
+        """Encode and decode the broadcast of a round. *Exclusive; plain Python.*
+
+        Args:
+            server: the stage's state, with tensors as leaves.
+            broadcast: of the round.
+            clients: the clients that download it.
+            num_clients: the number of all clients.
+            rng: keyed by seed, round and method.
+        """
+        raise NotImplementedError

@@ -24,8 +24,8 @@ from flcog.method.given import broadcast_of, drawn
 from flcog.schedules import Piecewise
 from flcog.server import round as rounds
 from flcog.server.engine import Engine
+from flcog.server.round import ServerSteps
 from flcog.server.state import ServerState
-from flcog.server.step import ServerSteps
 
 
 class Finding(NamedTuple):

@@ -9,15 +9,16 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from flcog.client.messages import Clients, ClientsElsewhere, RollCall
+from flcog.client.messages import Clients, RollCall
 from flcog.client.model import ClientModel
-from flcog.client.remote import check_facts
+from flcog.client.remote import RemoteClients, check_facts
 from flcog.client.runtime import ClientRuntime
 from flcog.core.processes import Processes
 from flcog.core.randomness import make_rng
 from flcog.data import Exchange, FederatedDataModule, Federation, Preprocess
 from flcog.data.preprocess import standardisation
 from flcog.method import (
+    AsynchronousRounds,
     Attack,
     AvailabilityModel,
     Clock,
@@ -27,11 +28,9 @@ from flcog.method import (
     Notes,
     Selection,
     WarningNote,
-    asynchronous_of,
-    selection_of,
+    method_of,
 )
-from flcog.method.given import model_stays
-from flcog.method.returned import check_saved
+from flcog.method.given import untouched
 from flcog.models.causal_lm import scales
 from flcog.run.advice import missing_feedback
 from flcog.run.hosting import HostedData, check_data, check_separate, make_runtime, placed
@@ -73,7 +72,7 @@ class Assembly:
         clients = make_runtime(self.settings, self.methods, self.client, data, self.processes, notes)
         return _checked(self._engine(clients, clients, exchanges, clients.roll_call(), notes), server)
 
-    def with_clients_elsewhere(self, clients: ClientsElsewhere) -> tuple[Engine, ServerState]:
+    def with_clients_elsewhere(self, clients: RemoteClients) -> tuple[Engine, ServerState]:
         """A run whose clients are in other processes. It exchanges their data by messages, and reads only the central sets of its own.
 
         Args:
@@ -116,7 +115,7 @@ class Assembly:
         check_data(settings, self.methods, function, federation, device)
         return notes, server, federation
 
-    def _standardise(self, federation: Federation, clients: ClientsElsewhere) -> None:
+    def _standardise(self, federation: Federation, clients: RemoteClients) -> None:
         """Let the server and all clients standardise their inputs by the mean and deviation of all clients' rows."""
         preprocess = federation.preprocess
         if not (isinstance(preprocess, Preprocess) and preprocess.fitted == "common"):
@@ -140,9 +139,8 @@ class Assembly:
             if isinstance(method, Selection):
                 server.servers[method.name] = method.init_selection(num_clients)
             else:
-                with model_stays(method, "init_server", server.params):
-                    state = method.init_server(dict(server.params))
-                server.servers[method.name] = check_saved(method, "init_server", state)
+                with untouched(method, "init_server", server.params):
+                    server.servers[method.name] = method.init_server(dict(server.params))
             if isinstance(method, AvailabilityModel | Attack | Clock):
                 method.check_clients(num_clients)
 
@@ -192,7 +190,7 @@ class Assembly:
         return federation, exchanges
 
     def _exchanged_by_messages(
-        self, federation: Federation, clients: ClientsElsewhere, ledger: Ledger, notes: Notes
+        self, federation: Federation, clients: RemoteClients, ledger: Ledger, notes: Notes
     ) -> dict[str, Exchange]:
         """Run the server's part of each method's exchange, count its bytes, and return the server's knowledge of the exchanges."""
         exchanges = {}
@@ -213,16 +211,16 @@ class Assembly:
 def _checked(engine: Engine, server: ServerState) -> tuple[Engine, ServerState]:
     """Refuse a rule that needs more uploads than a round has, and numbers of clients that do not fit. Note the attackers."""
     count = engine.cohort_size
-    if (asynchronous := asynchronous_of(engine.methods)) is not None:
+    if (asynchronous := method_of(engine.methods, AsynchronousRounds)) is not None:
         asynchronous.check_clients(engine.num_clients, count)
         count = asynchronous.concurrent(count)
-    if (selection := selection_of(engine.methods)) is not None:
+    if (selection := method_of(engine.methods, Selection)) is not None:
         selection.check_clients(engine.num_clients, count)
     numbers = sum(value.numel() for value in [*server.params.values(), *server.buffers.values()])
     count = engine.cohort_size
     if selection is not None:
         count = selection.expected(count, engine.num_clients)
-    note = check_uploads(engine.methods, count, numbers, server.servers, engine.processes.device)
+    note = check_uploads(engine.methods, count, numbers)
     engine.notes.add(*([note] if note else []))
     engine.notes.add(*(method.note(engine.seed, engine.num_clients) for method in engine.methods if isinstance(method, Attack)))
     engine.notes.add(*(WarningNote(str(finding)) for finding in missing_feedback(engine)))

@@ -5,8 +5,8 @@ from typing import Any
 
 from torch import Tensor
 
-from flcog.client.residuals import residual_stages
 from flcog.client.runtime import TRAINING
+from flcog.client.store import residual_stages
 from flcog.run.checkpoint_contents import check_alike
 from flcog.server.engine import Engine
 from flcog.server.state import ServerState

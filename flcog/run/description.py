@@ -10,7 +10,7 @@ from flcog.client_module import ClientModule
 from flcog.core.files import short
 from flcog.core.masking import masked_text
 from flcog.data.batching import Batching
-from flcog.method import Callback, Method, expected_cohort, selection_of
+from flcog.method import Callback, Method, Selection, expected_cohort, method_of
 from flcog.run.experiment import fingerprint
 from flcog.server.engine import Engine
 from flcog.server.state import ServerState
@@ -64,7 +64,7 @@ def entries(engine: Engine, server: ServerState, experiment: dict[str, Any], obs
 
 def _cohort(engine: Engine) -> str:
     """The number of clients in a round."""
-    selection, count = selection_of(engine.methods), expected_cohort(engine.methods, engine.cohort_size)
+    selection, count = method_of(engine.methods, Selection), expected_cohort(engine.methods, engine.cohort_size)
     return f"{count:,}" if selection is None else f"about {selection.expected(count, engine.num_clients):,}"
 
 

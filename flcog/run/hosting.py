@@ -32,9 +32,9 @@ from flcog.functional.model_function import ModelFunction
 from flcog.lightning.client import LightningClient
 from flcog.lightning.evaluation import OwnSteps
 from flcog.lightning.trainer import RoundsTrainer
-from flcog.method import DataExchange, DataHost, Method, Notes, expected_cohort, selection_of
+from flcog.method import DataExchange, DataHost, Method, Notes, Selection, expected_cohort, method_of
+from flcog.method.client_view import Population
 from flcog.settings import Settings
-from flcog.wire.population import Population
 
 
 class HostedData(NamedTuple):
@@ -266,7 +266,7 @@ def _evaluator(settings: Settings, client: ClientModel, data: HostedData, reader
 def _clients_here(settings: Settings, methods: Sequence[Method], federation: Federation, processes: Processes) -> int:
     """The number of clients that this process trains in a round, as expected before it."""
     cohort = expected_cohort(methods, settings.cohort_size(federation.split.num_clients, federation.num_clients))
-    if (selection := selection_of(methods)) is not None:
+    if (selection := method_of(methods, Selection)) is not None:
         cohort = selection.expected(cohort, federation.num_clients)
     return -(-cohort // processes.count)
 

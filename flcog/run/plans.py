@@ -15,8 +15,8 @@ from lightning.pytorch.loggers import Logger
 from lightning.pytorch.trainer.states import TrainerFn
 from torch import nn
 
-from flcog.client.messages import ClientsElsewhere
 from flcog.client.model import ClientModel
+from flcog.client.remote import RemoteClients
 from flcog.core.files import RUN_REMEDY, clear_errors, make_folder
 from flcog.core.processes import Processes
 from flcog.core.writer_lock import WriterLock
@@ -68,7 +68,7 @@ class Request:
     model: nn.Module
     datamodule: FederatedDataModule
     lightning: RoundsTrainer
-    clients: ClientsElsewhere | None = None
+    clients: RemoteClients | None = None
 
 
 class CheckpointFile(NamedTuple):

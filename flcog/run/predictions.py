@@ -1,7 +1,6 @@
 """Predictions of a run's global model: on the test set, or on inputs that the user gives; and the file they are written to."""
 
 import csv
-from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +9,6 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from flcog.client.token_ids import ids_checked
 from flcog.client_module import ClientModule
 from flcog.core.files import replacing
 from flcog.core.source import Source
@@ -19,7 +17,7 @@ from flcog.data import Federation, Samples
 from flcog.data.samples import require_finite_inputs
 from flcog.lightning.contract import is_users
 from flcog.run.session import Session
-from flcog.server.personal import only_personal
+from flcog.server.evaluate import only_personal
 
 Predictions = dict[str, Tensor]
 """By name: ``prediction``, ``probability`` and the like, and ``target`` where it is known; each with the samples as first axis."""
@@ -49,8 +47,7 @@ def predict(run: Session, inputs: Tree | None = None) -> Predictions | list[Any]
         )
     if not is_users(module, "forward") and not isinstance(module, ClientModule):
         raise ValueError(f"{type(module).__name__} has neither predict_step nor forward, and predictions need one: write it")
-    with nullcontext() if inputs is None else ids_checked(module, "the array to predict"):
-        outputs = evaluator.outputs(run.evaluated_params(), run.buffers, samples)
+    outputs = evaluator.outputs(run.evaluated_params(), run.buffers, samples)
     found = module.predictions(outputs) if isinstance(module, ClientModule) else {"output": outputs}
     return found | ({"target": samples.labels[: len(outputs)].cpu()} if inputs is None and samples.labelled else {})
 

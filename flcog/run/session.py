@@ -29,8 +29,7 @@ from flcog.run.remote_states import fetch_states, send_states
 from flcog.run.spending import Spending
 from flcog.run.trackers import Trackers
 from flcog.server.engine import Engine
-from flcog.server.evaluate import evaluated_params
-from flcog.server.personal import only_personal
+from flcog.server.evaluate import evaluated_params, only_personal
 from flcog.server.state import ServerState
 from flcog.server.traffic import Traffic
 from flcog.wire.ledger import Ledger

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from flcog.core.files import write_yaml
 from flcog.core.yaml_files import load_yaml
-from flcog.method import private_sum_of
+from flcog.method import PrivateSum, method_of
 from flcog.server.engine import Engine
 from flcog.server.state import ServerState
 
@@ -37,7 +37,7 @@ class Spending:
 
     def record(self, engine: Engine, server: ServerState) -> None:
         """Write the number, in the first process."""
-        private = private_sum_of(engine.methods)
+        private = method_of(engine.methods, PrivateSum)
         if private is not None and private.secret and self._path is not None and engine.processes.is_first:
             paid = private.paid(server.servers[private.name])
             write_yaml(self._path, {"rounds_paid": int(paid) if paid == int(paid) else paid})

@@ -1,24 +1,75 @@
 """Aggregation: weighted means and sums of the clients' envelopes, added up as replies arrive."""
 
-from collections.abc import Sequence
-from typing import Any, Literal, cast
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal, NamedTuple, cast
 
 import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from flcog.client.messages import ClientReply
-from flcog.core.precision import float64_device, to_float64_device
+from flcog.core.precision import float64_device, number_dtype, to_float64_device
 from flcog.core.processes import Processes
+from flcog.core.sums import weighted_sum
 from flcog.core.types import Params, Slot
 from flcog.functional.step_log import LOGGED
-from flcog.method import Aggregator, ClientUpload, Cohort, Method, UploadAggregator, UploadChange, selection_of
-from flcog.method.returned import check_finished
+from flcog.method import Aggregator, ClientUpload, Cohort, Method, Selection, UploadAggregator, UploadChange, method_of
 from flcog.server.bad_updates import bad_clients, refusal
 from flcog.server.kept import KeptUploads
-from flcog.server.sums import Sums, add_terms, dtype_of_mean, norms_of
 from flcog.wire.envelope import Envelope, changes_of
 from flcog.wire.soundness import of_client
+
+
+class Sums(NamedTuple):
+    """Sums over the clients of a round, each in the shape of one client's value.
+
+    Args:
+        delta, buffers: the changes of the parameters and of the shared buffers, times the clients' weights.
+        means: the messages times the clients' weights, by method.
+        totals: the messages without weights, by method.
+        directions: the changes of the model divided by their norms.
+        weight: the clients' weights.
+        loss: the task losses times the clients' weights.
+        clients: the number of clients.
+        norm: the norms of the changes.
+    """
+
+    delta: Params
+    buffers: Params
+    means: Mapping[str, Any]
+    totals: Mapping[str, Any]
+    directions: Params
+    weight: Tensor
+    loss: Tensor
+    clients: Tensor
+    norm: Tensor
+
+
+def add_terms(totals: Any, terms: Any, factors: Tensor | None) -> None:
+    """Add each client's terms, times its factor, to the sums."""
+    values = pytree.tree_leaves(terms)
+    # Read the value once, because reading waits for the accelerator.
+    alone = float(factors[0]) if factors is not None and any(len(value) == 1 for value in values) else 1.0
+    for total, value in zip(pytree.tree_leaves(totals), values, strict=True):
+        if len(value) == 1:
+            total.add_(value[0], alpha=alone)
+        elif factors is None:
+            total.add_(value.sum(0, dtype=torch.float64))
+        else:
+            # Weights are shares: as integers they would be 0, and as bfloat16 they would have errors of 0.4%.
+            value = value.to(number_dtype(value.dtype)) if value.is_floating_point() else value.double()
+            total.add_(weighted_sum(factors.to(value.dtype), value))
+
+
+def dtype_of_mean(value: Tensor) -> torch.dtype:
+    """The dtype of a mean or a sum of such values: the run's precision, or the values' if higher; for integers at least float32."""
+    return torch.promote_types(value.dtype, torch.get_default_dtype()) if value.is_floating_point() else number_dtype()
+
+
+def norms_of(delta: Params, num_clients: int) -> Tensor:
+    if num_clients == 1:
+        return torch.stack(torch._foreach_norm(list(delta.values()))).norm().unsqueeze(0)
+    return torch.stack([torch.linalg.vector_norm(v.view(num_clients, -1), dim=1) for v in delta.values()]).norm(dim=0)
 
 
 class Aggregate:
@@ -28,13 +79,6 @@ class Aggregate:
     float32. They are kept on the clients' device or, if that has no float64, on the CPU.
 
     After a client was dropped, the sums are invalid: run the round again without that client.
-
-    Args:
-        methods: the active methods of the round.
-        cohort: the clients of the round, with their aggregation weights.
-        directions: whether to add up normalised changes, for the cosine between clients' updates.
-        on_bad_update: ``raise`` an error or ``drop`` the client.
-        device: the clients' device.
     """
 
     def __init__(
@@ -49,7 +93,7 @@ class Aggregate:
         self.individual: dict[str, list[ClientUpload]] = {
             method.name: [] for method in methods if method.individual_uploads and method not in in_matrix
         }
-        selection = selection_of(methods)
+        selection = method_of(methods, Selection)
         self._reads_losses = selection is not None and selection.reads_losses
         self.losses: dict[int, float] = {}
         """Each client's training loss, if the selection of clients reads it."""
@@ -63,8 +107,6 @@ class Aggregate:
         )
         self._values: Any = None
         """The values of the aggregation rule that replaces the weighted mean, if there is one."""
-        self._like: dict[str, Params] = {}
-        """One client's values, which the rule sees; empty in a process without clients."""
         self._logged: dict[str, list[tuple[float, Tensor]]] = {}
         """By column the weights and values of the clients whose module has logged it."""
         self._weights = dict(zip(cohort.clients, cohort.weights.tolist(), strict=True))
@@ -96,8 +138,7 @@ class Aggregate:
             self._kept.add(reply.clients, values | {"mean": envelope.mean, "sum": envelope.sum})
         if self._rule is not None:
             if self._values is None:
-                self._like = pytree.tree_map(lambda value: value[0], values)
-                self._values = self._rule.init(self._like)
+                self._values = self._rule.init(pytree.tree_map(lambda value: value[0], values))
             self._values = self._rule.add(self._values, values, weights)
         for name, uploads in self.individual.items():
             uploads += self._uploads(reply, name)
@@ -149,10 +190,7 @@ class Aggregate:
     def reduce(self, processes: Processes, somebody_idle: bool, logs: bool = False) -> None:
         """Add up the sums of all processes, which send them as one vector.
 
-        Args:
-            processes: the processes of the run.
-            somebody_idle: whether some process had no client and therefore does not know the shapes of the sums.
-            logs: whether the clients' module may log values in its own ``training_step``.
+        A process without clients does not know the shapes of the sums (``somebody_idle``).
         """
         if processes.count == 1:
             return
@@ -253,7 +291,8 @@ class Aggregate:
             combined: Params = self._combined[field]
             return combined
         if self._rule is not None and self._values is not None:
-            return check_finished(self._rule, self._rule.finish(self._values), self._like)[field]
+            finished: Params = self._rule.finish(self._values)[field]
+            return finished
         if self.sums is None or self._dtypes is None:
             return {}
         return self._as_sent(getattr(self.sums, field), getattr(self._dtypes, field), self.sums.weight)

@@ -9,9 +9,8 @@ from torch import Tensor
 from flcog.client.messages import ClientReply
 from flcog.core.types import Params
 from flcog.functional.step_log import LOGGED
-from flcog.method.finite import is_finite
 from flcog.wire.envelope import Envelope
-from flcog.wire.soundness import STATE_RANGE, is_sound, suspects
+from flcog.wire.soundness import STATE_RANGE, floats, is_sound, suspects
 
 
 class BadUpdate(ValueError):
@@ -41,7 +40,7 @@ def check_model(params: Params, methods: Sequence[str], round: int) -> None:
 
     Otherwise the run would end with such a model, or the next round would blame a client for it.
     """
-    if is_finite(params):
+    if all(bool(torch.isfinite(value).all()) for value in floats(params)):
         return
     raise BadUpdate(
         f"the model is NaN or infinite after the server's step of {' and '.join(methods)} in round {round + 1}, though the clients' "

@@ -7,7 +7,7 @@ import numpy as np
 
 from flcog.client.messages import ClientReply, ClientTask
 from flcog.core.randomness import fold, fold_each
-from flcog.method import AvailabilityModel, Clock, Cutoff, Method, Participants, Work, clock_of
+from flcog.method import AvailabilityModel, Clock, Cutoff, Method, Participants, Work, clock_of, method_of
 from flcog.server.download import plain_sizes
 from flcog.server.engine import Engine
 from flcog.server.round_plan import Round, Timing
@@ -30,11 +30,7 @@ def timing(
 ) -> Timing | None:
     """The time of a round; None without a clock. Asynchronous rounds know it before their clients train.
 
-    Args:
-        engine, server: the run, before the round.
-        round: the round.
-        tasks: of all clients of the round.
-        up: the bytes that each client sends. Clients without an entry have sent no reply, and nobody waits for them.
+    Clients without an entry in ``up``, the bytes that each client sends, have sent no reply, and nobody waits for them.
     """
     if round.timing is not None:
         return round.timing.of(up)
@@ -56,14 +52,7 @@ def timing(
 
 
 def durations(engine: Engine, server: ServerState, round: Round, tasks: Sequence[ClientTask], up: Sequence[int]) -> list[float]:
-    """The seconds that each client needs for its task.
-
-    Args:
-        engine, server: the run.
-        round: the round, with the broadcast and the clients that have the model already.
-        tasks: of some clients.
-        up: the bytes that each of them sends.
-    """
+    """The seconds that each client needs for its task."""
     clock = clock_of(round.methods)
     assert clock is not None
     downloads = _downloads(server, round, tasks)
@@ -85,7 +74,7 @@ def pass_time(server: ServerState, methods: Sequence[Method], asking: float, fou
     """Add a round's time to the run's, and return the round's columns; empty without a clock."""
     if clock_of(methods) is None:
         return {}
-    present = next((method for method in methods if isinstance(method, AvailabilityModel)), None)
+    present = method_of(methods, AvailabilityModel)
     # Without waiting, a round without available clients would be repeated at the same moment for ever.
     waiting = present.seconds_per_round if present is not None and found is None else 0.0
     found = found or Timing({}, (), 0.0)

@@ -7,9 +7,8 @@ from torch.utils import _pytree as pytree
 from flcog.client.messages import ClientTask, Download
 from flcog.core.randomness import make_rng
 from flcog.functional.batchnorm_statistics import without_negative_variances
-from flcog.method import Broadcast, BroadcastStage, Method
+from flcog.method import Broadcast, BroadcastStage, Method, method_of
 from flcog.method.given import broadcast_of
-from flcog.method.returned import check_sent
 from flcog.server.engine import Engine
 from flcog.server.state import ServerState
 from flcog.wire.envelope import num_bytes
@@ -19,21 +18,13 @@ from flcog.wire.ledger import model_bytes, unsent_bytes
 def send_down(
     engine: Engine, server: ServerState, methods: Sequence[Method], clients: Sequence[int]
 ) -> tuple[Download, Mapping[str, Mapping[int, int]] | None]:
-    """The model and the methods' states as these clients receive them; if a stage encodes them, also each client's bytes by sender.
-
-    Args:
-        engine: everything that is fixed before round 1.
-        server: the state. The stage's own state changes.
-        methods: the active methods.
-        clients: the clients that train.
-    """
+    """The model and the methods' states as these clients receive them; if a stage encodes them, also each client's bytes by sender."""
     states = {method.name: broadcast_of(method, server.servers[method.name]) for method in methods}
     broadcast, down = Broadcast(server.params, server.buffers, states), None
-    stage = next((method for method in methods if isinstance(method, BroadcastStage)), None)
+    stage = method_of(methods, BroadcastStage)
     if stage is not None and clients:
         rng = make_rng(engine.seed, server.round, "broadcast", stage.name)
-        sent = stage.send_down(server.servers[stage.name], broadcast, clients, engine.num_clients, rng)
-        broadcast, state, sizes = check_sent(stage, sent, len(clients))
+        broadcast, state, sizes = stage.send_down(server.servers[stage.name], broadcast, clients, engine.num_clients, rng)
         broadcast = broadcast._replace(buffers=without_negative_variances(broadcast.buffers))
         server.servers[stage.name] = state
         down = {sender: dict(zip(clients, each, strict=True)) for sender, each in sizes.items()}

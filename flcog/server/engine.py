@@ -20,31 +20,17 @@ from flcog.data.reading import Reader
 from flcog.functional.evaluation import Evaluator
 from flcog.functional.model_function import ModelFunction
 from flcog.method import ClientView, Method, Notes, Optimisation
+from flcog.method.client_view import Population
 from flcog.server.state import ServerState
 from flcog.settings import Settings
-from flcog.wire.population import Population
 
 
 @dataclass(frozen=True)
 class Engine:
     """The constant parts of a run.
 
-    Args:
-        settings: the user's settings of the training.
-        methods: the run's methods in their order.
-        model: the client's model, on its device.
-        optimizer: the module's optimiser.
-        roll_call: the clients, and the sizes of their data.
-        central: the server's own data sets, by name: ``val`` and ``test``.
-        reweighted_test: whether clients are tested on the test set, every class weighted by its share of the client's samples.
-        exchanges: the results of ``prepare_data``, by the methods' names.
-        batching: how a client's samples become steps.
-        reader: turns sample indices into tensors.
-        evaluator: measures models.
-        clients: the clients, which receive tasks and send replies.
-        processes: the processes of the run.
-        data_name: the class of the data module.
-        notes: choices made on the user's behalf, for the run's summary.
+    ``central`` are the server's own data sets, ``val`` and ``test``. ``reweighted_test``: whether clients are tested on the test set,
+    every class weighted by its share of the client's samples. ``exchanges`` are the results of ``prepare_data``, by method.
     """
 
     settings: Settings
@@ -132,12 +118,7 @@ class Engine:
 
     @torch.no_grad()
     def hand_over(self, server: ServerState, params: Params | None = None) -> None:
-        """Load the global model into the user's module, which contains the last client's model.
-
-        Args:
-            server: the global model.
-            params: the parameters to load instead of the server's, such as those that are evaluated.
-        """
+        """Load the global model into the user's module, which contains the last client's model."""
         self.model.renew_buffers()
         for name, value in ((params or server.params) | server.buffers).items():
             (self.model.params.get(name, self.model.buffers.get(name))).copy_(value)  # type: ignore[union-attr]

@@ -1,24 +1,30 @@
 """Evaluate the global model on the central sets and on the clients' data, and evaluate the clients' own models."""
 
 import operator
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections import Counter
+from collections.abc import Callable, Sequence
 from functools import partial
+from typing import Any
 
+import torch
 from torch import Tensor
+from torch.utils import _pytree as pytree
 
-from flcog.client.messages import Question, Scores, Split
+from flcog.client.messages import Download, Question, Scores, Split
 from flcog.client_module import ClientModule
-from flcog.core.trees import containers_copied, leaves
+from flcog.core.precision import float64_device
+from flcog.core.trees import containers_copied
 from flcog.core.types import Params
 from flcog.data import Samples
-from flcog.method.finite import check_finite
-from flcog.method.given import model_stays
+from flcog.method import Method, Personalisation, method_of
+from flcog.method.given import broadcast_of, untouched
 from flcog.method.returned import check_params
 from flcog.metrics import spread
 from flcog.server.engine import Engine
-from flcog.server.personal import Asked, mean_over_clients, only_personal, personal_questions
 from flcog.server.state import ServerState
+
+Asked = tuple[Question, Callable[[Any], dict[str, float]]]
+"""A question to the clients, and the figures of its answer."""
 
 
 def evaluated_params(engine: Engine, server: ServerState) -> Params:
@@ -32,9 +38,9 @@ def evaluated_params(engine: Engine, server: ServerState) -> Params:
     for method in engine.active(max(0, server.round - 1)):
         if method.overrides("evaluate_at"):
             state = containers_copied(server.servers[method.name])
-            with model_stays(method, "evaluate_at", params, server=state):
+            with untouched(method, "evaluate_at", params, state):
                 new = method.evaluate_at(state, dict(params))
-            params = check_finite(method, "evaluate_at", check_params(method, "evaluate_at", new, params), params)
+            params = check_params(method, "evaluate_at", new, params)
     server.keep_evaluated(params)
     return params
 
@@ -54,38 +60,15 @@ def evaluate(engine: Engine, server: ServerState, splits: Sequence[Split] = SPLI
     for split in reversed(splits):  # callbacks of Lightning's follow the validation, and may follow a figure of the test set
         samples = central[split]
         if samples is not None:
-            with _naming_unlike_inputs(engine, split, samples):
-                if alone is None:
-                    found[split] = engine.evaluator.on_set(params, server.buffers, samples, split=split, lasting=True)
-                else:
-                    found[split] = mean_over_clients(engine, server, alone, params, samples)
+            if alone is None:
+                found[split] = engine.evaluator.on_set(params, server.buffers, samples, split=split, lasting=True)
+            else:
+                found[split] = mean_over_clients(engine, server, alone, params, samples)
     metrics = {f"{split}/{name}": value for split in splits for name, value in found.get(split, {}).items()}
     asked = _questions(engine, server, params, splits)
     for (_, figures_of), answer in zip(asked, engine.clients.ask([question for question, _ in asked]), strict=True):
         metrics |= figures_of(answer)
     return metrics
-
-
-@contextmanager
-def _naming_unlike_inputs(engine: Engine, split: Split, samples: Samples) -> Iterator[None]:
-    """Tell of an error that the set's stored inputs have another shape or type than the training set's, if they have."""
-    try:
-        yield
-    except Exception as error:
-        ours, theirs = _form(samples), _form(engine.evaluator.federation.train)
-        if ours == theirs or not (ours and theirs):
-            raise
-        first = str(error).strip().partition("\n")[0]
-        raise ValueError(
-            f"the {split} set has inputs {ours}, and the training set {theirs}: give both the same form ({first})"
-        ) from error
-
-
-def _form(samples: Samples) -> str:
-    """The shape and type of a sample's stored inputs; empty for inputs that are made when they are read."""
-    if not samples.stored:
-        return ""
-    return ", ".join(f"{list(leaf.shape[1:])} ({str(leaf.dtype).removeprefix('torch.')})" for leaf in leaves(samples.inputs))
 
 
 def _questions(engine: Engine, server: ServerState, params: Params, splits: Sequence[Split]) -> list[Asked]:
@@ -115,3 +98,69 @@ def _questions(engine: Engine, server: ServerState, params: Params, splits: Sequ
 
 def _spread(module: ClientModule, split: Split, lower_is_better: bool, scores: Scores) -> dict[str, float]:
     return spread(scores.clients, f"{split}/client_{module.score_name}", lower_is_better=lower_is_better)
+
+
+def personal_questions(engine: Engine, server: ServerState, params: Params, sizes: Tensor | None, split: Split) -> list[Asked]:
+    """The question about the scores of the clients' own models, and their spread; empty if no method keeps such models.
+
+    ``sizes`` are those of the clients' held-out parts; None stands for the test set, whose classes each client weights by its label
+    counts.
+    """
+    method = method_of(engine.methods, Personalisation)
+    if method is None:
+        return []
+    module = engine.model.module
+    assert isinstance(module, ClientModule)
+    tested = torch.ones(engine.num_clients, dtype=torch.bool) if sizes is None else sizes > 0
+    mine = [client for client in tested.nonzero().flatten().tolist() if _is_mine(engine, client)]
+    received = _received(engine, server, method, params)
+
+    def figures(found: Sequence[float]) -> dict[str, float]:
+        scores = torch.zeros(engine.num_clients, dtype=torch.float64)
+        scores[mine] = torch.tensor(found, dtype=torch.float64)
+        scores = engine.processes.total(scores.to(float64_device(engine.processes.device))).cpu()
+        scores[~tested] = torch.nan
+        return spread(scores, f"{split}/personal_{module.score_name}", lower_is_better=module.task == "regression")
+
+    return [(Question("personal_scores", (received, method.name, mine, server.params, split)), figures)]
+
+
+def only_personal(engine: Engine, server: ServerState) -> Method | None:
+    """The method whose personal models are the only ones, because clients send nothing for a global model."""
+    acting = engine.active(max(0, server.round - 1))
+    return next((method for method in acting if not method.communicates and isinstance(method, Personalisation)), None)
+
+
+def mean_over_clients(engine: Engine, server: ServerState, method: Method, params: Params, samples: Samples) -> dict[str, float]:
+    """Evaluate every client's own model on a central set, and return the mean of each figure over the clients that have it."""
+    totals: dict[str, float] = {}
+    counts = Counter[str]()
+    received = _received(engine, server, method, params)
+    for client in range(engine.num_clients):
+        # The owner of a model sends it to the other processes, and all of them measure it.
+        model = (server.params, server.buffers)
+        if _is_mine(engine, client):
+            model = engine.clients.personal_model(received, method.name, client, server.params)
+        elif engine.processes.count > 1:
+            model = pytree.tree_map(torch.zeros_like, model)
+        if engine.processes.count > 1:
+            model = pytree.tree_map(lambda value: engine.processes.total(value.detach().clone()), model)
+        for name, value in engine.evaluator.on_set(*model, samples).items():
+            totals[name] = totals.get(name, 0.0) + value
+            counts[name] += 1
+    return {name: total / counts[name] for name, total in totals.items()}
+
+
+def _received(engine: Engine, server: ServerState, method: Method, params: Params) -> Download:
+    """The broadcast of the evaluated model, with the local optimiser of the last round."""
+    last = max(0, server.round - 1)
+    broadcasts = {method.name: broadcast_of(method, server.servers[method.name])}
+    rates, optimisation = engine.rates(last, server.rates), engine.optimisation(last, server.rates)
+    return Download(server.round, engine.seed, params, server.buffers, broadcasts, rates, optimisation)
+
+
+def _is_mine(engine: Engine, client: int) -> bool:
+    """Whether this process has the client's state. A client without a state belongs to the process of its number."""
+    if engine.processes.count == 1:
+        return True
+    return engine.clients.store.owner.get(client, client % engine.processes.count) == engine.processes.rank

@@ -9,10 +9,9 @@ from flcog.client.messages import ClientTask, Download
 from flcog.method import AsynchronousRounds, Participants, StepClock, clock_of
 from flcog.server.clock import asking_seconds, durations
 from flcog.server.engine import Engine
-from flcog.server.round_plan import Round, Timing
+from flcog.server.round_plan import Round, Timing, planned_steps, tasks_of
 from flcog.server.select import Start, charge, select
 from flcog.server.state import ServerState
-from flcog.server.tasks import planned_steps, tasks_of
 from flcog.server.traffic import Flight, Flights, Traffic, UploadSize
 from flcog.wire.ledger import masked_bytes
 
@@ -27,13 +26,7 @@ def timing(flights: Flights, now: float) -> Timing | None:
 
 
 def fly(engine: Engine, server: ServerState, method: AsynchronousRounds, round: Round) -> Flights:
-    """Let the round's clients start, and wait for the next arrivals, which leave the traffic.
-
-    Args:
-        engine, server: the run. Its traffic changes.
-        method: the method with asynchronous rounds.
-        round: the selected clients with their steps, and the broadcast.
-    """
+    """Let the round's clients start, and wait for the next arrivals, which leave the traffic."""
     if method.rate is None:
         tasks, flights = _depart(engine, server, round, server.seconds + round.asking)
         flights, selected = [*server.traffic.flights, *flights], round.selection

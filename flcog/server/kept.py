@@ -1,7 +1,6 @@
 """Uploads that the server keeps until the last has arrived, for methods that compare them."""
 
 import copy
-import time
 import warnings
 from collections.abc import Mapping, Sequence
 from functools import partial, reduce
@@ -15,11 +14,7 @@ from flcog.core.precision import float64_device, number_dtype
 from flcog.core.processes import Processes
 from flcog.core.sums import weighted_sum
 from flcog.core.types import Slot
-from flcog.method import Attack, Cohort, MemoryNote, Method, UploadAggregator, UploadChange, UploadMatrix
-from flcog.method.returned import check_combined
-
-TIMED_NUMBERS = 100_000
-"""The length of the uploads that measure a rule's time before round 1."""
+from flcog.method import Attack, Cohort, MemoryNote, Method, UploadAggregator, UploadChange, UploadMatrix, method_of
 
 
 class Place(NamedTuple):
@@ -39,12 +34,7 @@ class Place(NamedTuple):
 
 
 class KeptUploads:
-    """The uploads of a round as the rows of a matrix, and the methods that change and combine them.
-
-    Args:
-        methods: the active methods of the round.
-        device: the clients' device.
-    """
+    """The uploads of a round as the rows of a matrix, and the methods that change and combine them."""
 
     def __init__(self, methods: Sequence[Method], device: torch.device) -> None:
         self.changes, self.rule = upload_methods(methods)
@@ -74,12 +64,7 @@ class KeptUploads:
         self._parts = [part for *_, parts in gathered for part in parts]
 
     def combine(self, servers: Mapping[str, Slot], cohort: Cohort) -> tuple[dict[str, Any], dict[str, Slot]] | None:
-        """The combined values in the shape of one client's, and the methods' new states; None if the rule lacks uploads.
-
-        Args:
-            servers: the methods' states at the server.
-            cohort: the clients of the round.
-        """
+        """The combined values in the shape of one client's, and the methods' new states; None if the rule lacks uploads."""
         uploads, whole = self._rows(cohort)
         lacking = _lacking(self.changes, self.rule, len(uploads.values))
         if lacking is not None:
@@ -119,8 +104,7 @@ class KeptUploads:
             uploads, new[method.name] = method.change(uploads, servers[method.name], cohort, rest)
         if self.rule is None:
             return uploads, uploads.mean(), new
-        returned = self.rule.combine(uploads, servers[self.rule.name])
-        vector, new[self.rule.name] = check_combined(self.rule, returned, uploads)
+        vector, new[self.rule.name] = self.rule.combine(uploads, servers[self.rule.name])
         return uploads, vector, new
 
     def _rows(self, cohort: Cohort) -> tuple[UploadMatrix, list[Tensor]]:
@@ -155,57 +139,22 @@ class KeptUploads:
 def upload_methods(methods: Sequence[Method]) -> tuple[list[UploadChange], UploadAggregator | None]:
     """The methods that change uploads, in the order of their actions, and the rule that combines the uploads."""
     changes = [method for method in methods if isinstance(method, UploadChange)]
-    rule = next((method for method in methods if isinstance(method, UploadAggregator)), None)
+    rule = method_of(methods, UploadAggregator)
     return sorted(changes, key=lambda method: not isinstance(method, Attack)), rule
 
 
-def check_uploads(
-    methods: Sequence[Method], count: int, num_numbers: int, servers: Mapping[str, Slot], device: torch.device
-) -> MemoryNote | None:
-    """Refuse a rule that needs larger cohorts, and note the memory and the time of a round.
-
-    Args:
-        methods: of the run.
-        count: the expected number of clients in a round.
-        num_numbers: the numbers in the model.
-        servers: the methods' states at the server.
-        device: the clients' device.
-    """
+def check_uploads(methods: Sequence[Method], count: int, num_numbers: int) -> MemoryNote | None:
+    """Refuse a rule that needs larger cohorts than the expected ``count``, and note the memory that its rounds take."""
     changes, rule = upload_methods(methods)
     lacking = _lacking(changes, rule, count)
     if lacking is not None:
         raise ValueError(f"{lacking}, because a round has {count} clients: lower f, or raise trainer.clients_per_round")
     if rule is None:
         return None
-    left = count
-    for method in changes:
-        left = method.rows_left(left)
-    width = max(1, min(num_numbers, TIMED_NUMBERS))
-    home = float64_device(device)
-    values = torch.arange(left * width, device=home).to(number_dtype()).sin().view(left, width)
-    weights = torch.full((left,), 1 / left, dtype=torch.float64, device=home)
-    trial = UploadMatrix(values, weights, range(left) if left == count else ())
-    seconds = _seconds(rule, trial, servers[rule.name])
-    megabytes = 2 * count * num_numbers * values.element_size() / 1e6
-    combining = "" if seconds is None else f", and combines them in about {seconds * num_numbers / width:.2g} s"
+    megabytes = 2 * count * num_numbers * number_dtype().itemsize / 1e6
     return MemoryNote(
-        f"{rule.name} keeps {count} uploads until the last has arrived, in {megabytes:.3g} MB{combining}; messages of methods add to "
-        f"{'it' if seconds is None else 'both'}"
+        f"{rule.name} keeps {count} uploads until the last has arrived, in {megabytes:.3g} MB; messages of methods add to it"
     )
-
-
-def _seconds(rule: UploadAggregator, uploads: UploadMatrix, server: Slot) -> float | None:
-    """The time in which a rule combines made-up uploads, on a copy of its state.
-
-    None if the rule fails on them: real uploads have another width, which its state may fit.
-    """
-    try:
-        server, begin = copy.deepcopy(server), time.perf_counter()
-        returned = rule.combine(uploads, server)
-    except Exception:
-        return None
-    check_combined(rule, returned, uploads)[0].cpu()
-    return time.perf_counter() - begin
 
 
 def _lacking(changes: Sequence[UploadChange], rule: UploadAggregator | None, count: int) -> str | None:

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from flcog.core.randomness import make_rng, secret_normal
-from flcog.method import Cohort, Normal, Note, Training, WarningNote, Withholding, private_sum_of, sealed_sum_of
+from flcog.method import Cohort, Normal, Note, PrivateSum, SealedSum, Training, WarningNote, Withholding, method_of
 from flcog.server.aggregate import Aggregate
 from flcog.server.engine import Engine
 from flcog.server.state import ServerState
@@ -28,12 +28,9 @@ class PrivacyNote(Note):
 def begin(engine: Engine, server: ServerState, already_paid: float = 0) -> None:
     """Fix the scale of the noise before the next round, and describe the guarantee in the run's summary.
 
-    Args:
-        engine, server: the run.
-        already_paid: the number of rounds that were paid for until now. It is larger than the checkpoint's number if the run paid for
-            rounds after the checkpoint was written.
+    ``already_paid`` rounds are more than the checkpoint's if the run paid for rounds after the checkpoint was written.
     """
-    private = private_sum_of(engine.methods)
+    private = method_of(engine.methods, PrivateSum)
     if private is None:
         return
     training = Training(engine.num_clients, engine.cohort_size, engine.settings.rounds, engine.methods)
@@ -60,7 +57,7 @@ def affordable(engine: Engine, server: ServerState) -> bool:
 
 def pay(engine: Engine, server: ServerState) -> None:
     """Pay for the coming round, before anything of it is drawn or released."""
-    private = private_sum_of(engine.methods)
+    private = method_of(engine.methods, PrivateSum)
     if private is None:
         return
     state = _after_another_round(engine, server)
@@ -72,7 +69,7 @@ def pay(engine: Engine, server: ServerState) -> None:
 
 
 def _after_another_round(engine: Engine, server: ServerState) -> Any:
-    private = private_sum_of(engine.methods)
+    private = method_of(engine.methods, PrivateSum)
     if private is None:
         return {}
     state = server.servers[private.name]
@@ -85,7 +82,7 @@ def pay_for_arrived(engine: Engine, server: ServerState, arrived: int) -> bool:
     Returns:
         False if the budget does not allow it, so that nobody may read the sum.
     """
-    private = private_sum_of(engine.methods)
+    private = method_of(engine.methods, PrivateSum)
     if private is None or not arrived:
         return True
     state = server.servers[private.name]
@@ -100,24 +97,18 @@ def pay_for_arrived(engine: Engine, server: ServerState, arrived: int) -> bool:
 
 def seed_of_cohort(engine: Engine) -> int:
     """The seed of the coming round's selection: the run's, or the system's entropy, the same on all processes."""
-    private = private_sum_of(engine.methods)
+    private = method_of(engine.methods, PrivateSum)
     if private is None or not private.secret:
         return engine.seed
     return int(engine.processes.agree(secrets.randbits(63)))
 
 
 def add_noise(engine: Engine, server: ServerState, aggregate: Aggregate, arrived: int) -> None:
-    """Replace the sums of a round by noisy sums, the same on all processes, if the run has a private sum.
-
-    Args:
-        engine, server: the run.
-        aggregate: the sums.
-        arrived: the number of clients in them.
-    """
-    private = private_sum_of(engine.methods)
+    """Replace the sums of a round by noisy sums, the same on all processes, if the run has a private sum."""
+    private = method_of(engine.methods, PrivateSum)
     if private is None:
         return
-    if sealed_sum_of(engine.methods) is not None:  # clients have added the noise
+    if method_of(engine.methods, SealedSum) is not None:  # clients have added the noise
         if aggregate.sums is not None:
             aggregate.replace(aggregate.total)
         return
@@ -143,7 +134,7 @@ def _normal(rng: torch.Generator, shape: tuple[int, ...]) -> torch.Tensor:
 
 def public(engine: Engine, cohort: Cohort) -> Cohort:
     """The cohort as methods' server steps see it: without its clients if the run has a private sum."""
-    if private_sum_of(engine.methods) is None:
+    if method_of(engine.methods, PrivateSum) is None:
         return cohort
     nobody = torch.empty(0, dtype=torch.float64)
     return replace(cohort, clients=[], num_samples=nobody, weights=nobody)
@@ -153,7 +144,7 @@ def released(engine: Engine, server: ServerState, metrics: dict[str, float]) -> 
     """The columns that no method withholds, with those of the private sum."""
     metrics = dict(metrics)
     withhold(engine, metrics)
-    private = private_sum_of(engine.methods)
+    private = method_of(engine.methods, PrivateSum)
     return metrics if private is None else metrics | private.figures(server.servers[private.name])
 
 

@@ -12,15 +12,15 @@ from torch.utils import _pytree as pytree
 from flcog.client.messages import ClientReply, ClientTask, Download
 from flcog.core.trees import distinct, map_once
 from flcog.method import (
+    AsynchronousRounds,
     GlobalModel,
     Method,
     PrivateSum,
     RoundKeys,
+    SealedSum,
     Stage,
-    asynchronous_of,
     clock_of,
-    private_sum_of,
-    sealed_sum_of,
+    method_of,
 )
 from flcog.server.aggregate import Aggregate
 from flcog.server.clock import timing, uploaded
@@ -28,7 +28,6 @@ from flcog.server.engine import Engine
 from flcog.server.privacy import pay_for_arrived
 from flcog.server.round_plan import Round
 from flcog.server.sealed import SealedAggregate
-from flcog.server.sharing import share_out
 from flcog.server.state import ServerState
 from flcog.wire.envelope import Envelope
 
@@ -42,20 +41,16 @@ def receive(engine: Engine, server: ServerState, round: Round, asked: Asked, dir
     If a method allows lost replies, all replies are kept until the last has arrived, because the weights of the other clients depend on
     the clients that are missing.
 
-    Args:
-        engine, server: the run, before the round.
-        round: the round, with its methods and plans.
-        asked: the broadcasts, with the tasks of all clients of the round.
-        directions: whether to add up normalised changes, for the cosine between clients' updates.
-
-    Returns:
-        The round with the clients whose replies count and its time, and the sums over their replies.
+    Returns the round with the clients whose replies count and its time, and the sums over their replies.
     """
     processes, shares = engine.processes, share_out(engine, round.plans)
     by_client = {task.client: (received, task) for received, tasks in asked for task in tasks}
     tasks = [by_client[client][1] for client in round.plans]
     mine, somebody_idle = [tasks[i] for i in shares[processes.rank]], not all(shares)
-    clocked, stale = clock_of(round.methods) is not None and round.timing is None, asynchronous_of(round.methods) is not None
+    clocked, stale = (
+        clock_of(round.methods) is not None and round.timing is None,
+        method_of(round.methods, AsynchronousRounds) is not None,
+    )
     may_be_lost = engine.clients.may_be_lost or any(method.allows_lost_replies for method in round.methods)
     asked = _with_keys(engine, round, asked)
     with closing(_train(engine, asked, mine)) as arriving:
@@ -65,7 +60,7 @@ def receive(engine: Engine, server: ServerState, round: Round, asked: Asked, dir
             mine = [task for task in mine if task.client in round.plans]
         if engine.clients.here is None:  # executors in this process always return clients in the same order
             replies = in_order(replies, mine)
-        aggregate, private = _aggregate(engine, round, asked[0][0], directions), private_sum_of(round.methods)
+        aggregate, private = _aggregate(engine, round, asked[0][0], directions), method_of(round.methods, PrivateSum)
         encoders, sizes = encoders_of(round.methods), dict[int, int]()
         for reply in replies:
             sizes |= uploaded(reply) if clocked else {}
@@ -83,9 +78,32 @@ def receive(engine: Engine, server: ServerState, round: Round, asked: Asked, dir
     return round, aggregate
 
 
+def share_out(engine: Engine, plans: Mapping[int, int]) -> list[list[int]]:
+    """Assign each client to the least busy process, longest first, and return each process's positions in the cohort.
+
+    A client with a state stays on the process that first trained it. All processes compute the same assignment.
+    """
+    count, cohort, steps = engine.processes.count, list(plans), list(plans.values())
+    if count == 1:
+        return [list(range(len(cohort)))]
+    shares: list[list[int]] = [[] for _ in range(count)]
+    load = [0] * count
+    stateful = engine.clients.stateful
+    owner = engine.clients.store.owner if stateful else {}
+    for i in sorted(range(len(cohort)), key=lambda i: (cohort[i] not in owner, -steps[i], cohort[i])):
+        rank = owner.get(cohort[i])
+        if rank is None:
+            rank = min(range(count), key=load.__getitem__)
+            if stateful:
+                owner[cohort[i]] = rank
+        shares[rank].append(i)
+        load[rank] += steps[i]
+    return [sorted(share) for share in shares]
+
+
 def _with_keys(engine: Engine, round: Round, asked: Asked) -> Asked:
     """The broadcasts, with the keys of the round if its uploads are sealed, the same in all processes."""
-    if sealed_sum_of(round.methods) is None:
+    if method_of(round.methods, SealedSum) is None:
         return asked
     keys = RoundKeys(engine.processes.agree(secrets.token_hex(32)), list(round.plans))
     return [(received._replace(keys=keys), tasks) for received, tasks in asked]
@@ -99,7 +117,7 @@ def _gathered(engine: Engine, sizes: Mapping[int, int]) -> dict[int, int]:
 def _aggregate(engine: Engine, round: Round, received: Download, directions: bool) -> Aggregate:
     """The empty sums of a round; of sealed uploads if the broadcast has keys."""
     # With a private sum, an error would tell of one client.
-    on_bad_update = "drop" if private_sum_of(round.methods) else engine.settings.on_bad_update
+    on_bad_update = "drop" if method_of(round.methods, PrivateSum) else engine.settings.on_bad_update
     if received.keys is None:
         return Aggregate(round.methods, round.cohort, directions, on_bad_update, engine.processes.device)
     return SealedAggregate(received, round.methods, round.cohort, on_bad_update, engine.processes.device)
@@ -118,14 +136,7 @@ def arrived(
 ) -> tuple[Round, list[ClientReply], bool]:
     """Plan a round again without lost and late clients, once all replies of this process have arrived.
 
-    Args:
-        engine, server: the run, before the round.
-        round: the round, with its methods and plans.
-        tasks: of all clients of the round.
-        replies: of this process's clients.
-
-    Returns:
-        The round with its time, the replies that count, and whether some process has none of them.
+    Returns the round with its time, the replies that count, and whether some process has none of them.
     """
     parts = engine.processes.gather({client: size for reply in replies for client, size in uploaded(reply).items()})
     sizes = {client: size for part in parts for client, size in part.items()}
@@ -149,14 +160,7 @@ def only(reply: ClientReply, clients: Collection[int]) -> ClientReply:
 
 
 def expected(replies: Iterable[ClientReply], tasks: Sequence[ClientTask], round: int, may_be_lost: bool) -> Iterator[ClientReply]:
-    """Yield the replies, and refuse clients that reply without a task or twice, and clients that send no reply.
-
-    Args:
-        replies: as they arrive.
-        tasks: of the clients that should reply.
-        round: counted from 0.
-        may_be_lost: whether clients may send no reply.
-    """
+    """Yield the replies, and refuse clients that reply without a task or twice, and clients that send no reply."""
     waiting = {task.client for task in tasks}
     for reply in replies:
         for client in reply.clients:
@@ -178,9 +182,7 @@ def expected(replies: Iterable[ClientReply], tasks: Sequence[ClientTask], round:
 def in_order(replies: Iterable[ClientReply], tasks: Sequence[ClientTask]) -> Iterator[ClientReply]:
     """Sort the replies by their tasks, longest first, so that sums do not depend on the order of arrival.
 
-    Args:
-        replies: as they arrive. A reply waits here until all earlier ones have arrived.
-        tasks: one for each client that replies.
+    A reply waits here until all earlier ones have arrived.
     """
     due = dict.fromkeys(task.client for task in sorted(tasks, key=lambda task: -task.num_steps))
     early: dict[int, ClientReply] = {}
@@ -199,14 +201,7 @@ def encoders_of(methods: Sequence[Method]) -> list[Stage]:
 
 
 def decoded(reply: ClientReply, encoders: Sequence[Stage], received: Download, private: PrivateSum | None = None) -> ClientReply:
-    """Undo the encoding of a reply, and bound it again, because decoded values may be longer than the client's bound.
-
-    Args:
-        reply: of one or more clients.
-        encoders: the stages that encode, in reverse order.
-        received: the broadcast.
-        private: the private sum.
-    """
+    """Undo the encoding of a reply, and bound it again, because decoded values may be longer than the client's bound."""
     if reply.manifest.fields is None:  # an empty reply is not encoded
         encoders = ()
     if not encoders and private is None:

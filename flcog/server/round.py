@@ -9,24 +9,26 @@ from torch import Tensor
 
 from flcog.client.messages import ClientTask, Download
 from flcog.core.precision import float64_device
-from flcog.core.types import Params
+from flcog.core.trees import containers_copied
+from flcog.core.types import Params, Slot
 from flcog.functional.batchnorm_statistics import without_negative_variances
 from flcog.method import (
     OBSERVER_HOOKS,
     AsynchronousRounds,
-    ClientUpload,
+    Cohort,
     Messages,
     Method,
     Participants,
+    PrivateSum,
+    SealedSum,
     Stage,
     UploadAggregator,
     UploadChange,
     Uploads,
-    asynchronous_of,
-    private_sum_of,
-    sealed_sum_of,
+    method_of,
 )
-from flcog.method.cohort import NoUploads
+from flcog.method.given import untouched
+from flcog.method.returned import check_params, check_parts
 from flcog.server.aggregate import Aggregate
 from flcog.server.bad_updates import check_model
 from flcog.server.clock import asking_seconds, pass_time
@@ -35,14 +37,31 @@ from flcog.server.engine import Engine
 from flcog.server.flights import fly, timing
 from flcog.server.privacy import add_noise, pay, public, released
 from flcog.server.receive import account, encoders_of, receive
-from flcog.server.round_plan import Round, weigh
+from flcog.server.round_plan import Round, planned_steps, tasks_of, weigh
 from flcog.server.select import charge, remember, select
 from flcog.server.state import ServerState
-from flcog.server.step import ServerSteps
-from flcog.server.tasks import planned_steps, tasks_of
 from flcog.server.traffic import Traffic
 from flcog.wire.envelope import addable
 from flcog.wire.ledger import Ledger
+
+
+class ServerSteps:
+    """Takes the server steps of a round. ``sent`` are the parameters whose changes clients sent."""
+
+    def __init__(self, methods: Sequence[Method], server: ServerState, sent: Collection[str]) -> None:
+        self.methods, self.server, self.sent = methods, server, sent
+
+    def take(self, method: Method, delta: Params, messages: Messages, cohort: Cohort) -> tuple[Params, Slot, Params]:
+        """Run one method's server step, and return the changed delta, the method's new state and the new buffers."""
+        state = containers_copied(self.server.servers[method.name])
+        with untouched(method, "server_step", self.server.params, cohort.buffers):
+            result = method.server_step(state, dict(self.server.params), delta, messages, cohort)
+        change, state, *buffers = check_parts(
+            method, "server_step", result, "(change, state), or (change, state, buffers)", (2, 3)
+        )
+        check_params(method, "server_step", change, self.server.params)
+        return change, state, cohort.buffers | dict(*buffers)
+
 
 StepsOfRound = Callable[[Sequence[Method], ServerState, Collection[str]], ServerSteps]
 """Makes the object that takes a round's server steps, with the arguments of :class:`ServerSteps`."""
@@ -58,11 +77,7 @@ def advance(
 ) -> dict[str, float]:
     """Run one round of training, from the selection of clients to the new global model, and return the round's figures.
 
-    Args:
-        engine: everything that is fixed before round 1.
-        server: the state that the round changes.
-        directions: whether the figures include the cosine between clients' updates.
-        on_selected: called with the selected clients before training.
+    ``on_selected`` is called with the selected clients before training. ``directions`` adds the cosine between clients' updates.
     """
     # The row of the first round includes the bytes of the exchange before it, so that the rows add up to the total.
     before = server.ledger.copy() if server.round else Ledger()
@@ -92,7 +107,7 @@ def advance(
 
 def or_stand_in(engine: Engine, server: ServerState, round: Round) -> Round:
     """The round, or a round of noise alone if it has a private sum and no client. The noise of a sealed sum comes from clients."""
-    if round.plans or private_sum_of(round.methods) is None or sealed_sum_of(round.methods) is not None:
+    if round.plans or method_of(round.methods, PrivateSum) is None or method_of(round.methods, SealedSum) is not None:
         return round
     plans = {int(engine.roll_call.sizes.argmax()): 1}
     cohort = weigh(engine, server, round.methods, plans, round.selection, round.cohort.metrics)
@@ -113,7 +128,7 @@ def plan(engine: Engine, server: ServerState, selection: Participants) -> Round:
             metrics["clients/lost"] = len(silent)
     cohort = weigh(engine, server, methods, plans, selection, metrics)
     round = Round(number, methods, selection, plans, cohort, received, down, asking_seconds(engine, server, methods, selection))
-    if (asynchronous := asynchronous_of(methods)) is not None:
+    if (asynchronous := method_of(methods, AsynchronousRounds)) is not None:
         return _with_arrivals(engine, server, asynchronous, round)
     server.traffic = Traffic()  # nobody waits for clients in flight after the last asynchronous round
     return round
@@ -179,13 +194,6 @@ def step(engine: Engine, server: ServerState, round: Round, aggregate: Aggregate
     """Let methods turn the mean change of the model into the server's step. Buffers are averaged.
 
     Returns False if the round does not count, because there are too few uploads, or none with a weight.
-
-    Args:
-        engine: everything that is fixed before round 1.
-        server: the state that the step changes.
-        round: the round, with its methods and cohort.
-        aggregate: the sums over the clients' replies.
-        steps: takes each method's step.
     """
     add_noise(engine, server, aggregate, len(round.trained))
     if aggregate.weight == 0:
@@ -206,7 +214,7 @@ def step(engine: Engine, server: ServerState, round: Round, aggregate: Aggregate
         cohort = replace(public(engine, round.cohort), buffers=buffers)
         # Their order must not depend on the executor.
         uploads = sorted(aggregate.individual.get(method.name, []), key=lambda upload: upload.client)
-        messages = Messages(*aggregate.messages(method.name), individual_of(method, uploads))
+        messages = Messages(*aggregate.messages(method.name), uploads)
         if method.individual_uploads and any(map(method.overrides, OBSERVER_HOOKS)):
             server.uploads[method.name] = Uploads(server.params, received, uploads)
         delta, server.servers[method.name], buffers = taking.take(method, delta, messages, cohort)
@@ -219,19 +227,6 @@ def step(engine: Engine, server: ServerState, round: Round, aggregate: Aggregate
         check_model(params, stepping, round.number)
     server.params, server.buffers = params, buffers
     return True
-
-
-def individual_of(method: Method, uploads: Sequence[ClientUpload]) -> Sequence[ClientUpload]:
-    """The uploads of single clients, if the method gets them."""
-    if isinstance(method, CHANGES):
-        return NoUploads(
-            f"{method.name} reads messages.individual, and gets the uploads of single clients as the rows of a matrix"
-        )
-    if not method.individual_uploads:
-        return NoUploads(
-            f"{method.name} reads messages.individual, which needs individual_uploads = True in the class: set it there"
-        )
-    return uploads
 
 
 def averaged(buffers: Params, changes: Params) -> Params:

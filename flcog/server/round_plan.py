@@ -1,15 +1,16 @@
 """A round of training as a value: its clients with their numbers of steps and weights, the broadcast, and its simulated time."""
 
 import warnings
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import torch
 
-from flcog.client.messages import Download
+from flcog.client.messages import ClientTask, Download
+from flcog.core.randomness import make_rng
+from flcog.core.types import Params
 from flcog.functional.apply import apply_of
-from flcog.method import Cohort, Method, Participants, private_sum_of
-from flcog.method.returned import check_weights
+from flcog.method import Cohort, Method, ParameterMask, Participants, PrivateSum, Workload, method_of
 from flcog.server.engine import Engine
 from flcog.server.state import ServerState
 from flcog.server.traffic import Flights
@@ -121,15 +122,11 @@ def weigh(
         metrics=metrics,
         seed=engine.seed,
     )
-    if (private := private_sum_of(methods)) is not None:
+    if (private := method_of(methods, PrivateSum)) is not None:
         cohort.weights = private.shares(server.servers[private.name], num_samples)
         return cohort
     weighing = [method for method in methods if method.overrides("weights")] if plans else []
     if selection.weights is not None and plans:
-        if weighing:
-            raise ValueError(
-                f"unbiased weights replace those of {weighing[0].name}: set unbiased to false, or remove {weighing[0].name}"
-            )
         by_client = dict(zip(selection.clients, selection.weights, strict=True))
         weights = torch.stack([by_client[client] for client in plans])
         cohort.weights, cohort.total_weight = weights / weights.sum(), float(weights.sum())
@@ -140,7 +137,7 @@ def weigh(
 
 def _reweighed(method: Method, messages: Sequence[object], cohort: Cohort) -> torch.Tensor:
     """Let one method change the weights."""
-    proposed = check_weights(method, method.weights(cohort.weights, messages, cohort), len(cohort.clients)).double()
+    proposed = method.weights(cohort.weights, messages, cohort).double()
     if proposed.shape != cohort.weights.shape or not torch.isfinite(proposed).all() or (proposed < 0).any():
         raise ValueError(f"{method.name}.weights must return {len(cohort.clients)} finite weights of at least 0; got {proposed}")
     if proposed.sum() == 0:
@@ -150,3 +147,40 @@ def _reweighed(method: Method, messages: Sequence[object], cohort: Cohort) -> to
         return cohort.weights
     # Unchanged weights are not normalised again, because their sum differs from 1 by rounding, which would change the last digits.
     return cohort.weights if torch.equal(proposed, cohort.weights) else proposed / proposed.sum()
+
+
+def planned_steps(engine: Engine, methods: Sequence[Method], round: int, clients: Sequence[int]) -> dict[int, int]:
+    """The number of local steps of each client that does not drop out."""
+    plans: dict[int, int] = {}
+    planning = [method for method in methods if isinstance(method, Workload)]
+    for client in clients:
+        steps: int | None = engine.batching.num_steps(engine.size(client))
+        for method in planning:
+            if steps is not None:
+                rng = make_rng(engine.seed, round, client, "plan", method.name)
+                steps = method.plan(steps, engine.view(client, round), rng)
+        if steps is not None:
+            if steps < 1:
+                raise ValueError(f"a plan needs at least one local step; client {client} got {steps}")
+            plans[client] = steps
+    return plans
+
+
+def tasks_of(params: Params, methods: Sequence[Method], plans: Mapping[int, int], weights: Iterable[float]) -> list[ClientTask]:
+    """The task of each client, from its number of steps and its weight."""
+    masking = [method for method in methods if isinstance(method, ParameterMask)]
+    return [
+        ClientTask(client, steps, weight, masks_of(masking, params, client) if masking else {})
+        for (client, steps), weight in zip(plans.items(), weights, strict=True)
+    ]
+
+
+def masks_of(methods: Sequence[ParameterMask], params: Params, client: int) -> dict[str, torch.Tensor]:
+    """The parts of parameters that a client shares with the server, combined from all methods' masks."""
+    masks: dict[str, torch.Tensor] = {}
+    for method in methods:
+        for name, mask in method.mask(params, client).items():
+            if name not in params:
+                raise ValueError(f"{method.name}.mask returned {name!r}, which is no parameter: they are {', '.join(params)}")
+            masks[name] = masks[name] & mask if name in masks else mask
+    return masks

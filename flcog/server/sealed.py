@@ -10,36 +10,27 @@ from flcog.client.messages import PRIVATE, ClientReply, Download
 from flcog.core.precision import float64_device
 from flcog.core.processes import Processes
 from flcog.core.types import Params
-from flcog.method import Cohort, Envelope, Method, PrivateSum, SealedUploads, private_sum_of, sealed_sum_of
+from flcog.method import Cohort, Envelope, Method, PrivateSum, SealedSum, SealedUploads, method_of
 from flcog.method.sealed_sum import REFUSED
-from flcog.server.aggregate import Aggregate
+from flcog.server.aggregate import Aggregate, Sums, dtype_of_mean
 from flcog.server.bad_updates import BadUpdate
-from flcog.server.sums import Sums, dtype_of_mean
 from flcog.wire.envelope import Field
 
 
 class SealedAggregate(Aggregate):
-    """The sums of a round whose uploads are sealed. They are known after ``reduce``.
-
-    Args:
-        received: the broadcast, with the keys of the round.
-        methods: the active methods of the round, with the rule that adds up words and reads their sum.
-        cohort: the clients of the round.
-        on_bad_update: ``raise`` an error or ``drop`` the client.
-        device: the clients' device.
-    """
+    """The sums of a round whose uploads are sealed. They are known after ``reduce``."""
 
     def __init__(
         self, received: Download, methods: Sequence[Method], cohort: Cohort, on_bad_update: str, device: torch.device
     ) -> None:
-        rule, keys = sealed_sum_of(methods), received.keys
+        rule, keys = method_of(methods, SealedSum), received.keys
         assert rule is not None and keys is not None
         super().__init__([method for method in methods if method is not rule], cohort, False, on_bad_update, device)
         self.up_bytes[rule.name] = 0
         self._sealer, self._keys = rule, keys
         self._state: SealedUploads | None = rule.init(keys)
         self._fields: Any = None
-        self._private = private_sum_of(methods)
+        self._private = method_of(methods, PrivateSum)
         self._sent = {} if self._private is None else received.server[self._private.name]
 
     def discard(self) -> None:

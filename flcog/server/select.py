@@ -15,15 +15,13 @@ from flcog.method import (
     AvailabilityModel,
     ClientPool,
     Participants,
+    PrivateSum,
     RoundRecord,
     Selection,
-    asynchronous_of,
     clock_of,
     expected_cohort,
-    private_sum_of,
-    selection_of,
+    method_of,
 )
-from flcog.method.returned import check_participants
 from flcog.server.engine import Engine
 from flcog.server.privacy import seed_of_cohort
 from flcog.server.round_plan import Timing
@@ -35,10 +33,7 @@ from flcog.wire.ledger import model_bytes
 class Start(NamedTuple):
     """The start of one client during an asynchronous round.
 
-    Args:
-        number: of the start.
-        seconds: its simulated time.
-        busy: the clients that train, or have arrived or dropped out in this round.
+    ``busy`` are the clients that train, or have arrived or dropped out in this round.
     """
 
     number: int
@@ -49,9 +44,7 @@ class Start(NamedTuple):
 def select(engine: Engine, server: ServerState, start: Start | None = None) -> Participants:
     """Select the clients of the coming round. In asynchronous rounds these are the clients that start with it.
 
-    Args:
-        engine, server: the run.
-        start: selects one client for a start during the round instead.
+    ``start`` selects one client for a start during such a round instead.
     """
     asked: list[int] = []
 
@@ -60,8 +53,8 @@ def select(engine: Engine, server: ServerState, start: Start | None = None) -> P
         return _losses(engine, server, clients)
 
     methods, seed = engine.active(server.round), seed_of_cohort(engine)
-    method, count = selection_of(methods), min(expected_cohort(methods, engine.cohort_size), engine.num_clients)
-    asynchronous, busy = asynchronous_of(methods), list[int]()
+    method, count = method_of(methods, Selection), min(expected_cohort(methods, engine.cohort_size), engine.num_clients)
+    asynchronous, busy = method_of(methods, AsynchronousRounds), list[int]()
     if asynchronous is not None:
         if asynchronous.rate is not None and start is None:
             return Participants([])
@@ -80,27 +73,19 @@ def select(engine: Engine, server: ServerState, start: Start | None = None) -> P
     if method is None:
         return Participants(population.draw(count))
     rng = make_rng(seed, server.round, "selection", method.name, *keys)
-    selected = check_participants(method, method.select(server.servers[method.name], population, count, rng))
-    _check(method, selected, population)
-    if asynchronous is not None:
-        _check_start(asynchronous, method, selected, count)
+    selected = method.select(server.servers[method.name], population, count, rng)
+    _check(method, selected.clients, population, count if asynchronous else None)
     return selected._replace(asked=asked)
 
 
 def _availability(
     engine: Engine, server: ServerState, seconds: float, busy: Sequence[int]
 ) -> Callable[[np.ndarray], np.ndarray] | None:
-    """Tells which of some clients can start; None if all of them can.
-
-    Args:
-        engine, server: the run.
-        seconds: the simulated time.
-        busy: the clients that train.
-    """
+    """Tells which of some clients can start; None if all of them can."""
     methods = engine.active(server.round)
-    if (private := private_sum_of(methods)) is not None:
+    if (private := method_of(methods, PrivateSum)) is not None:
         busy = [*busy, *private.resting(server.servers[private.name])]
-    present = next((method for method in methods if isinstance(method, AvailabilityModel)), None)
+    present = method_of(methods, AvailabilityModel)
     if present is None:
         return (lambda clients: ~np.isin(clients, busy)) if busy else None
     moment = seconds if clock_of(methods) else server.round * present.seconds_per_round
@@ -108,15 +93,9 @@ def _availability(
 
 
 def charge(engine: Engine, server: ServerState, selected: Participants, trains: Collection[int]) -> None:
-    """Count the bytes of the clients that reported their losses for the selection. Clients that train download the model once.
-
-    Args:
-        engine, server: the run.
-        selected: the selected clients.
-        trains: the clients that train in this round, whose download the round counts.
-    """
+    """Count the bytes of the clients that reported their losses for the selection. Clients that train download the model once."""
     if selected.asked:
-        method = selection_of(engine.active(server.round))
+        method = method_of(engine.active(server.round), Selection)
         assert method is not None
         others = sum(client not in trains for client in selected.asked)
         down = others * model_bytes(server.params, server.buffers)
@@ -131,22 +110,14 @@ def remember(
     losses: Mapping[int, float],
     timing: Timing | None = None,
 ) -> None:
-    """Let the selection update its state after a round, before the round's number changes.
-
-    Args:
-        engine, server: the run.
-        selected: the selected clients.
-        trained: the clients whose updates count.
-        losses: their training losses; empty if the selection does not read them.
-        timing: the simulated time of the round, if the run has a clock.
-    """
-    method = selection_of(engine.active(server.round))
+    """Let the selection update its state after a round, before the round's number changes."""
+    method = method_of(engine.active(server.round), Selection)
     if method is not None:
         known = [losses[client] for client in trained] if losses else []
         sizes = engine.roll_call.sizes[torch.tensor(trained, dtype=torch.int64)].tolist()
         record = RoundRecord(server.round, selected.clients, trained, known, timing.taken() if timing else {}, sizes)
         server.servers[method.name] = method.update(server.servers[method.name], record)
-    if (private := private_sum_of(engine.methods)) is not None:
+    if (private := method_of(engine.methods, PrivateSum)) is not None:
         server.servers[private.name] = private.remember(server.servers[private.name], selected.clients)
 
 
@@ -164,35 +135,18 @@ def _losses(engine: Engine, server: ServerState, clients: Sequence[int]) -> list
     return losses
 
 
-def _check_start(asynchronous: AsynchronousRounds, method: Selection, selected: Participants, count: int) -> None:
-    """Refuse selections that do not fit the free places, or weigh clients."""
-    if len(selected.clients) > count:
+def _check(method: Selection, clients: Sequence[int], population: ClientPool, places: int | None) -> None:
+    """Refuse a selection of clients that do not exist, come twice, are not available, or are more than there are ``places``."""
+    if len(set(clients)) < len(clients) or any(not 0 <= client < population.num_clients for client in clients):
         raise ValueError(
-            f"{method.name} has selected {len(selected.clients)} clients for {count} free places of {asynchronous.name}: use a selection "
-            "of a given number of clients"
+            f"{method.name}.select must return each client once, from 0 to {population.num_clients - 1}; got {clients}"
         )
-    if selected.weights is not None:
+    if not population.available(clients).all():
         raise ValueError(
-            f"{asynchronous.name} weighs clients by their staleness, and {method.name} by their probabilities: set unbiased to false"
+            f"{method.name}.select must return clients for which population.available is true, and the others are offline, in training or "
+            f"resting; got {clients}"
         )
-
-
-def _check(method: Selection, selected: Participants, population: ClientPool) -> None:
-    """Refuse selections of users' own methods that are not clients with probabilities and weights."""
-    clients, num_clients = selected.clients, population.num_clients
-    wrong = next((client for client in clients if not 0 <= client < num_clients), None)
-    if wrong is not None or len(set(clients)) < len(clients):
-        fault = "a client twice" if wrong is None else f"client {wrong}"
-        raise ValueError(f"{method.name}.select must return each client once, from 0 to {num_clients - 1}; got {fault}")
-    absent = [] if population.availability is None else np.asarray(clients)[~population.available(clients)]
-    if len(absent):
+    if places is not None and len(clients) > places:
         raise ValueError(
-            f"{method.name}.select must return available clients; got client {absent[0]}, which is offline, in training or resting: "
-            "select clients for which population.available is true"
+            f"{method.name} has selected {len(clients)} clients for {places} free places: use a selection of a fixed number"
         )
-    for name, values, most in (("probabilities", selected.probabilities, 1.0), ("weights", selected.weights, torch.inf)):
-        if values is not None and (
-            values.shape != (len(clients),) or not ((values > 0) & (values <= most) & values.isfinite()).all()
-        ):
-            allowed = "in (0, 1]" if most == 1 else "above 0"
-            raise ValueError(f"{method.name}.select must return {len(clients)} {name} {allowed}; got {values.tolist()}")

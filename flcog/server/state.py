@@ -85,11 +85,7 @@ class ServerState:
 
     @contextmanager
     def undone_at(self, error: type[BaseException]) -> Iterator[None]:
-        """Restore the state if this error leaves the block. This is cheap because values are replaced, never changed in place.
-
-        Args:
-            error: the error that means that the round was dropped.
-        """
+        """Restore the state if this error leaves the block. This is cheap because values are replaced, never changed in place."""
         before = dataclasses.replace(self, ledger=self.ledger.copy(), buffers=dict(self.buffers), servers=dict(self.servers))
         self._newcomers = []
         try:

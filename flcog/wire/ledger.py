@@ -56,10 +56,7 @@ def model_bytes(params: Params, buffers: Params) -> int:
 def unsent_bytes(params: Params, masks: Mapping[str, Tensor], met: bool) -> int:
     """The bytes of the model that a client with these masks does not receive.
 
-    Args:
-        params: the global model.
-        masks: the client's.
-        met: whether the client has trained before. At first it receives its own parameters, too, to start from them.
+    A client that it has not ``met`` receives its own parameters, too, to start from them.
     """
     masked = {name: mask for name, mask in masks.items() if mask.ndim or met}
     return masked_bytes(masked, {name: params[name].nbytes for name in masked})

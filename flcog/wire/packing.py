@@ -38,12 +38,7 @@ class PackingError(ValueError):
 
 
 class Limits(NamedTuple):
-    """The most bytes of a message that is unpacked.
-
-    Args:
-        header: of the header, which takes much more memory once it is read.
-        values: of the tensors' values.
-    """
+    """The most bytes of a message that is unpacked. A header takes much more memory once it is read."""
 
     header: int
     values: int

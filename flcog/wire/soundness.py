@@ -15,11 +15,6 @@ def state_ranges(states: Sequence[Any], methods: Sequence[str], count: int) -> d
     """For each method with a state, zeros if all values of a client's state are finite, and else NaN. They tell nothing else of the state.
 
     The server reads them together with the envelope, so that nobody waits for an accelerator here.
-
-    Args:
-        states: of the clients, by method, with a leading client axis.
-        methods: their names.
-        count: the number of clients.
     """
     found = {}
     for name, state in zip(methods, states, strict=True):
@@ -35,10 +30,6 @@ def suspects(tree: Any, count: int) -> Tensor:
     """Clients whose values may not all be finite, [clients]. Their sums show it, in one pass without temporary tensors.
 
     A sum of finite values can overflow: :func:`is_sound` decides.
-
-    Args:
-        tree: tensors with a leading client axis.
-        count: the number of clients.
     """
     sums = [value.reshape(count, -1).sum(1) for value in floats(tree)]
     if not sums:

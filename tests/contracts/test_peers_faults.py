@@ -22,7 +22,7 @@ from flcog.callbacks import SCAFFOLD, ClientDropout, FedCOG, FedNova, FedProx, S
 from flcog.core.processes import Processes
 from flcog.data import Partition, Partitioner, Samples, Splits
 from flcog.datamodules import Dirichlet
-from flcog.server.sharing import share_out
+from flcog.server.receive import share_out
 
 pytestmark = pytest.mark.filterwarnings("error")
 

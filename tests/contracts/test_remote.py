@@ -27,7 +27,7 @@ EXTRA: dict[str, Sequence[Method]] = {
 }
 """Methods that are listed after the case's own method, by name."""
 
-EVERYBODY = sorted(name for name, case in CASES.items() if case.method.reads_all_data)
+EVERYBODY = sorted(name for name, case in CASES.items() if getattr(case.method, "reads_all_data", False))
 EXCHANGING = [name for name, case in CASES.items() if isinstance(case.method, DataExchange) and case.method.exchanges_data]
 """Cases whose clients exchange data before round 1."""
 

@@ -7,13 +7,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from harness import make_trainer
-from torch import Tensor, nn
 
-import flcog
 from datamodules.common import everything, one_line, save
 from flcog.datamodules import AGNews, BiasedUnbiased, ag_news
-from flcog.models import TextCNN
 
 NEWS = [
     (
@@ -97,55 +93,6 @@ def test_ag_news_token_arrays(tmp_path: Path) -> None:
     part = save(tmp_path / "part.npz", tokens_train=tokens)
     with one_line(ValueError, r"part.npz cannot be read.*y_train"):
         AGNews(tokens=part).setup()
-
-
-def tokens_up_to(folder: Path, largest: dict[str, int]) -> AGNews:
-    """Ids from 1 to 9, with a larger one in the last row of some sets."""
-    arrays = {}
-    for part in ("train", "test"):
-        arrays[f"tokens_{part}"] = np.random.default_rng(0).integers(1, 10, (8, 20))
-        arrays[f"tokens_{part}"][-1, -1] = largest.get(part, 1)
-        arrays[f"y_{part}"] = np.arange(8) % 4
-    return AGNews(tokens=save(folder / "tokens.npz", **arrays), vocab_size=40, num_clients=2)
-
-
-@pytest.mark.parametrize(("part", "name"), [("train", "training"), ("test", "test")])
-def test_a_model_with_too_few_ids(part: str, name: str, tmp_path: Path) -> None:
-    message = f"'model.embedding' embeds the ids 0 to 29, and the {name} set has ids from 1 to 35: give the model at least 36 ids"
-    with one_line(ValueError, message):
-        make_trainer(None).prepare(flcog.Classifier(TextCNN(30)), tokens_up_to(tmp_path, {part: 35}))
-
-
-def test_inputs_with_unknown_ids(tmp_path: Path) -> None:
-    trainer = make_trainer(None, precision="32-true", clients_per_round=1.0)
-    trainer.prepare(flcog.Classifier(TextCNN(36)), tokens_up_to(tmp_path, {"train": 35}))
-    assert len(trainer.predict(inputs=np.full((2, 20), 35))["prediction"]) == 2
-    with one_line(
-        ValueError, "'model.embedding' embeds the ids 0 to 35, and the array to predict has ids from 36 to 36: give ids"
-    ):
-        trainer.predict(inputs=np.full((2, 20), 36))
-
-
-class Positions(nn.Embedding):
-    """Reads only the shape of the ids, as the positions of some transformers do."""
-
-    def forward(self, ids: Tensor) -> Tensor:
-        return super().forward(torch.arange(ids.shape[1]))
-
-
-class WithPositions(TextCNN):
-    def __init__(self) -> None:
-        super().__init__(36)
-        self.positions = Positions(20, 32)
-
-    def features(self, x: Tensor) -> Tensor:
-        return super().features(x) + self.positions(x).mean()
-
-
-def test_rows_of_positions_are_no_ids(tmp_path: Path) -> None:
-    trainer = make_trainer(None, precision="32-true", clients_per_round=1.0)
-    trainer.prepare(flcog.Classifier(WithPositions()), tokens_up_to(tmp_path, {"train": 35}))
-    assert len(trainer.predict(inputs=np.full((2, 20), 35))["prediction"]) == 2
 
 
 def test_ag_news_bad(tmp_path: Path) -> None:

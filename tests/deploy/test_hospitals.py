@@ -127,13 +127,16 @@ def test_private_methods_refuse_sums_that_they_do_not_protect(tmp_path: Path) ->
 CHANGES: dict[str, tuple[Change, str]] = {
     "swapped columns": (
         lambda rows: (rows[["dose", "age", "blood", "outcome"]], {}),
-        "column 1='dose', numbers: give both tables the",
+        "column 1='dose', numbers: give both the same",
     ),
-    "another name": (lambda rows: (rows.rename(columns={"dose": "amount"}), {}), "column 2='amount', numbers: give both tables"),
-    "a missing column": (lambda rows: (rows.drop(columns="dose"), {}), "columns=2: give both tables as many columns"),
+    "another name": (
+        lambda rows: (rows.rename(columns={"dose": "amount"}), {}),
+        "column 2='amount', numbers: give both the same",
+    ),
+    "a missing column": (lambda rows: (rows.drop(columns="dose"), {}), "columns=2: give both the same"),
     "text for numbers": (
         lambda rows: (rows.assign(dose=[f"much{k % 2}" for k in range(len(rows))]), {}),
-        "column 2='dose', text: give both tables the same columns",
+        "column 2='dose', text: give both the same",
     ),
     "other categories": (
         lambda rows: (rows, {"categories": {"blood": ["A", "B", "0"]}}),

@@ -37,7 +37,7 @@ from flcog.execute.optimizer import ELEMENTWISE
 from flcog.execute.plain_steps import PlainSteps
 from flcog.method import Cohort, Context, Messages, Method, Params, Upload
 from flcog.schedules import Exponential
-from flcog.server.sums import add_terms
+from flcog.server.aggregate import add_terms
 
 STEPPING = ("FedProx", "Ditto-momentum", "FedCOG", "FedReg", "FedRep", "FedSAM", "GradientNoise", "MOON-batchnorm", "SCAFFOLD")
 

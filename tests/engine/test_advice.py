@@ -146,33 +146,14 @@ def test_what_is_made_of_weights_that_are_not_sent_is_said() -> None:
     assert same[: len(same) // 2] == [True] * (len(same) // 2) and not all(same), "the warning tells the truth"
 
 
-@pytest.mark.parametrize("method", [Median(), MedianOfAll()])
-def test_what_is_needed_and_not_sent_is_said(method: Method) -> None:
-    name = "model.layers.0.weight" if "model.layers.0.weight" in dict(classifier().named_parameters()) else r"model\S+"
-    with pytest.raises(
-        ValueError,
-        match=rf"{method.name} looks at each client's change of {name}, which clients with TopKMessages do not send: remove one",
-    ):
-        train(TopKMessages(), method)
-    train(method)
-
-
 def test_a_server_step_that_is_not_whole_is_refused() -> None:
     @dataclass(frozen=True)
     class Half(Method):
         def server_step(self, server: Any, params: Any, delta: Any, messages: Any, cohort: Any) -> Any:
             return dict(list(delta.items())[:1]), server
 
-    with pytest.raises(ValueError, match=r"Half.server_step must return a change of every parameter; it returned none of model"):
+    with pytest.raises(ValueError, match=r"Half\.server_step returned nothing for model"):
         train(Half())
-
-    @dataclass(frozen=True)
-    class Faulty(Method):
-        def server_step(self, server: Any, params: Any, delta: Any, messages: Any, cohort: Any) -> Any:
-            return {}["mine"]
-
-    with pytest.raises(KeyError, match="mine"):
-        train(Faulty())
 
 
 def test_a_hook_that_returns_wrong_shapes_is_refused() -> None:
@@ -189,7 +170,7 @@ def test_a_hook_that_returns_wrong_shapes_is_refused() -> None:
             return {name: value[None] for name, value in delta.items()}, server
 
     for method, said in ((Thin(), r"Thin.correct_gradient .* shape \[6\]"), (Long(), r"Long.server_step .* shape \[1, 8, 6\]")):
-        with pytest.raises(ValueError, match=rf"{said}, and the parameter has \[8, 6\]"):
+        with pytest.raises(ValueError, match=rf"{said} .*, and must return a tensor of shape \[8, 6\]"):
             advice(method)
 
 

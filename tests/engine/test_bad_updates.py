@@ -13,7 +13,7 @@ from torch import Tensor
 
 from flcog.callbacks import SCAFFOLD, CoordinateMedian, Ditto, EqualWeights, FedDisco, FedExP
 from flcog.method import Context, Method, Params, PrivateSum, Slot, Upload, Workload
-from flcog.method.asynchrony import AsynchronousRounds
+from flcog.method.clock import AsynchronousRounds
 from flcog.server.bad_updates import BadUpdate
 
 pytestmark = pytest.mark.filterwarnings("error")

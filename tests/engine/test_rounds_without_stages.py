@@ -22,9 +22,8 @@ from flcog.callbacks import (
     TopK,
 )
 from flcog.client.program import ClientTensors, Program
-from flcog.core.types import Batch
-from flcog.method import GlobalModel, Gradient, Method, Optimisation, Upload
-from flcog.method.returned import check_gradient_function, check_pair, check_scalar, check_upload, check_weights
+from flcog.method import GlobalModel, Method, Optimisation, Upload
+from flcog.method.returned import check_pair, check_scalar, check_upload
 
 
 class Counted(TorchDispatchMode):
@@ -74,11 +73,9 @@ def test_the_envelope_of_fedavg_is_made_without_an_operator() -> None:
 
 def test_results_of_hooks_are_checked_without_an_operator() -> None:
     method, loss, params = FedProx(), torch.zeros(()), {"weight": torch.zeros(4, 8), "bias": torch.zeros(4)}
-    gradient, upload = Gradient(dict(params), {}, loss), Upload(dict(params), {})
+    upload = Upload(dict(params), {})
     with Counted() as counted:
         assert check_pair(method, "start", (dict(params), {}), params, "inputs") == (params, {})
         assert check_scalar(method, "loss", loss) is loss
-        assert check_gradient_function(method, lambda *_: gradient, 0)(params, Batch((), ())) is gradient
         assert check_upload(method, upload, params) == upload
-        assert check_weights(method, loss, 1) is loss
     assert not counted.counts

@@ -164,29 +164,11 @@ def test_without_a_selection_a_round_runs_no_further_operator(methods: Sequence[
     assert operators_of_a_round(*methods) == count
 
 
-@pytest.mark.parametrize(
-    ("selected", "complaint"),
-    [
-        (Participants([0, 8]), "Listed.select must return each client once, from 0 to 7; got client 8"),
-        (Participants([2, 2]), "Listed.select must return each client once, from 0 to 7; got a client twice"),
-        (Participants([0], torch.tensor([1.5])), r"Listed.select must return 1 probabilities in \(0, 1\]; got \[1.5\]"),
-        (Participants([0], torch.tensor([0.0])), r"Listed.select must return 1 probabilities in \(0, 1\]; got \[0.0\]"),
-        (Participants([0, 1], None, torch.tensor([1.0])), r"Listed.select must return 2 weights above 0; got \[1.0\]"),
-        (Participants([0], None, torch.tensor([-1.0])), r"Listed.select must return 1 weights above 0; got \[-1.0\]"),
-    ],
-)
-def test_wrong_selections_are_refused(selected: Participants, complaint: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Listed, "select", lambda self, *args: selected)
-    with pytest.raises(ValueError, match=complaint) as caught:
-        train(Listed(), rounds=1)
-    assert "\n" not in str(caught.value)
-
-
 def test_a_selection_of_clients_that_are_not_available_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """BandedNoise assumes that clients pause between their rounds. Without these pauses, its epsilon would be too small."""
     monkeypatch.setattr(Listed, "select", lambda self, *args: Participants([3, 5]))
     monkeypatch.setattr(Listed, "law", lambda self, count, num_clients: SamplingLaw(count / num_clients, fixed_size=True))
-    with pytest.raises(ValueError, match="must return available clients; got client 3, which is offline, in training or rest"):
+    with pytest.raises(ValueError, match=r"Listed\.select must return clients for which population.available is true"):
         train(Listed(), DPFedAvg(noise_multiplier=0.0, noise=BandedNoise(2), repeatable=True), clients_per_round=2, rounds=2)
 
 
@@ -198,9 +180,7 @@ def test_two_selections_are_refused() -> None:
 
 def test_unbiased_weights_exclude_other_weights() -> None:
     train(PoissonSampling(), EqualWeights(), rounds=1)
-    with pytest.raises(
-        ValueError, match="unbiased weights replace those of EqualWeights: set unbiased to false, or remove Equal"
-    ):
+    with pytest.raises(ValueError, match="unbiased weights replace those of EqualWeights, unless unbiased is false"):
         make_trainer(None, PoissonSampling(unbiased=True), EqualWeights(), rounds=1)
     train(PoissonSampling(unbiased=True, stop_round=1), EqualWeights(start_round=1), rounds=2)
 

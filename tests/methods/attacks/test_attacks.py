@@ -82,7 +82,7 @@ CASES: dict[str, Case] = {
     "WorkerMomentum": Case(WorkerMomentum(beta=0.5), partial(robust.run, beta=0.5), neutral=WorkerMomentum(beta=0.0)),
 }
 REFUSED: Refusals = {
-    LabelFlip: [({"count": 1, "clients": (0,)}, "count must be null beside clients: remove count or clients")],
+    LabelFlip: [({"count": -1}, "count must be at least 0, or null; got -1")],
     SignFlip: [({"fraction": 1.5}, "fraction must lie in [0, 1]; got 1.5")],
     Mimic: [({"warmup": 0}, "warmup must be at least 1; got 0")],
     GaussianAttack: [({"std": 0.0}, "std must be positive; got 0.0")],
@@ -99,7 +99,7 @@ REFUSED: Refusals = {
 @pytest.mark.parametrize(
     ("method", "says"),
     [
-        (SignFlip(clients=(0, 8)), r"SignFlip: clients must lie in \[0, 7\]; got 8"),
+        (SignFlip(clients=(0, 8)), r"SignFlip: attackers must be among the 8 clients; got count=None, clients=\(0, 8\)"),
         (
             SignFlip(fraction=0.05),
             "^SignFlip: fraction must be 0, or above 0.0625 to make one of 8 clients an attacker; got 0.05: raise it, or set count: 1$",

@@ -1,10 +1,12 @@
-"""Availability: a method that knows which clients can take part at which time."""
+"""Clients as devices: which of them can take part at which time, and how many local steps they take."""
 
 from dataclasses import dataclass
 
 import numpy as np
+import torch
 
 from flcog.core.checks import positive_and_finite
+from flcog.method.client_view import ClientView
 from flcog.method.method import Method
 
 
@@ -39,3 +41,12 @@ class AvailabilityModel(Method, protocol=True):
             seed: the run's seed, a key for random numbers.
         """
         raise NotImplementedError
+
+
+@dataclass(frozen=True, kw_only=True)
+class Workload(Method, protocol=True):
+    """Changes the clients' numbers of local steps, for slow devices, for example. If a run has several, each gets the earlier one's."""
+
+    def plan(self, num_steps: int, client: ClientView, rng: torch.Generator) -> int | None:
+        """The client's number of local steps in this round, or None if it drops out. *Chain; plain Python.*"""
+        return num_steps
