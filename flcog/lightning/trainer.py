@@ -23,6 +23,7 @@ from torchmetrics import Metric
 
 from flcog.client.work import ClientWork
 from flcog.core.processes import Processes
+from flcog.functional.own_steps import column_of
 from flcog.lightning.contract import has_users_hooks, reason_for_lightning
 from flcog.lightning.loops import ClientEpoch, RoundLogs, RoundLoop, SetLoop
 from flcog.lightning.strategy import ClientsAlone
@@ -340,7 +341,8 @@ class RoundsTrainer(L.Trainer):
         """Let callbacks and modules find the columns of a row in ``callback_metrics``: as they are, and with an underscore."""
         found = {name: torch.tensor(float(value)) for name, value in row.items()}
         named = {name.replace("/", "_"): value for name, value in found.items()}
-        epochs = {f"{name}_epoch": value for name, value in named.items() if name.removeprefix("train_") in self.forked}
+        columns = {name: f"train/{column_of(name)}" for name in self.forked}
+        epochs = {f"{name}_epoch": found[column] for name, column in columns.items() if column in found}
         alone = {
             name.partition("/")[2]: value
             for split in ("train/", "val/")

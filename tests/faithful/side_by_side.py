@@ -98,11 +98,19 @@ def made(make: Callable[[], L.LightningModule]) -> L.LightningModule:
     return make()
 
 
-def by_flcog(root: Path, make: Callable[[], L.LightningModule], *data: Any, callbacks: Sequence[Any] = (), **options: Any) -> Any:
+def by_flcog(
+    root: Path,
+    make: Callable[[], L.LightningModule],
+    *data: Any,
+    callbacks: Sequence[Any] = (),
+    tracker: Any = False,
+    **options: Any,
+) -> Any:
     """The trained module, and the change of its tensors that the client has sent."""
     module, uploads = made(make), Uploads()
     given = {"rounds": 1, "clients_per_round": 1, "local_epochs": 1, "executor": "auto", "eval_every": 1, "precision": "32-true"}
     trainer = make_trainer(root, uploads, *callbacks, **given | options)
+    trainer.logger = tracker
     trainer.fit(module, *data)
     (upload,) = uploads.seen
     return trainer, module, upload.delta | upload.buffers

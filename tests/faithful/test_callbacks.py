@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from faithful.side_by_side import Lit, loader
 from flcog.datamodules import LightningData
-from flcog.datamodules.stand_ins import Loaders
+from flcog.datamodules.loaders import Loaders
 
 
 class Transfers(Lit):

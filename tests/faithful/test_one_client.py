@@ -21,7 +21,7 @@ from faithful.side_by_side import Lit, by_flcog, by_lightning, loader, points
 from flcog.core.global_streams import seeded
 from flcog.core.randomness import fold
 from flcog.datamodules import LightningData
-from flcog.datamodules.stand_ins import Loaders
+from flcog.datamodules.loaders import Loaders
 
 # Modules ------------------------------------------------------------------------------------------------------------------------------
 
