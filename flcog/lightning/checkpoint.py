@@ -1,7 +1,8 @@
 """The part of a checkpoint that Lightning writes and reads: weights, hyper-parameters, optimisers, schedulers, callbacks and loops."""
 
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import lightning as L
@@ -34,6 +35,8 @@ def entries(trainer: L.Trainer, weights: Params, config: Mapping[str, Any] | Non
         for name, value in saved.pop("state_dict").items()
         if name in weights or not partial
     }
+    # Hooks of rounds may have frozen or freed layers.
+    saved["requires_grad"] = {name: value.requires_grad for name, value in module.named_parameters() if name in weights}
     if not module.hparams and (model := (config or {}).get("model")):
         saved["hyper_parameters"] = _from_config(module, model)
     elif "hyper_parameters" in saved:
@@ -45,19 +48,24 @@ def entries(trainer: L.Trainer, weights: Params, config: Mapping[str, Any] | Non
     return {**kept, "state_dict": state}
 
 
-def restore(trainer: L.Trainer, saved: Mapping[str, Any]) -> None:
-    """Restore callbacks, the data module, optimisers, schedulers and the scaler of gradients. Older files have none.
+@contextmanager
+def restored(trainer: L.Trainer, saved: Mapping[str, Any] | None) -> Iterator[None]:
+    """Restore callbacks and the data module, and after ``on_fit_start`` optimisers, schedulers and the scaler of gradients.
 
     Args:
         trainer: of the run.
-        saved: the contents of its checkpoint.
+        saved: the contents of its checkpoint. Those of older runs have none of these.
     """
     connector = trainer._checkpoint_connector
-    connector._loaded_checkpoint = dict(saved)
+    connector._loaded_checkpoint = dict(saved or {})
     try:
-        connector.restore_callbacks()
-        connector.restore_datamodule()
-        if "optimizer_states" in saved:
+        if saved is not None:
+            connector.restore_callbacks()
+            connector.restore_datamodule()
+        yield
+        for name, trains in connector._loaded_checkpoint.get("requires_grad", {}).items():
+            trainer.lightning_module.get_parameter(name).requires_grad_(trains)
+        if saved is not None and "optimizer_states" in saved:
             connector.restore_precision_plugin_state()
             connector.restore_optimizers()
             connector.restore_lr_schedulers()

@@ -7,7 +7,7 @@ from typing import Any
 from lightning.pytorch.callbacks import ProgressBar
 from lightning.pytorch.trainer.states import RunningStage, TrainerFn, TrainerStatus
 
-from flcog.lightning.checkpoint import restore
+from flcog.lightning.checkpoint import restored
 from flcog.lightning.trainer import RoundsTrainer
 from flcog.method import Callback
 
@@ -77,11 +77,10 @@ class LightningHooks(Callback):
         trainer = self.trainer
         with self._global_model(run):
             trainer.call("setup", stage="fit", of_module=False)
-            if run.resumed_from is not None:
-                restore(trainer, run.resumed_from)
-                run.resumed_from = None
-            trainer.resume_at(run.round, run.server.steps)
-            trainer.call("on_fit_start")
+            with restored(trainer, run.resumed_from):
+                trainer.resume_at(run.round, run.server.steps)
+                trainer.call("on_fit_start")
+            run.resumed_from = None
         if (trainer.max_epochs or 0) > run.settings.rounds:
             raise ValueError(
                 "StochasticWeightAveraging would compute the statistics of BatchNorm in another epoch after the last round, in which no "
