@@ -26,23 +26,13 @@ AT_ONCE = 1024
 
 @dataclass(frozen=True)
 class DecodedImages:
-    """Images as rows [H, W, C] of bytes, in a file that is named after the images' names and size.
-
-    Args:
-        folder: where the file is kept.
-        name: the start of its name.
-        root: the folder that the images' names start from.
-        files: the images, in the order of the rows.
-        size: height and width to scale to.
-        shape_by: the treatment of an image of another size: it is stretched, cropped about the centre, or rejected.
-        mode: Pillow's name for the pixels: "RGB", or "L" for grey.
-    """
+    """Images as rows [H, W, C] of bytes, in a file that is named after the images' names and size."""
 
     folder: Path
     name: str
     root: Path
-    files: Sequence[str]
-    size: tuple[int, int]
+    files: Sequence[str]  # named from the root, in the order of the rows
+    size: tuple[int, int]  # height and width to scale to
     shape_by: Literal["stretch", "crop", "reject"] = "stretch"
     mode: Literal["RGB", "L"] = "RGB"
 

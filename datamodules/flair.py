@@ -140,17 +140,12 @@ class _Images(NamedTuple):
     """The images of some users, one user after another, so that a client's images lie together on disk.
 
     They are arrays, because Python's objects would fill 300 bytes for each image.
-
-    Args:
-        names: the images' ids in UTF-8.
-        owners: the number of each image's user, in the order of the users' names.
-        labelled, labels: an image's place and a column of its labels, for all labels of all images.
     """
 
-    names: np.ndarray
-    owners: np.ndarray
-    labelled: np.ndarray
-    labels: np.ndarray
+    names: np.ndarray  # the images' ids in UTF-8
+    owners: np.ndarray  # the number of each image's user, in the order of the users' names
+    labelled: np.ndarray  # an image's place, for all labels of all images
+    labels: np.ndarray  # and the column of the label
 
 
 class _Files(Sequence[str]):

@@ -123,9 +123,7 @@ class HuggingFace(ItemSets):
         wanted = [*_columns_of(self.input).values(), self.target, *([self.users] if self.users else [])]
         parts = {}
         for part, rows in self._rows.items():
-            missing = [
-                column for column in wanted if column not in rows.column_names and (column != self.users or part == "train")
-            ]
+            missing = [name for name in wanted if name not in rows.column_names and (name != self.users or part == "train")]
             if missing:
                 raise ValueError(
                     f"the {part} set has no column {' and no '.join(map(repr, missing))}; it has {', '.join(rows.column_names)}: set "
@@ -185,14 +183,7 @@ def _label_sets(rows: Any, column: str) -> np.ndarray | None:
         if labels is None or any(label is None or label < 0 for label in labels):
             raise ValueError(f"the column {column!r} has a missing label in row {row}: leave such rows out")
         np.add.at(counts[row], labels, 1)
-    if counts.max(initial=0) <= 1:
-        return counts
-    if len({len(labels) for labels in lists}) > 1:
-        raise ValueError(
-            f"the column {column!r} has a label twice in row {counts.max(1).argmax()}: remove the repeats, or "
-            "read sequences of classes with TorchDataset, which gives them to a LightningModule as they are"
-        )
-    return None
+    return counts if counts.max(initial=0) <= 1 else None
 
 
 def _as_stored(rows: Any, column: str) -> np.ndarray:
@@ -200,8 +191,8 @@ def _as_stored(rows: Any, column: str) -> np.ndarray:
     values = rows[column][:]
     if len({len(value) for value in values if isinstance(value, list)}) > 1:
         raise ValueError(
-            f"the column {column!r} has lists of different lengths: make rows of 0 and 1 of them, or cast lists of classes with "
-            f"cast_column({column!r}, List(ClassLabel(names=[...])))"
+            f"the column {column!r} has lists of different lengths, or with a class twice: make rows of 0 and 1 of them, or cast lists of "
+            f"classes with cast_column({column!r}, List(ClassLabel(names=[...])))"
         )
     return as_array(values)
 

@@ -46,8 +46,8 @@ class ImageFolders(AugmentedImages):
         test: folder of the test images; None if there are none.
         val: folder of the validation images; None if there are none.
         classes: the class folders to use, in label order, or a leash's name (``cifar10_lh``, ``cifar10_mh``, ``cifar10_hh``,
-            ``cifar100_lh``, ``cifar10_tiny_imagenet``); all folders of ``train`` in alphabetical order by default. A named
-            folder may be empty.
+            ``cifar100_lh``, ``cifar10_tiny_imagenet``); all folders of ``train`` in alphabetical order by default, and
+            others of ``test`` and ``val`` are left out. A named folder may be empty.
         image_size: images are scaled and cropped about the centre to squares of this side; None if all images have the same size.
         grey: read one channel instead of three.
         mean: subtracted from each channel, on the [0, 1] scale; None for no change.
@@ -106,10 +106,7 @@ class ImageFolders(AugmentedImages):
                 self._decoded(part, self._files(folder)).fill()
 
     def load(self) -> Splits:
-        splits = {part: self._load(part, folder) for part, folder in self.folders.items() if folder is not None}
-        for part in ("test", "val") if self.classes is None else ():
-            self._note_other_classes(part)
-        return Splits(**splits)
+        return Splits(**{part: self._load(part, folder) for part, folder in self.folders.items() if folder is not None})
 
     def _load(self, part: str, folder: str) -> Samples:
         files = self._files(folder)
@@ -131,17 +128,6 @@ class ImageFolders(AugmentedImages):
         if empty and (self.classes is None or len(empty) == len(files)):
             raise ValueError(f"{empty[0] if self.classes is None else root} has no images ({', '.join(EXTENSIONS)})")
         return files
-
-    def _note_other_classes(self, part: str) -> None:
-        """Say which class folders are left out, because there are none of these names in the training set."""
-        if (split := self.folders[part]) is None:
-            return
-        found = {entry.name for entry in os.scandir(Path(self.data_dir) / split) if entry.is_dir()}
-        if others := ", ".join(sorted(found.difference(self.class_names))):
-            self.notes += (
-                f"{split} has the folders {others}, which {self.folders['train']} lacks: they are left out; list all classes in "
-                "data.classes to keep them",
-            )
 
     def _require(self, *folders: Path) -> None:
         require_files("ImageFolders", folders, "check --data.data_dir, the names of the splits, and --data.classes")

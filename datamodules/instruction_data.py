@@ -14,14 +14,45 @@ from flcog.core.extras import require
 from flcog.data import FederatedDataModule, Partitioner, Samples, Splits
 from flcog.data.instructions import Instructions
 from flcog.data.samples import Task
-from flcog.datamodules.files import require_files
+from flcog.datamodules.files import reading, require_files
 from flcog.datamodules.partitioners import Natural
-from flcog.datamodules.templates import TEMPLATES, Template
 
 NAMES = {"instruction": ("instruction",), "input": ("input", "context"), "answer": ("output", "response")}
 """The names of a line's texts in common data sets: Alpaca's and Dolly's."""
 
 HOW_TO_GET = "give a file of JSON lines with instruction and output, or a folder with one such file for each client"
+
+
+class Template(NamedTuple):
+    """The texts of a prompt, whose answer follows it."""
+
+    prompt: str  # of an instruction
+    with_input: str  # of an instruction with an input
+    before_answer: str = ""  # between the prompt and the answer; it counts as part of the answer
+
+    def fill(self, instruction: str, input: str) -> str:
+        """The prompt of an instruction, whose input may be empty."""
+        return (
+            self.with_input.format(instruction=instruction, input=input) if input else self.prompt.format(instruction=instruction)
+        )
+
+
+TEMPLATES = {
+    "alpaca": Template(
+        "Below is an instruction that describes a task. Write a response that appropriately completes the request.\n\n"
+        "### Instruction:\n{instruction}\n\n### Response:\n",
+        "Below is an instruction that describes a task, paired with an input that provides further context. Write a response that "
+        "appropriately completes the request.\n\n### Instruction:\n{instruction}\n\n### Input:\n{input}\n\n### Response:\n",
+    ),
+    "vicuna": Template(
+        "A chat between a curious user and an artificial intelligence assistant. The assistant gives helpful, detailed, and polite "
+        "answers to the user's questions. USER: {instruction} ASSISTANT:",
+        "A chat between a curious user and an artificial intelligence assistant. The assistant gives helpful, detailed, and polite "
+        "answers to the user's questions. USER: {instruction}\n{input} ASSISTANT:",
+        " ",
+    ),
+}
+"""The formats that models of these names expect: https://github.com/tatsu-lab/stanford_alpaca and https://github.com/lm-sys/FastChat."""
 
 
 class Line(NamedTuple):
@@ -47,7 +78,7 @@ class InstructionData(FederatedDataModule):
 
     Args:
         train: a file of JSON lines, or a folder with a file (``*.jsonl``) for each client, in the order of their names. A file
-            without instructions is no client, which a note says.
+            without instructions is no client.
         tokenizer: a folder that ``save_pretrained`` wrote, or a name on the hub.
         test: a file to measure perplexity and exact match on.
         val: a file to choose the best round by.
@@ -120,31 +151,15 @@ class InstructionData(FederatedDataModule):
             tokenizer,
         )
         users = np.array([lines[i][0] for i in kept], np.str_) if self.files[part].is_dir() else None
-        if users is not None and part == "train" and isinstance(self.partitioner, Natural):
-            self._note_files_without(set(users.tolist()))
         return Samples(source, self._targets([lines[i][1] for i in kept], part), users, whole=True)
-
-    def _note_files_without(self, clients: set[str]) -> None:
-        """Name the files that are no clients, because none of their instructions is left."""
-        empty = [file.name for file in _files_of(self.files["train"]) if file.name not in clients]
-        if empty:
-            more = f" and {len(empty) - 3} more" if len(empty) > 3 else ""
-            self.notes += (
-                f"no instructions of {', '.join(empty[:3])}{more} in {self.files['train']} to train on: the clients are the other "
-                f"{len(clients):,} files, numbered without these",
-            )
 
     def _targets(self, lines: Sequence[Line], part: str) -> Any:
         if self.category is None:
             return ()
         assert self.class_names is not None
         column = {name: i for i, name in enumerate(self.class_names)}
-        unknown = next((line.category for line in lines if line.category not in column), None)
-        if unknown is not None:
-            raise ValueError(
-                f"InstructionData: {self.files[part]} has the {self.category} {unknown!r}, which no training line has"
-            )
-        return torch.tensor([column[line.category] for line in lines])
+        with reading(self.files[part], f"each {self.category} must be one of the training lines"):
+            return torch.tensor([column[line.category] for line in lines])
 
 
 def _files_of(path: Path) -> list[Path]:
@@ -159,28 +174,18 @@ def read_lines(path: Path, category: str | None) -> Iterator[Line]:
     """Read a file of JSON lines. Empty lines are skipped."""
     with path.open("rb") as file:
         for number, content in enumerate(file, start=1):
-            if not content.strip():
-                continue
-            try:
-                entry = json.loads(content)
-            except ValueError as error:  # neither JSON nor UTF-8
-                raise ValueError(f"{path}, line {number} is not JSON ({error}): correct or remove it") from error
-            yield _line(entry, category, f"{path}, line {number}")
+            if content.strip():
+                with reading(f"{path}, line {number}", "correct or remove it"):
+                    line = _line(json.loads(content), category)
+                yield line
 
 
-def _line(entry: Any, category: str | None, where: str) -> Line:
-    if not isinstance(entry, dict):
-        raise ValueError(f"{where} is a {type(entry).__name__}, not an object: {HOW_TO_GET}")
+def _line(entry: Any, category: str | None) -> Line:
     names = NAMES | {"category": (category,) if category else ()}
     found = {key: next((entry[name] for name in choices if name in entry), None) for key, choices in names.items()}
     for key, choices in names.items():
-        needed = key != "input" and bool(choices)
-        if found[key] is None and needed:
-            raise ValueError(
-                f"{where} has no {' or '.join(map(repr, choices))}; it has {', '.join(map(repr, entry)) or 'nothing'}"
-            )
-        if found[key] is not None and not isinstance(found[key], str):
-            raise ValueError(f"{where}: {key} must be a text; got {found[key]!r:.80}")
+        if not isinstance(found[key], str) and (found[key] is not None or (choices and key != "input")):
+            raise ValueError(f"it needs a text {' or '.join(map(repr, choices))}, and has {entry!r:.200}")
     return Line(*(found[name] or "" for name in Line._fields))
 
 

@@ -24,20 +24,12 @@ from flcog.datamodules.items import ItemSet, Make, UnusableItem, require_finite_
 
 
 class Task(NamedTuple):
-    """Some items to read, and what to make of them.
-
-    Args:
-        part: the set.
-        make: the function to call with the items.
-        indices: which.
-        keys: one key per item, which seeds its random numbers; None for keys that depend on the index alone.
-        evaluates: whether to read the items as evaluations do.
-    """
+    """Some items of a part to read, and what to make of them."""
 
     part: str
     make: Make
     indices: np.ndarray
-    keys: np.ndarray | None = None
+    keys: np.ndarray | None = None  # one per item, which seeds its random numbers; None for keys that depend on the index alone
     evaluates: bool = False
 
 
@@ -93,11 +85,7 @@ class ItemReader:
     """Reads items, in worker processes of a ``DataLoader`` that lasts as long as the run.
 
     An item's key seeds the random streams of torch, numpy and Python before it is read. It is therefore the same in any process and at
-    any time.
-
-    Args:
-        sets: the sets of items, by name.
-        num_workers: the number of processes; 0 reads in this process and restores its random streams afterwards.
+    any time. With ``num_workers=0`` this process reads, and restores its random streams afterwards.
     """
 
     def __init__(self, sets: Mapping[str, ItemSet], num_workers: int) -> None:
@@ -172,15 +160,7 @@ def _ignore_signals(worker: int) -> None:
 
 
 class Streamed(Source):
-    """The inputs of one set, which are read while the model trains.
-
-    Args:
-        reader: reads the items.
-        part: the set's name.
-        length: how many samples it has.
-        whole_batches: whether the user's ``collate_fn`` makes a batch from all its items at once.
-        make: makes a batch.
-    """
+    """The inputs of one set, which are read while the model trains."""
 
     def __init__(self, reader: ItemReader, part: str, length: int, whole_batches: bool, make: Make) -> None:
         self._reader, self._part, self._length, self._make = reader, part, length, make

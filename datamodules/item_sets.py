@@ -44,31 +44,15 @@ COMPARED = 100
 
 
 class Form(NamedTuple):
-    """The form of a set's batches.
-
-    Args:
-        make: makes a batch.
-        labelled: whether the items have targets.
-        whole: whether the steps of a LightningModule receive the batch as the data set makes it.
-    """
+    """The form of a set's batches."""
 
     make: Make = inputs_of
     labelled: bool = True
-    whole: bool = False
+    whole: bool = False  # the steps of a LightningModule receive the batch as the data set makes it
 
 
 class ItemSets(WithTargets):
-    """Data sets that are read item by item.
-
-    Args:
-        task: the kind of targets; ``auto`` infers it from them.
-        num_classes: the number of classes or labels, if some do not occur; for regression, the number of bins of the target.
-        collate_fn: a function from a list of items to a batch, as for ``DataLoader``.
-        num_workers: the number of processes that read.
-        cache_dir: a folder for the items after they are read once; None to read them while the model trains.
-        natural: whether users are known; they are the clients unless a partitioner is given.
-        target: the place of an item's target.
-    """
+    """Data sets that are read item by item. Users are the clients if the data is ``natural``, unless a partitioner is given."""
 
     def __init__(
         self,

@@ -24,20 +24,12 @@ class UnusableItem(ValueError):
 
 @dataclass(frozen=True)
 class ItemSet:
-    """One part of a data set.
+    """One part of a data set: ``items[index]``, and what is known without reading them.
 
-    Args:
-        items: an object with a length and ``items[index]``.
-        targets: the targets of all items, if they are known without reading items: names, numbers, or rows of 0 and 1.
-        checked: whether ``targets`` is an attribute of the data set, so that items may have other targets.
-        users: the natural owner of each item.
-        stored: inputs that exist as tensors and need no transform.
-        whole: whether a step receives a batch as it is: of ``stored``, which contains everything that the items contain, or of items that
-            are batches themselves.
-        transformed: whether a ``target_transform`` makes other targets of ``targets``.
-        evaluated: the same items as evaluations read them, without random changes; None if they are ``items``.
-        collate_fn: the user's function from a list of items to a batch; None stacks the items.
-        place: the place of an item's target. None takes the second of a pair.
+    ``targets`` that are ``checked`` come from an attribute of the data set, so that items may have others, and do if a
+    ``target_transform`` has ``transformed`` them. ``stored`` inputs exist as tensors and need no transform. A step receives a ``whole``
+    batch as it is: of ``stored``, which then contains everything in the items, or of items that are batches themselves. Evaluations
+    read the items of ``evaluated``, without random changes.
     """
 
     items: Any
@@ -112,14 +104,7 @@ def form_of(part: ItemSet, items: list[Any]) -> Any:
 
 
 def rows_of(part: ItemSet, items: list[Any], dtype: np.dtype | None = None, with_targets: bool = False) -> np.ndarray:
-    """Items as rows of one array, with a field for each tensor of an input.
-
-    Args:
-        part: the set.
-        items: some of it.
-        dtype: of the rows; None to take it from the first item.
-        with_targets: whether the last field is the target.
-    """
+    """Items as rows of one array, with a field for each tensor of an input, and perhaps one for the target."""
     rows: np.ndarray | None = None
     for number, item in enumerate(items):
         input, target = part.pair(item)
@@ -137,21 +122,13 @@ def rows_of(part: ItemSet, items: list[Any], dtype: np.dtype | None = None, with
 
 
 class Look(NamedTuple):
-    """The form of some items, which stand for all items of their set.
+    """The form of some items, which stand for all items of their set."""
 
-    Args:
-        labelled: whether each item is a pair whose second part can be a target: a number, a text, or a row of numbers.
-        pairs: whether their batch is a pair of tensors for a network, and of targets.
-        lone: whether each item is the input of a network alone.
-        targets: of pairs, as a batch contains them; None if it contains none.
-        bytes: whether the inputs of pairs are images of bytes, and no pictures, which only flcog turns into tensors.
-    """
-
-    labelled: bool
-    pairs: bool
-    lone: bool
-    targets: np.ndarray | None = None
-    bytes: bool = False
+    labelled: bool  # each is a pair whose second part can be a target: a number, a text, or a row of numbers
+    pairs: bool  # their batch is a pair of tensors for a network, and of targets
+    lone: bool  # each is the input of a network alone
+    targets: np.ndarray | None = None  # of pairs, as a batch contains them
+    bytes: bool = False  # the inputs of pairs are images of bytes, and no pictures, which only flcog turns into tensors
 
 
 def look_at(part: ItemSet, items: list[Any]) -> Look:

@@ -20,14 +20,9 @@ WORKERS = 2
 
 
 class StandIn(L.LightningDataModule):
-    """Loaders in the place of a data module.
+    """Loaders in the place of a data module: functions that return the loaders of ``train``, ``val``, ``test`` and ``predict``.
 
-    Args:
-        name: the name of the user's object in notes.
-        loaders: functions that return the loaders of a part: ``train``, ``val``, ``test`` or ``predict``.
-        hooked: the data module whose hooks change batches; itself by default.
-        loaders_of: the module that defines the loaders, if it is a ``LightningModule``.
-        prepare, set_up: what else takes part in these hooks.
+    ``hooked`` is the data module whose hooks change batches, and ``loaders_of`` the LightningModule that defines the loaders, if one does.
     """
 
     def __init__(

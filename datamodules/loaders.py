@@ -26,13 +26,8 @@ def with_datamodule(
     """The arguments of a verb with one data module in the place of loaders.
 
     ``fit(model, train_loader, val_loader)`` trains on the first set and validates on the second; ``test(model, loader)`` and
-    ``validate(model, loader)`` evaluate one set.
-
-    Args:
-        verb: the name of the trainer's method.
-        arguments, options: the user's.
-        clients: the least number of clients that a round needs. An evaluation, which trains none, has this number of clients.
-        last: the data of the trainer's last run, if it has one.
+    ``validate(model, loader)`` evaluate one set. An evaluation, which trains no clients, has the least number that a round needs. ``last``
+    is the data of the trainer's last run, if it has one.
     """
     rest, named, part = list(arguments), dict(options), PARTS.get(verb, "train")
     keywords = {"train_dataloaders": "train", "val_dataloaders": "val", "dataloaders": part}
@@ -153,11 +148,7 @@ def _only(data: Any, part: str) -> StandIn:
 
 
 def federated(data: Any) -> FederatedDataModule:
-    """The data as a federation's: a data module of ours as it is, anything else divided as its note says.
-
-    Args:
-        data: a :class:`FederatedDataModule`, a map-style torch data set, a ``DataLoader`` of one, or a ``LightningDataModule``.
-    """
+    """The data as a federation's: a data module of ours as it is, anything else divided as its note says."""
     if isinstance(data, FederatedDataModule):
         return data
     if lightning_base(data, "LightningDataModule") or isinstance(data, DataLoader):

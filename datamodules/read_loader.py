@@ -47,27 +47,16 @@ class WholeBatches(ListedItems):
 
 
 class ReadLoader(NamedTuple):
-    """A loader as a federation uses it.
+    """A loader as a federation uses it."""
 
-    Args:
-        dataset: of the samples that its sampler chooses.
-        rows: their indices in the loader's own data set; None for all.
-        batch_size: that of its batch sampler, or the length of the sampler's first batch if it has no such attribute.
-        drop_last: whether the last, smaller batch is dropped.
-        collate_fn: the user's; None for torch's own.
-        unused: the name of a sampler of a set that is evaluated, which is not used, or of which only the indices are; empty for none.
-        order: the order in which clients read the samples; None if they shuffle them.
-        counts: the number of samples of each loader, if these are several; else empty.
-    """
-
-    dataset: Any
-    rows: np.ndarray | None
+    dataset: Any  # of the samples that its sampler chooses
+    rows: np.ndarray | None  # their indices in the loader's own data set; None for all
     batch_size: int
     drop_last: bool
     collate_fn: CollateFn | None
-    unused: str
-    order: Order | None = None
-    counts: tuple[int, ...] = ()
+    unused: str  # the name of a sampler of a set that is evaluated, which is not used, or of which only the indices are
+    order: Order | None = None  # in which clients read the samples; None if they shuffle them
+    counts: tuple[int, ...] = ()  # the number of samples of each loader, if these are several
 
     def of_its_rows(self, values: Any) -> Any:
         """Values of the loader's own data set (an array, or a function of the index) for the chosen samples."""

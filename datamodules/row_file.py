@@ -24,13 +24,8 @@ class RowFile:
     """Rows on disk, each with a checksum in a second file. A row that is missing or damaged is made when it is read.
 
     The file has its full length from the start, but takes disk space only for the rows in it. Each row is written as soon as it is
-    made, so that an interrupted run goes on where it stopped. Processes and later runs share the file.
-
-    Args:
-        path: the path of the file.
-        shape: the shape of the array; its first axis counts the rows.
-        dtype: the type of its values.
-        make: makes the rows of some numbers, one after another.
+    made, so that an interrupted run goes on where it stopped. Processes and later runs share the file. ``make`` makes the rows of some
+    numbers, one after another.
     """
 
     def __init__(

@@ -18,17 +18,10 @@ TaskOrAuto = Literal["auto", "classification", "multilabel", "regression", "unla
 
 @dataclass(frozen=True)
 class Targets:
-    """A data set's targets.
-
-    Args:
-        task: the kind of targets.
-        num_classes: the number of classes or labels; for regression, of bins.
-        tensors: class indices [N], multi-hot rows [N, C], or values [N] or [N, C], by part.
-        class_names: the names of the classes in label order, if they have names.
-    """
+    """A data set's targets: class indices [N], multi-hot rows [N, C], or values [N] or [N, C], by part."""
 
     task: Task
-    num_classes: int
+    num_classes: int  # classes or labels; for regression, bins
     tensors: dict[str, Tensor]
     class_names: tuple[str, ...] | None = None
 
@@ -63,14 +56,9 @@ def read_targets(
     num_classes: int | None = None,
     classes: Sequence[str] | None = None,
 ) -> Targets:
-    """Return the targets of all parts of a set; the part "train" must exist.
+    """Return the targets of all parts of a set, which are given as an array and its name in messages; "train" must exist.
 
-    Args:
-        given: by part, an array and its name in messages.
-        task: the kind of targets; ``auto`` takes integers and names for classes and floats for values. ``multilabel`` takes [N] and
-            [N, 1] for one label.
-        num_classes: the number of classes, if some do not occur.
-        classes: the names of the classes in their order, if targets are text and some do not occur.
+    ``auto`` takes integers and names for classes and floats for values. ``multilabel`` takes [N] and [N, 1] for one label.
     """
     one_of(None, ("auto", "classification", "multilabel", "regression"), task=task)
     names = _class_names(*given["train"], classes)

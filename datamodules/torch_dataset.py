@@ -117,15 +117,9 @@ def by_part(targets: Any) -> dict[str, Any]:
 
 
 def item_set(part: str, dataset: Any, targets: Any, users: Any, collate_fn: CollateFn | None, place: Target) -> ItemSet:
-    """A torch data set as a set of items.
+    """A torch data set as a set of items. Targets and users are as for :class:`TorchDataset`.
 
-    Args:
-        part: its part.
-        dataset: the data set.
-        targets: its targets, the name of their attribute, or None.
-        users: the owners of its samples, as for :class:`TorchDataset`.
-        collate_fn: the user's; None stacks the items, so that a ``TensorDataset`` can be used directly.
-        place: the place of an item's target.
+    Without a ``collate_fn``, which stacks the items, a ``TensorDataset`` is used directly.
     """
     targets, owners = _named(dataset, targets, part), _named(dataset, users, part)
     if callable(owners):

@@ -1,6 +1,5 @@
 """Splits that exist already: one client per user of the data set, and a partition read from a file."""
 
-import warnings
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -71,14 +70,5 @@ class Saved(Partitioner):
             raise ValueError(
                 f"the partition in {self.path} names samples up to {partition.indices.max()}, and the set has {len(samples)}: it "
                 "was made for another data set"
-            )
-        if len(np.unique(partition.indices)) < len(partition.indices):
-            raise ValueError(f"the partition in {self.path} gives some samples to more than one client: it is damaged")
-        size = len(partition.indices)
-        if 0 < size < len(samples) and partition.indices.max() == size - 1:
-            warnings.warn(
-                f"the partition in {self.path} divides all samples of a set of {size}, and this set has {len(samples)}: the others are not "
-                "used; make a partition of this set, unless that is what you want",
-                stacklevel=2,
             )
         return partition

@@ -53,17 +53,6 @@ def test_a_named_class_may_have_no_images_here(tmp_path: Path) -> None:
         ImageFolders(str(tmp_path), classes=["bird"], num_clients=2).setup()
 
 
-def test_classes_of_the_test_set_alone_are_noted(tmp_path: Path) -> None:
-    write_folders(tmp_path)
-    (tmp_path / "test" / "bird").mkdir()
-    data, named = (ImageFolders(str(tmp_path), num_clients=2, classes=classes) for classes in (None, ["airplane", "cat"]))
-    assert data.num_classes == named.num_classes == 2
-    assert len(data.federation.test) == len(named.federation.test) == 6  # type: ignore[arg-type]
-    assert not named.notes and data.notes == (
-        "test has the folders bird, which train lacks: they are left out; list all classes in data.classes to keep them",
-    )
-
-
 def test_hidden_files_are_no_images(tmp_path: Path) -> None:
     write_folders(tmp_path)
     for file in list(tmp_path.rglob("*.png")):

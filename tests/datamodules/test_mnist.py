@@ -62,7 +62,7 @@ def test_mnist_broken(tmp_path: Path) -> None:
     write_mnist(raw)
     labels = raw / "train-labels-idx1-ubyte"
     whole = labels.read_bytes()
-    for broken in (whole[:-1], whole[:3], b"not an idx file at all", struct.pack(">II", 2049, 3) + b"\0\1\2"):
+    for broken in (whole[:-1], whole[:3], b"not an idx file at all"):
         labels.write_bytes(broken)
         with one_line(ValueError, "train-labels-idx1-ubyte cannot be read"):
             MNIST(str(tmp_path)).setup()

