@@ -11,6 +11,9 @@ from flcog.core.yaml_files import load_yaml, refuse_doubles
 OF_LIGHTNING = ("optimizer", "lr_scheduler", "weights_only")
 """Options of LightningCLI's ``fit`` that the ``flcog`` command does not have. LightningCLI writes them as null."""
 
+IN_ROUNDS = {"max_epochs": "rounds", "check_val_every_n_epoch": "eval_every"}
+"""Options of ``lightning.Trainer`` that count epochs, and those of the federated trainer that count rounds."""
+
 OPTIONS = ("-c", "--config")
 """The option of the command line that gives a config."""
 
@@ -33,14 +36,14 @@ def check_config(path: Path) -> dict[str, Any]:
 def adapted(text: str, options: Container[str]) -> str:
     """Remove from a config what its command has no use for.
 
-    LightningCLI writes every option of ``lightning.Trainer``: those that are null get the default of the federated trainer. A mapping of
-    callbacks changes the list of an earlier config (see ``callback_options``).
+    LightningCLI writes every option of ``lightning.Trainer``: those that are null get the default of the federated trainer, and those that
+    count epochs count rounds. A mapping of callbacks changes the list of an earlier config (see ``callback_options``).
 
     Args:
         text: the config.
         options: the command's, such as ``--init_from``.
 
-    >>> print(adapted("{trainer: {rounds: 3, precision: null}, optimizer: null}", ()).strip())
+    >>> print(adapted("{trainer: {max_epochs: 3, precision: null}, optimizer: null}", ()).strip())
     trainer:
       rounds: 3
     """
@@ -53,7 +56,8 @@ def adapted(text: str, options: Container[str]) -> str:
         if not (name in OF_LIGHTNING and value is None) and (name not in ONLY_FIT or f"--{name}" in options)
     }
     if isinstance(trainer := config.get("trainer"), dict):
-        found["trainer"] = {name: value for name, value in trainer.items() if value is not None and not is_change(name, value)}
+        kept = {name: value for name, value in trainer.items() if value is not None and not is_change(name, value)}
+        found["trainer"] = {IN_ROUNDS.get(name, name): value for name, value in kept.items()}
     return text if found == config else yaml.safe_dump(found, sort_keys=False)
 
 

@@ -13,6 +13,7 @@ from torch import nn
 import flcog.callbacks
 import flcog.datamodules
 from flcog.commands.callback_options import reach_by_name, with_changes
+from flcog.commands.config_file import IN_ROUNDS
 from flcog.commands.errors import shown_errors
 from flcog.commands.parser import DATA, Parser
 from flcog.commands.saved_config import SavedConfig
@@ -121,7 +122,10 @@ class FederatedCLI(LightningCLI):
 
     def add_core_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
         parser.add_class_arguments(self.trainer_class, "trainer", fail_untyped=False, instantiate=False, sub_configs=True)  # type: ignore[arg-type]
-        parser.set_defaults({f"trainer.{name}": value for name, value in self.trainer_defaults.items() if name != "callbacks"})
+        for theirs, ours in IN_ROUNDS.items():
+            parser._option_string_actions[f"--trainer.{theirs}"] = parser._option_string_actions[f"--trainer.{ours}"]
+        defaults = {name: value for name, value in self.trainer_defaults.items() if name != "callbacks"}
+        parser.set_defaults({f"trainer.{IN_ROUNDS.get(name, name)}": value for name, value in defaults.items()})
         model: Any = self.model_class or nn.Module
         parser.add_lightning_class_args(model, "model", self.subclass_mode_model, self.needs_model)
         parser.add_lightning_class_args(self.datamodule_class or DATA, "data", subclass_mode=self.subclass_mode_data)  # type: ignore[arg-type]

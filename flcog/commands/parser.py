@@ -13,7 +13,7 @@ from torch.utils.data import Dataset
 
 import flcog.callbacks
 import flcog.datamodules
-from flcog.commands.config_file import adapted
+from flcog.commands.config_file import OF_LIGHTNING, adapted
 from flcog.commands.errors import complain, cut, guess
 from flcog.core.lightning_packages import OtherDataModule
 from flcog.core.users_hooks import is_users
@@ -111,6 +111,10 @@ class Parser(LightningArgumentParser):
         """Add to the report of an unknown option what was probably meant."""
         if self.owner in BASES:
             return f"give a class by its class_path, and its options under init_args; got {name!r} beside them"
+        if (section := name.partition(".")[0]) in OF_LIGHTNING:
+            return (
+                f"{section} is of LightningCLI, which replaces the model's own: give model.optimizer, or a configure_optimizers"
+            )
         options = [option.lstrip("-") for parser in parsers for option in parser._option_string_actions]
         if self.owner is None:
             options += [f"data.{option}" for option in inspect.signature(FederatedDataModule).parameters]

@@ -118,6 +118,7 @@ CONFIGS = {
     b"trainer: {roundz: 3}": "there is no option 'trainer.roundz'. Did you mean 'trainer.rounds'?",
     b"data: {init_args: {num_client: 3}}": "data (Digits): there is no option 'num_client'. Did you mean 'num_clients'?",
     b"model: {lr: 3}": "there is no option 'lr'",
+    b"optimizer: {class_path: torch.optim.SGD, init_args: {lr: 0.1}}": "optimizer is of LightningCLI, which replaces the model's own",
     b"trainer: {callbacks: [FedProx, SCAFOLD]}": "Did you mean 'SCAFFOLD'?",
     b"trainer: {callbacks: [{mu: 1}]}": "give a class by its class_path, and its options under init_args; got 'mu' beside them",
     b"trainer: {callbacks: [{class_path: FedProx, mu: 1}]}": "give a class by its class_path, and its options under init_args",

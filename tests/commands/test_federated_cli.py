@@ -100,6 +100,30 @@ def test_a_script_with_its_own_classes(tmp_path: Path) -> None:
     assert Lit.load_from_checkpoint(run / "checkpoints" / "last.ckpt").lr == 0.25
 
 
+def test_epochs_are_rounds(tmp_path: Path) -> None:
+    """In a script's defaults, on the command line, and in a config that LightningCLI has written; the last of them counts."""
+    (tmp_path / "config.yaml").write_text(
+        "trainer: {max_epochs: 4, check_val_every_n_epoch: 2, max_time: null}\noptimizer: null\n"
+    )
+    given = {"": 3, f"--config={tmp_path}/config.yaml": 4, "--trainer.max_epochs=5": 5}
+    for word, rounds in given.items():
+        cli = flcog.FederatedCLI(Lit, Rows, trainer_defaults={"max_epochs": 3}, args=[word] if word else [], run=False)
+        assert cli.trainer.settings.rounds == rounds
+
+
+def test_validate_asks_for_no_local_work(tmp_path: Path) -> None:
+    class Validated(Lit):
+        def validation_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> None:
+            self.log("val_loss", self.training_step(batch, batch_idx))
+
+    class WithVal(Rows):
+        def val_dataloader(self) -> DataLoader[Any]:
+            return DataLoader(self.rows, batch_size=4)
+
+    words = ["validate", "--trainer.logger=false", "--trainer.accelerator=cpu", f"--trainer.default_root_dir={tmp_path}"]
+    assert "val_loss" in flcog.FederatedCLI(Validated, WithVal, args=words).trainer.callback_metrics
+
+
 def test_classes_of_the_users_choice(tmp_path: Path) -> None:
     """Plain Lightning classes and data sets are given by their class paths, without a verb."""
     words = [*options(tmp_path), "--model", f"{__name__}.Lit", "--data", f"{__name__}.ListSet", "--data.count", "20"]
