@@ -54,10 +54,6 @@ REFUSED = {
     "FedProx": "flcog has a FedProx already: choose another name",
     "fed_prox2": "",
     "Torch": "Python has a module 'torch' already, which would be taken for yours",
-    "X" * 300: "a method's name has at most 80 letters; got 300",
-    "Tensor": "the method's files use a Tensor of Python's, torch's or flcog's already",
-    "ValueError": "the method's files use a ValueError of Python's",
-    "Class": "Python has a module 'class' already",
 }
 
 

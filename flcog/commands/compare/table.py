@@ -14,6 +14,7 @@ from jsonargparse.typing import NonNegativeInt, PositiveInt
 import flcog.callbacks
 from flcog.commands import shipped_configs
 from flcog.commands.compare.published import OF_TWO_ROWS, Figure, Published, Quantity, is_number, read_published
+from flcog.commands.errors import cut
 from flcog.core.monitor import Metric, Mode
 from flcog.core.yaml_files import TextKeys, load_yaml, refuse_doubles
 
@@ -179,11 +180,6 @@ NESTED = ("rows", "columns", "metrics", "against", "published", "margin")
 """Keys of the file whose contents are read part by part."""
 
 
-WHOLE = {"int": "a whole number", "PositiveInt": "a whole number of at least 1", "NonNegativeInt": "a whole number of at least 0"}
-KINDS = {"tuple": "a list", "list": "a list", "dict": "a mapping", "str": "text", "float": "a number", **WHOLE}
-"""The names of types in errors."""
-
-
 def read_table(path: Path, within: Sequence[Path] = ()) -> Table:
     """Read a table's YAML file. ``within`` are the tables that led to it."""
     if path.resolve() in within:
@@ -244,10 +240,7 @@ def _made(kind: type[Kind], content: Any, where: str) -> Kind:
     try:
         return kind(**parser.instantiate(parser.parse_object({name: content[name] for name in content if name not in nested})))
     except ArgumentError as error:
-        key = re.search(r'key "([^"]+)"', str(error))
-        expected = re.findall(r"(?:Expected an? |Not of type )(?:<class '|typing\.)?(\w+(?:\[.+?\])?)", str(error))
-        kinds = " or ".join(KINDS.get(each, each) for each in dict.fromkeys(expected) if each != "NoneType")
-        raise ValueError(f"{key and key[1]} of {where} must be {kinds}; got {content.get(key and key[1])!r}") from None
+        raise ValueError(f"{where}: {cut(str(error)).replace('expected tuple', 'expected a list')}") from None
 
 
 @cache

@@ -1,7 +1,5 @@
 """The command itself: fills the templates beside it with a name."""
 
-import ast
-import builtins
 import importlib.util
 import keyword
 import re
@@ -14,9 +12,6 @@ from flcog.core.files import replacing
 TEMPLATES = sorted(Path(__file__).parent.glob("*.txt"))
 """Each has the name of the file that it becomes, and .txt behind it."""
 
-LONGEST = 80
-"""Letters of a method's name. File systems allow about 250 for a file, whose name is longer than the method's."""
-
 
 def new(arguments: list[str]) -> None:
     """Begin a method of your own here: a small working one, its YAML, its reference in plain torch, and its tests, which pass.
@@ -28,7 +23,7 @@ def new(arguments: list[str]) -> None:
     parser.add_argument("name", metavar="NAME", help="of the class, such as MyMethod; its files are called my_method")
     options = parser.parse_args(arguments)
     cls, module = names_of(options.name)
-    contents = {Path(_named(path.stem, cls, module)): _named(_text(path), cls, module) for path in TEMPLATES}
+    contents = {Path(_named(path.stem, cls, module)): _named(path.read_text(encoding="utf-8"), cls, module) for path in TEMPLATES}
     for path in contents:
         if path.exists():
             raise ValueError(f"{path} exists already: choose another name, or remove it")
@@ -45,30 +40,15 @@ def names_of(given: str) -> tuple[str, str]:
     >>> names_of("my_method"), names_of("FedXYZPlus")
     (('MyMethod', 'my_method'), ('FedXYZPlus', 'fed_xyz_plus'))
     """
-    if len(given) > LONGEST:
-        raise ValueError(f"a method's name has at most {LONGEST} letters; got {len(given)}")
     if not given.isascii() or not given.isidentifier() or keyword.iskeyword(given) or given.startswith("_"):
         raise ValueError(f"a method's name is a Python class's, such as MyMethod; got {given!r}")
     cls = given if given[0].isupper() else "".join(part[:1].upper() + part[1:] for part in given.split("_"))
     module = re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "_", cls).lower()
     if cls in flcog.callbacks.__all__:
         raise ValueError(f"flcog has a {cls} already: choose another name")
-    if cls in _names_in_templates() or hasattr(builtins, cls):
-        raise ValueError(f"the method's files use a {cls} of Python's, torch's or flcog's already: choose another name")
-    if keyword.iskeyword(module) or (importlib.util.find_spec(module) is not None and not Path(f"{module}.py").exists()):
+    if importlib.util.find_spec(module) is not None and not Path(f"{module}.py").exists():
         raise ValueError(f"Python has a module {module!r} already, which would be taken for yours: choose another name")
     return cls, module
-
-
-def _names_in_templates() -> set[str]:
-    """The names that the templates import, define and use."""
-    nodes = [node for path in TEMPLATES if path.stem.endswith(".py") for node in ast.walk(ast.parse(_text(path)))]
-    names = [node.id for node in nodes if isinstance(node, ast.Name)]
-    return {*names, *(node.asname or node.name for node in nodes if isinstance(node, ast.alias))}
-
-
-def _text(path: Path) -> str:
-    return path.read_text(encoding="utf-8")
 
 
 def _named(text: str, cls: str, module: str) -> str:
