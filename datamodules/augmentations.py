@@ -73,15 +73,10 @@ class Chain:
 
 @dataclass(frozen=True)
 class CropFlip:
-    """torchvision's ``RandomCrop(size, padding)`` and ``RandomHorizontalFlip``.
+    """torchvision's ``RandomCrop(size, padding)`` and ``RandomHorizontalFlip``."""
 
-    Args:
-        padding: width of the black border that is added before a crop of the image's own size, >= 0.
-        vertical: also flip upside down with probability 1/2.
-    """
-
-    padding: int = 4
-    vertical: bool = False
+    padding: int = 4  # width of the black border that is added before a crop of the image's own size
+    vertical: bool = False  # also flip upside down with probability 1/2
 
     def __call__(self, inputs: Tensor, keys: np.ndarray) -> Tensor:
         draws = hash64(keys + _CROP_FLIP)
@@ -119,11 +114,7 @@ def crop_and_flip(
 
 @dataclass(frozen=True)
 class Rotate:
-    """torchvision's ``RandomRotation(degrees)``: about the centre, nearest pixel, black corners.
-
-    Args:
-        degrees: the angle is uniform between minus and plus this.
-    """
+    """torchvision's ``RandomRotation(degrees)``: about the centre, nearest pixel, black corners."""
 
     degrees: float
 
@@ -149,16 +140,11 @@ def rotate(inputs: Tensor, degrees: np.ndarray) -> Tensor:
 
 @dataclass(frozen=True)
 class ColourJitter:
-    """Brightness, contrast and hue of each colour image, changed by random factors in this order (torchvision's is random).
+    """Brightness, contrast and hue of each colour image, changed by random factors in this order (torchvision's is random)."""
 
-    Args:
-        brightness, contrast: factors are uniform in 1 plus or minus this, 0 to 1.
-        hue: the shift is uniform between minus and plus this, 0 to 0.5 of the colour circle.
-    """
-
-    brightness: float = 0.1
+    brightness: float = 0.1  # factors are uniform in 1 plus or minus this
     contrast: float = 0.1
-    hue: float = 0.1
+    hue: float = 0.1  # the shift is uniform between minus and plus this part of the colour circle
 
     def __call__(self, inputs: Tensor, keys: np.ndarray) -> Tensor:
         draws = [2 * uniform(hash64(keys + stream)) - 1 for stream in (_BRIGHTNESS, _CONTRAST, _HUE)]

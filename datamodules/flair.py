@@ -1,6 +1,5 @@
 """FLAIR: photographs of 51,414 Flickr users with several labels each."""
 
-import heapq
 import json
 from array import array
 from collections.abc import Iterator, Sequence
@@ -162,44 +161,28 @@ class _Files(Sequence[str]):
 
 
 class _Index:
-    """Collects the images of the ``limit`` users with the smallest keys."""
+    """Collects images, and returns those of the ``limit`` users with the smallest keys."""
 
     def __init__(self, seed: int, limit: int | None) -> None:
         self._seed, self._limit = seed, limit
         self._numbers: dict[str, int] = {}
-        """A number of each selected user, in the order of the file."""
-        self._largest_first: list[tuple[int, str]] = []
-        self._refused: set[str] = set()
+        """A number of each user, in the order of the file."""
         self._names, self._ends, self._owners = bytearray(), array("q", [0]), array("i")
         self._labelled, self._labels = array("i"), array("H")
 
     def add(self, user: str, image: str, labels: list[int]) -> None:
-        if user in self._refused or (user not in self._numbers and not self._selects(user)):
-            return
         self._labelled.extend([len(self._owners)] * len(labels))
         self._labels.extend(labels)
-        self._owners.append(self._numbers[user])
+        self._owners.append(self._numbers.setdefault(user, len(self._numbers)))
         self._names += image.encode()
         self._ends.append(len(self._names))
 
-    def _selects(self, user: str) -> bool:
-        """Whether a new user is selected until now, perhaps in the place of another user.
-
-        The largest selected key only falls, so a user who is refused or dropped never returns: a user has all images stored, or none.
-        """
-        self._numbers[user] = len(self._numbers) + len(self._refused)
-        if self._limit is not None:
-            heapq.heappush(self._largest_first, (-fold(self._seed, user), user))
-            if len(self._numbers) > self._limit:
-                dropped = heapq.heappop(self._largest_first)[1]
-                del self._numbers[dropped]
-                self._refused.add(dropped)
-        return user in self._numbers
-
     def images(self) -> _Images:
-        """The images of the users who are selected in the end."""
-        place_of = np.full(len(self._numbers) + len(self._refused), -1)
-        place_of[[self._numbers[user] for user in sorted(self._numbers)]] = np.arange(len(self._numbers))
+        users = sorted(self._numbers)
+        if self._limit is not None:
+            users = sorted(sorted(users, key=lambda user: fold(self._seed, user))[: self._limit])
+        place_of = np.full(len(self._numbers), -1)
+        place_of[[self._numbers[user] for user in users]] = np.arange(len(users))
         owners = place_of[np.asarray(self._owners)]
         rows = np.argsort(owners, kind="stable")[np.count_nonzero(owners < 0) :]
         place = np.full(len(owners), -1, dtype=np.int32)

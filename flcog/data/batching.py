@@ -14,26 +14,16 @@ class Batching:
     With ``local_steps`` the client reads its shuffled samples round and round in full batches of min(batch_size, its samples).
     With ``local_epochs`` each pass ends with a smaller batch, as a DataLoader's does, unless ``drop_last``; a client smaller than
     one batch trains on all its samples.
-
-    Args:
-        batch_size: the number of samples of a batch.
-        local_steps: the number of optimiser steps.
-        local_epochs: the number of passes, if ``local_steps`` is None.
-        drop_last: whether a pass leaves out its smaller batch.
-        accumulate: the number of batches whose gradients make one step. A pass ends a step.
-        shuffle: whether each pass has an order of its own.
-        limit: the number of batches of a pass (int), or their share (float), if ``local_steps`` is None.
-        order: of the clients' samples, if they do not simply shuffle them.
     """
 
     batch_size: int
     local_steps: int | None
-    local_epochs: float | None
+    local_epochs: float | None  # the number of passes, if local_steps is None
     drop_last: bool = False
-    accumulate: int = 1
-    shuffle: bool = True
-    limit: int | float = 1.0
-    order: Order | None = None
+    accumulate: int = 1  # the number of batches whose gradients make one step; a pass ends a step
+    shuffle: bool = True  # each pass has an order of its own
+    limit: int | float = 1.0  # the number of batches of a pass (int), or their share (float), if local_steps is None
+    order: Order | None = None  # of the clients' samples, if they do not simply shuffle them
 
     def batches_per_epoch(self, num_samples: int) -> int:
         if self.order is not None:

@@ -13,11 +13,8 @@ class Order:
     """The batches of a loader that does not simply shuffle. A client with all samples has the loader's batches.
 
     Others have their samples among them. They are cut into batches of the loader's size. The batches of an own batch sampler are cut
-    down to the client's samples, and joined with the next ones up to their size.
-
-    Args:
-        batches: the loader's batch sampler.
-        rows: the indices in the loader's data set of the federation's samples.
+    down to the client's samples, and joined with the next ones up to their size. ``rows`` are the indices of the federation's samples
+    in the loader's data set.
     """
 
     def __init__(self, batches: Any, rows: np.ndarray) -> None:
@@ -38,9 +35,7 @@ class Order:
     def draw(self, seed: int, epoch: int) -> tuple[np.ndarray, np.ndarray]:
         """One pass over all samples: their places in the federation, and the number of each one's batch.
 
-        Args:
-            seed: of the random streams, and of the sampler's own generator.
-            epoch: the number that a sampler with ``set_epoch`` is told.
+        The seed is that of the random streams and of the sampler's own generator. A sampler with ``set_epoch`` is told the epoch.
         """
         sampler: Any
         for sampler in (self._batches, getattr(self._batches, "sampler", None)):
@@ -57,12 +52,7 @@ class Order:
         return places[ours], np.repeat(np.arange(len(batches)), [len(batch) for batch in batches])[ours]
 
     def of_client(self, drawn: tuple[np.ndarray, np.ndarray], own: np.ndarray) -> list[np.ndarray]:
-        """A client's batches in a pass.
-
-        Args:
-            drawn: the pass.
-            own: the client's samples.
-        """
+        """A client's batches in a pass that was drawn."""
         places, batch_of = drawn
         mine = np.isin(places, own)
         if self._size is not None:

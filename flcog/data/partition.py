@@ -84,43 +84,25 @@ class Partition:
 
 
 def partition_by(partitioner: Any, samples: Samples, num_clients: int, seed: int) -> Partition:
-    """Call a partitioner and check its result.
-
-    Args:
-        partitioner: a :class:`Partitioner`, or a function with the same arguments, that returns a :class:`Partition` or a list with the
-            sample indices of each client.
-        samples, num_clients, seed: its arguments.
-    """
+    """Call a partitioner, or a function with the same arguments, and check its result: a partition or a list of sample indices."""
     if isinstance(partitioner, type) or not callable(partitioner):
         got = f"the class {partitioner.__name__}" if isinstance(partitioner, type) else repr(partitioner)
         raise ValueError(f"a partitioner is an object such as IID() or Dirichlet(beta=0.5), or a function; got {got}")
     made, name = partitioner(samples, num_clients, seed), getattr(partitioner, "__name__", type(partitioner).__name__)
     if isinstance(made, Partition):
         return made
-    if not isinstance(made, list | tuple):
+    clients = [np.asarray(indices) for indices in made] if isinstance(made, list | tuple) else []
+    if not clients or any(own.ndim != 1 or (len(own) and own.dtype.kind not in "iu") for own in clients):
         raise ValueError(
-            f"{name} returned {_kind(made)}: return a list with one array of sample indices for each client, or a Partition"
+            f"{name} returned {made!r:.80}: return a list with one array of sample indices for each client, or a Partition"
         )
-    if not made:
-        raise ValueError(f"{name} returned an empty list: return one array of sample indices for each client")
-    clients = [np.asarray(indices) for indices in made]
-    for client, indices in enumerate(clients):
-        if indices.ndim != 1 or (indices.dtype.kind not in "iu" and len(indices)):
-            raise ValueError(
-                f"{name} returned {_kind(made[client])} for client {client}: return an array of sample indices, whole numbers [N]"
-            )
-        if len(indices) and not (indices.min() >= 0 and indices.max() < len(samples)):
-            wrong = indices.min() if indices.min() < 0 else indices.max()
-            raise ValueError(f"{name} gives client {client} the sample {wrong}: indices go from 0 to {len(samples) - 1}")
+    for client, own in enumerate(clients):
+        if len(own) and (wrong := own[(own < 0) | (own >= len(samples))]).size:
+            raise ValueError(f"{name} gives client {client} the sample {wrong[0]}: indices go from 0 to {len(samples) - 1}")
     partition = Partition.from_clients(clients)
     if len(partition.indices) and (times := np.bincount(partition.indices)).max() > 1:
         raise ValueError(f"{name} gives sample {times.argmax()} away {times.max()} times: each sample belongs to one client")
     return partition
-
-
-def _kind(value: Any) -> str:
-    shape = f" {list(value.shape)}" if hasattr(value, "shape") else ""
-    return "None" if value is None else f"a {type(value).__name__}{shape}"
 
 
 class Partitioner(ABC):

@@ -26,13 +26,8 @@ AHEAD_BYTES = 64 * 2**20
 class Reader:
     """Reads a federation's samples for a model.
 
-    Args:
-        federation: the samples, with their preprocessing and augmentation.
-        device: the device for the batches.
-        dtype: the type of floating-point inputs.
-        convolves: whether the model has convolutions, which read channels-last images faster. For other models, the reader makes
-            images contiguous, for many batches at once.
-        own_steps: whether the model's own steps receive a data set's batches as they are.
+    Convolutions read channels-last images faster. For models without them, the reader makes images contiguous, for many batches at
+    once. The ``own_steps`` of a model receive a data set's batches as they are.
     """
 
     def __init__(

@@ -22,15 +22,10 @@ Augment = Callable[[Tree, np.ndarray], Tree]
 
 
 class Returned(NamedTuple):
-    """Pairs as the data set returns them, where :class:`Samples` hold them in another form.
+    """Pairs as the data set returns them, where :class:`Samples` hold them in another form."""
 
-    Args:
-        targets: of any shape and kind, such as [N, 1], or one-hot rows.
-        unscaled: whether the inputs are images of bytes, from 0 to 255.
-    """
-
-    targets: Tree
-    unscaled: bool
+    targets: Tree  # of any shape and kind, such as [N, 1], or one-hot rows
+    unscaled: bool  # the inputs are images of bytes, from 0 to 255
 
 
 @dataclass(frozen=True)
@@ -107,9 +102,7 @@ class Samples:
     def gather(self, indices: Tensor, keys: np.ndarray | None = None) -> Tree:
         """The stored inputs at ``indices``, on the device they live on (memory-mapped ones on the CPU).
 
-        Args:
-            indices: which.
-            keys: one key per sample, which seeds a source; None for inputs without random changes.
+        One key per sample seeds a source. None gives inputs without random changes.
         """
         if isinstance(self.inputs, Source):
             return self.inputs.read(indices.cpu().numpy(), keys)

@@ -74,12 +74,7 @@ class Perplexity(MeanMetric):
 
 
 def answer_losses(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-    """The cross-entropy of each next token, and whether it belongs to an answer. Both are [rows, length - 1]; other tokens have 0.
-
-    Args:
-        logits: [rows, length, vocabulary].
-        labels: [rows, length], with -100 for tokens of prompts and padding.
-    """
+    """The cross-entropy of each next token, and whether it belongs to an answer. Both are [rows, length - 1]; other tokens have 0."""
     following = labels[:, 1:]
     values = logits[:, :-1].to(torch.promote_types(logits.dtype, torch.float32))
     losses = F.cross_entropy(values.flatten(0, 1), following.flatten(), ignore_index=IGNORED, reduction="none")

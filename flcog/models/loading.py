@@ -15,12 +15,8 @@ WRAPPERS = ("state_dict_ema", "model_ema", "state_dict", "model")
 def read_weights(path: Path, what: str, instead: str = "") -> dict[str, Tensor]:
     """Read a ``state_dict`` from a ``.safetensors`` file or from a file that ``torch.save`` wrote.
 
-    Pickled files may hold tensors and plain containers only (``weights_only``), so that no code in them runs.
-
-    Args:
-        path: the file.
-        what: the name of the model in error messages.
-        instead: what may be given in place of a file, for error messages.
+    Pickled files may hold tensors and plain containers only (``weights_only``), so that no code in them runs. ``what`` is the name of the
+    model in error messages, and ``instead`` names what may be given in place of a file.
     """
     try:
         if path.suffix == ".safetensors":

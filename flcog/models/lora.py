@@ -22,12 +22,8 @@ class Adapter(nn.Module):
 
     A is drawn as torch draws a layer's weights and B is zero, so that a new adapter changes nothing. The sum of the weights is never
     formed, so that clients side by side share the frozen one and multiply by it together; only who reads ``weight`` itself, as
-    torch's attention does, gets the sum.
-
-    Args:
-        layer: an ``nn.Linear``, an ungrouped ``nn.Conv2d``, or the ``Conv1D`` of transformers, which is linear too.
-        rank: rows of A and columns of B.
-        alpha: the strength of the change; a common choice is once or twice the rank.
+    torch's attention does, gets the sum. The layer is an ``nn.Linear``, an ungrouped ``nn.Conv2d``, or the ``Conv1D`` of transformers,
+    which is linear too.
     """
 
     def __init__(self, layer: nn.Module, rank: int, alpha: float) -> None:

@@ -123,12 +123,10 @@ def test_tensors_tokens_and_users() -> None:
     ("users", "message"),
     [
         (list("ab"), "6 samples but 2 users: give one for each sample, in their order"),
-        (list("ab") * 6, "6 samples but 12 users"),
         (np.array([1.0, np.nan, 2, 2, np.nan, 1]), "sample 1 has no user, and 1 others: fill or drop them"),
-        (["ann", None, *"bbcc"], "sample 1 has no user, and 0 others"),
         (np.ones((6, 2)), r"users are one name or number per sample; they have shape \(6, 2\)"),
     ],
-    ids=["short", "long", "nan", "none", "rows"],
+    ids=["short", "nan", "rows"],
 )
 @pytest.mark.parametrize("own", [False, True], ids=["ArrayData", "Samples"])
 def test_users_are_one_per_sample(users: Any, message: str, own: bool) -> None:
@@ -139,9 +137,7 @@ def test_users_are_one_per_sample(users: Any, message: str, own: bool) -> None:
             ArrayData(train_inputs=np.ones((6, 2)), train_targets=np.arange(6) % 2, train_users=users).setup()
 
 
-@pytest.mark.parametrize(
-    ("train", "test"), [("uint8", "float32"), ("float64", "uint8"), ("float32", "int64"), ("uint8", "int32")]
-)
+@pytest.mark.parametrize(("train", "test"), [("uint8", "float32"), ("float32", "int64")])
 def test_all_parts_have_one_type(train: str, test: str) -> None:
     """uint8 is scaled and floats are not, so that training and test images would differ by a factor of 255."""
     inputs = bytes_of(6, 4)

@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader, Dataset, TensorDataset, default_collate
 
 import flcog
 from datamodules.common import one_line
-from flcog.callbacks import MOON, FedCOG, FedDisco, FedProx, Fedssyn, LabelFlip
+from flcog.callbacks import FedCOG, FedDisco, FedProx, Fedssyn, LabelFlip
 from flcog.datamodules import ArrayData, Dirichlet, LightningData, LongTail, TorchDataset
 from flcog.run.partition_report import partition_report
 
@@ -435,11 +435,6 @@ def test_a_silo_with_data_without_targets() -> None:
     assert alone.partition.sizes.tolist() == [0, 12] and not alone.train.labelled and alone.train.whole
     tensors = TorchDataset(TENSORS, num_clients=2).federation.only([1])
     assert len(tensors.train) == 12 and tensors.train.whole
-
-
-def test_methods_that_need_features_keep_saying_so() -> None:
-    with pytest.raises(ValueError, match="MOON"):
-        make_trainer(None, MOON()).prepare(Autoencoder(), unlabelled())
 
 
 def test_lightnings_boring_model(tmp_path: Path) -> None:

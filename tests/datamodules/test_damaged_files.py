@@ -303,7 +303,6 @@ def test_outputs_of_the_other_tasks() -> None:
     make_trainer(None).prepare(flcog.Regressor(MLP(NUM_FEATURES, (8,), 1)), TinyData(targets="regression"))
 
 
-@pytest.mark.filterwarnings("ignore:.*holds the floats")
 def test_a_model_for_another_task() -> None:
     data = ArrayData(train_inputs=np.ones((12, NUM_FEATURES)), train_targets=CLASSES.astype(float), num_clients=6)
     with one_line("Classifier learns classification, .* holds regression data: .*, or set the data's task .* floats are values"):

@@ -232,12 +232,6 @@ def test_a_target_that_an_item_changes_counts(make: Any, wrap: Any) -> None:
     assert found.tolist() == np.where(TEN == 7, 3, TEN).tolist()
 
 
-def test_a_target_transform_may_change_any_item() -> None:
-    items = Transformed(lambda row: int(row == 45), targets=np.arange(60))
-    items.targets = [0] * 60
-    assert of_items(items).federation.train.targets[45] == 1
-
-
 def test_large_files_stay_on_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("flcog.datamodules.item_sets.IN_MEMORY_BYTES", 0)
     data = of_items(cache_dir=str(tmp_path / "cache"))
@@ -376,39 +370,17 @@ def test_batches_of_different_shapes_fall_back(tmp_path: Path) -> None:
         (lambda: TorchDataset(Items(), Items(FEATURES[:0])), "the test set is empty"),
         (
             lambda: TorchDataset(FEATURES),
-            "learns from pairs of an input and a target, which are tensors, and a batch of the training set is a Tensor",
-        ),
-        (
-            lambda: TorchDataset([(1.0, 2, 3)] * 20),
-            "a batch of the training set is a list of 3 parts: return pairs, name the target",
+            "learns from pairs .*, and a batch of the training set is a Tensor",
         ),
         (lambda: TorchDataset([{"x": 1.0}] * 20), "a batch of the training set is a dict of x: return pairs"),
-        (
-            lambda: TorchDataset([("a text", 0)] * 20),
-            "a batch of the training set contains a str: return pairs",
-        ),
-        (
-            lambda: TorchDataset([(torch.zeros(2), {"a": 1})] * 20),
-            "a batch of the training set is a list of 2 parts: return pairs",
-        ),
+        (lambda: TorchDataset([("a text", 0)] * 20), "a batch of the training set contains a str: .*make tensors in a transform"),
         (lambda: TorchDataset(Texts()), "their shapes differ .*: give a collate_fn that pads them"),
         (lambda: TorchDataset(Texts(), cache_dir="cache"), "its tensors have shapes .*: leave out cache_dir"),
         (lambda: TorchDataset(Texts(), collate_fn=pad, cache_dir="cache"), "leave out cache_dir, or pad the items"),
         (lambda: TorchDataset(Items(), targets="ys"), r"the train set \(Items\) has no attribute 'ys'"),
-        (lambda: TorchDataset(Items(), users="who"), r"\(Items\) has no attribute 'who'"),
-        (
-            lambda: TorchDataset(Items(), targets={"training": LABELS}),
-            "targets are by part, of train, test and val; got training",
-        ),
-        (lambda: TorchDataset(iter([])), "train is a list_iterator, no data set"),
+        (lambda: TorchDataset(Items(), targets={"training": LABELS}), "targets are by part, .*; got training"),
         (lambda: TorchDataset(Stream()), "train is a Stream, a stream, whose samples cannot be given to clients"),
-        (lambda: TorchDataset(Items(), users=[None, "ann", *"ab" * 29]), "sample 0 has no user, and 0 others"),
-        (lambda: TorchDataset(Items(), users=FEATURES), r"one name or number per sample; they have shape \(60, 6\)"),
         (lambda: TorchDataset(Items(), num_workers=-1), "num_workers must be at least 0"),
-        (
-            lambda: TorchDataset(Items(), targets={"train": ["a"] * 60, "test": ["b"] * 9}, test=Items(FEATURES[:9])),
-            "the class 'b', which",
-        ),
     ],
 )
 def test_what_it_refuses(make: Any, what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
