@@ -83,9 +83,11 @@ class _Probe:
         model, optimizer = self._copy()
         works = self._works(equal=True)
         alone = [self._alone(*self._copy(), work) for work in works]
+        unused = ""
         with suppress(Exception):  # a loss that cannot be computed outside a client's training
-            if self._owns_step and (unused := self._unused(model, optimizer, works[0])):
-                raise _Fault(f"{self._name} leaves out {unused}, which weight decay would change")
+            unused = self._unused(model, optimizer, works[0]) if self._owns_step else ""
+        if unused:
+            raise _Fault(f"{self._name} leaves out {unused}, which weight decay would change")
         draws = tuple(self._draws.libraries)
         found = Findings(draws=draws, logs=tuple(k.removeprefix(LOGGED) for k in alone[0] if k.startswith(LOGGED)))
         if self._choice.name == "loop" and (self._choice.clients_at_once == 1 or draws):

@@ -194,6 +194,26 @@ def test_numbers_are_the_loops(name: str, wanted: str) -> None:
     assert distance(loop.state, train(module=MODULES[name](), rounds=1, **RAGGED).state) > 1e-3
 
 
+class Unused(Plain):
+    """Its loss depends on one of two layers, and its optimiser shrinks the weights of both."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.unused = nn.Linear(2, 2)
+
+    def configure_optimizers(self) -> Any:
+        return torch.optim.SGD(self.parameters(), lr=0.1, weight_decay=0.1)
+
+
+@pytest.mark.parametrize("wanted", WANTED)
+def test_weight_decay_leaves_unused_parameters_as_lightning_does(wanted: str) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        trained = train(module=Unused(), rounds=1, **WANTED[wanted])
+    assert trained.executor.name == "lightning"
+    assert_close({"w": trained.state["unused.weight"]}, {"w": Unused().double().unused.weight.detach()}, 0)
+
+
 # Teachers -----------------------------------------------------------------------------------------------------------------------------
 
 
