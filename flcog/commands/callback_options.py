@@ -45,12 +45,7 @@ class _CallbackList:
 
 
 def find(callbacks: Sequence[Any], option: str) -> tuple[int, str]:
-    """Return the position of the callback that the option names, and the option without that name.
-
-    Args:
-        callbacks: the list as the parser holds it, each with its ``class_path``.
-        option: the option's name after ``trainer.callbacks.``: ``FedProx.mu`` or ``mu``.
-    """
+    """Return the position of the callback that the option names, and the option without that name."""
     names, (name, _, rest) = [callback["class_path"].rpartition(".")[2] for callback in callbacks], option.partition(".")
     if name in names:
         found, option = [place for place, each in enumerate(names) if each == name], rest

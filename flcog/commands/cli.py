@@ -84,13 +84,7 @@ def main(argv: list[str] | None = None) -> None:
 
 
 def _run(command: Command, arguments: Sequence[str], argv: list[str] | None) -> None:
-    """Run a command.
-
-    Args:
-        command: the command.
-        arguments: the words after its name.
-        argv: the argument of ``main``.
-    """
+    """Run a command."""
     gc.disable()  # collections while torch and Lightning are imported take half a second and free nothing
     run = command.run
     gc.enable()

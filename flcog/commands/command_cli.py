@@ -10,12 +10,7 @@ from flcog.trainer import FederatedTrainer
 
 
 class CommandCLI(FederatedCLI):
-    """Constructs trainer, model and data from the command line, and runs one command on them.
-
-    Args:
-        args: the words after ``flcog``; by default the process's own.
-        command: the command. None constructs the three alone, from options without a command's name.
-    """
+    """Constructs trainer, model and data from the command line, and runs one command on them; without a command it only constructs them."""
 
     def __init__(self, args: list[str] | None = None, command: TrainerCommand | None = None) -> None:
         self.command = command

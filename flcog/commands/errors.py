@@ -108,7 +108,7 @@ def _package(entry: TracebackType) -> str:
 # Reports of jsonargparse ----------------------------------------------------------------------------------------------------------
 
 NOISE = re.compile(
-    r"Does not validate against|Subtypes:|Errors:|Given value type:|Expected a path but|Expected a <class 'NoneType'>"
+    r"Does not validate against|Subtypes:|Errors:|Given value type:|Expected a (?:config )?path but|Expected a <class 'NoneType'>"
 )
 """Lines of a report that say nothing about the mistake."""
 

@@ -38,13 +38,7 @@ class _RunReader(CommandCLI):
 
 
 def open_run(run: Path, import_from: Path | None, *options: str) -> CommandCLI:
-    """Make the trainer, model and data of a run from its config.yaml, without trackers.
-
-    Args:
-        run: its directory.
-        import_from: a folder with the user's own modules that the config names.
-        options: further options of ``flcog fit``.
-    """
+    """Make the trainer, model and data of a run from its config.yaml, without trackers."""
     import_only_from(import_from)
     config = run / "config.yaml"
     if not config.is_file():

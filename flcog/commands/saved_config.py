@@ -16,10 +16,6 @@ class SavedConfig(Callback):
     """Writes the configuration once, in the main process, when a run begins, and calls the user's ``save_config``.
 
     Every run writes ``config.yaml`` itself.
-
-    Args:
-        saver: LightningCLI's callback, which has the options.
-        cli: has the trainer and the model.
     """
 
     def __init__(self, saver: SaveConfigCallback, cli: Any) -> None:

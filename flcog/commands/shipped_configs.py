@@ -24,14 +24,10 @@ def names() -> list[str]:
 
 
 def find(given: str, within: str = "") -> str:
-    """Find the path of the config that ``given`` names.
+    """Find the path of the config that ``given`` names, with or without ``configs/`` before, ``.yaml`` behind and the folder ``within``.
 
     A user's file is preferred to a shipped config. Returns ``given`` itself if there is neither. A folder is no config: ``flcog
     compare digits --out digits`` makes a folder, and the same command can be repeated.
-
-    Args:
-        given: a path, or a shipped config's name with or without ``configs/`` before and ``.yaml`` behind it.
-        within: a folder of configs that may be left out of the name.
     """
     return given if _is_file(Path(given)) else str(shipped(given, within) or given)
 

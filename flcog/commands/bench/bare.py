@@ -30,13 +30,7 @@ def batches_of(trainer: Any) -> tuple[Batches, Any]:
 
 
 class BareLoop:
-    """Trains the trainer's model with its optimiser on every core, without methods.
-
-    Args:
-        trainer: a prepared trainer.
-        batches: its clients' batches.
-        structure: a batch's structure.
-    """
+    """Trains the trainer's model with its optimiser on every core, without methods."""
 
     name = "bare"
 

@@ -76,9 +76,7 @@ def time_rounds(
 ) -> Any:
     """Time rounds in turn, and print a table. Returns the first trainer.
 
-    Args:
-        trainer, model, datamodule, repeats, seconds, vary: as for ``flcog bench``.
-        others: starts further rivals, in the first process only, after the bare loop's first round of these clients.
+    ``others`` starts further rivals, in the first process only, after the bare loop's first round of these clients.
     """
     at_least(None, 1, repeats=repeats)
     at_least(None, 0, seconds=seconds)
@@ -128,12 +126,7 @@ SECONDS_BETWEEN_REPORTS = 5
 
 
 def profile_round(trainer: Any, path: str) -> None:
-    """Train one more round under torch's profiler. Every process trains it, the first one writes and prints.
-
-    Args:
-        trainer: a prepared trainer after its first round.
-        path: the file of the trace.
-    """
+    """Train one more round under torch's profiler. Every process trains it, the first one writes and prints."""
     is_first, on_gpu = trainer.run.processes.is_first, trainer.run.processes.device.type == "cuda"
     activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if on_gpu else [])]
     # Without this, threads that run clients side by side would not be counted.

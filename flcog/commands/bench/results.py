@@ -27,12 +27,7 @@ def uncertainty(values: Sequence[float]) -> float:
 
 
 def ratios(rounds: Sequence[Sequence[float]], count: int) -> list[list[list[float]]]:
-    """For each of our times, its ratios in every round to each rival's and, if we have several, to our first.
-
-    Args:
-        rounds: the times of each round.
-        count: how many times at the beginning of a round are ours.
-    """
+    """For each of our times, its ratios in every round to each rival's and, if we have several, to our first."""
     times = list(zip(*rounds, strict=True))
     others = [*times[count:], *times[: count > 1]]
     return [[[own / other for own, other in zip(ours, theirs, strict=True)] for theirs in others] for ours in times[:count]]

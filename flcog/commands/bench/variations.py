@@ -29,12 +29,7 @@ MAY_VARY = {
 
 
 class Contestant:
-    """A trainer whose rounds are timed.
-
-    Args:
-        trainer: the trainer, not yet prepared.
-        values: its variations of the trainer's arguments.
-    """
+    """A trainer whose rounds are timed."""
 
     def __init__(self, trainer: Any, values: Mapping[str, Any] | None = None) -> None:
         self.trainer, self.values = trainer, dict(values or {})
@@ -89,12 +84,7 @@ def _forget_peak(device: torch.device) -> int:
 
 
 def variations(trainer: Any, vary: Mapping[str, Any] | None) -> list[Contestant]:
-    """Make a trainer for each combination of values; without any, the config's own alone.
-
-    Args:
-        trainer: the config's trainer.
-        vary: a list of values for each argument of the trainer that varies.
-    """
+    """Make a trainer for each combination of values; without any, the config's own alone."""
     if vary is None:
         return [Contestant(trainer)]
     examples = {**MAY_VARY, CALLBACKS: "none, NAME"}
@@ -132,11 +122,6 @@ def warmed_up(contestants: Sequence[Contestant], model: Any, datamodule: Any) ->
     """Prepare and warm up the contestants.
 
     Prints why others are left out, for example because memory ran out.
-
-    Args:
-        contestants: the contestants, not prepared.
-        model: the configured model, which is copied for each.
-        datamodule: the data for all of them.
     """
     ready, reasons = [], list[Exception]()
     for contestant in contestants:

@@ -86,7 +86,7 @@ def unmade(run: Run) -> str:
     parser.add_argument("--callback", type=Callback)
     for part in callbacks_of(resolve(run) or {"trainer": {}}):
         try:
-            parser.instantiate(parser.parse_object({"callback": part}))
+            parser.instantiate_classes(parser.parse_object({"callback": part}))
         except Exception as error:  # a callback of Lightning's is none of ours, and has no refusal
             if reason := refusal(error):
                 return reason

@@ -238,7 +238,7 @@ def _made(kind: type[Kind], content: Any, where: str) -> Kind:
         raise ValueError(f"{where} may have {', '.join(known)}; got {content!r}")
     nested, parser = NESTED if kind is Table else (), _parser(kind)  # type: ignore[arg-type]  # classes are hashable
     try:
-        return kind(**parser.instantiate(parser.parse_object({name: content[name] for name in content if name not in nested})))
+        return kind(**parser.parse_object({name: content[name] for name in content if name not in nested}).as_dict())
     except ArgumentError as error:
         raise ValueError(f"{where}: {cut(str(error)).replace('expected tuple', 'expected a list')}") from None
 
