@@ -138,7 +138,10 @@ def look_at(part: ItemSet, items: list[Any]) -> Look:
         batch = part.collate_fn(items)
         if not (is_pair(batch) and _is_accepted(_tensors, batch[0])):
             return Look(labelled, pairs=False, lone=False)
-        targets = None if batch[1] is None else as_array(batch[1])
+        try:
+            targets = None if batch[1] is None else as_array(batch[1])
+        except ValueError:  # several targets of different shapes, as those of pytorch-forecasting
+            return Look(labelled, pairs=False, lone=False)
         return Look(labelled, True, False, targets, has_images_of_bytes(_tensors(batch[0])))
     inputs = [item[0] for item in items if is_pair(item)]
     if len(inputs) == len(items):

@@ -40,6 +40,20 @@ def loader(count: int = 60, **options: Any) -> DataLoader:
     return DataLoader(points(count), **{"batch_size": 8, **options})
 
 
+class Loaders(L.LightningDataModule):
+    """Given loaders."""
+
+    def __init__(self, train: Any, val: Any = ()) -> None:
+        super().__init__()
+        self.train, self.val = train, val
+
+    def train_dataloader(self) -> Any:
+        return self.train
+
+    def val_dataloader(self) -> Any:
+        return self.val
+
+
 class Lit(L.LightningModule):
     """A classifier with BatchNorm and Dropout, and a hook for which it trains in Lightning's loops."""
 

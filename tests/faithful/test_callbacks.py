@@ -13,9 +13,8 @@ from lightning.pytorch import callbacks as lightnings
 from lightning.pytorch.loggers import CSVLogger
 from torch import Tensor, nn
 
-from faithful.side_by_side import Lit, loader
+from faithful.side_by_side import Lit, Loaders, loader
 from flcog.datamodules import LightningData
-from flcog.datamodules.loaders import Loaders
 
 
 class Transfers(Lit):

@@ -13,11 +13,10 @@ from lightning.pytorch.loggers import CSVLogger
 from torch import nn
 
 from faithful.modules import Gan, Plain
-from faithful.side_by_side import QUIET, Lit, loader
+from faithful.side_by_side import QUIET, Lit, Loaders, loader
 from faithful.test_callbacks import Transfers
 from faithful.test_one_client import Plateau, TwoSchedulers
 from flcog.datamodules import LightningData
-from flcog.datamodules.loaders import Loaders
 
 OPTIONS: dict[str, Any] = {
     "rounds": 3,

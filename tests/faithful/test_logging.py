@@ -13,9 +13,8 @@ from lightning.pytorch.loggers import CSVLogger
 from torch import nn
 
 from faithful.modules import Plain
-from faithful.side_by_side import Lit, by_flcog, by_lightning, loader
+from faithful.side_by_side import Lit, Loaders, by_flcog, by_lightning, loader
 from flcog.datamodules import LightningData
-from flcog.datamodules.loaders import Loaders
 
 
 class Logs(Lit):

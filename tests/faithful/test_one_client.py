@@ -17,11 +17,10 @@ from torch.nn.utils.rnn import pack_sequence
 from torch.utils.data import DataLoader, IterableDataset, Sampler, WeightedRandomSampler, default_collate
 
 from faithful.modules import Gan
-from faithful.side_by_side import Lit, by_flcog, by_lightning, loader, points
+from faithful.side_by_side import Lit, Loaders, by_flcog, by_lightning, loader, points
 from flcog.core.global_streams import seeded
 from flcog.core.randomness import fold
 from flcog.datamodules import LightningData
-from flcog.datamodules.loaders import Loaders
 
 # Modules ------------------------------------------------------------------------------------------------------------------------------
 
