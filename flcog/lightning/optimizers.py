@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import lightning as L
+from torch import Tensor
 
 from flcog.core.types import Slot
 
@@ -13,7 +14,8 @@ class RoundOptimizers:
     """Gives each client of a round the run's optimisers as the round began with them, and the client's own schedulers of steps.
 
     Changes of groups that a hook of an epoch makes, such as those of ``BackboneFinetuning``, are part of the round. A scheduler that a
-    client's steps have advanced goes on at the same place in the client's next round, with the learning rate that it had.
+    client's steps have advanced goes on at the same place in the client's next round, with the learning rate that it had, and so do
+    options of groups that its steps have changed otherwise.
 
     Args:
         trainer: of the run.
@@ -24,6 +26,8 @@ class RoundOptimizers:
         self._trainer, self._keeps = trainer, keeps
         self._states, self._schedules = list[Any](), list[Any]()
         self._rates: Sequence[float] = ()
+        self._options = list[dict[str, Any]]()
+        """The groups' options with which the client has begun."""
 
     @property
     def _groups(self) -> list[dict[str, Any]]:
@@ -51,10 +55,12 @@ class RoundOptimizers:
             if schedule:
                 config.scheduler.load_state_dict(copy.deepcopy(schedule))
         self._rates = list(rates)
-        groups, own = self._groups, saved.get("rates", ())
-        for number, (group, rate) in enumerate(zip(groups, rates, strict=False)):
-            then, last = own[number] if number < len(own) else (rate, rate)
-            group["lr"] = last if rate == then or not then else last * rate / then
+        for group, rate in zip(self._groups, rates, strict=False):
+            group["lr"] = rate
+        for group, rate, (then, changed) in zip(self._groups, rates, saved.get("options", ()), strict=False):
+            group.update({name: tuple(value) if isinstance(value, list) else value for name, value in changed.items()})
+            group["lr"] *= rate / then if "lr" in changed and then else 1
+        self._options = [_options(group) for group in self._groups]
         return int(saved.get("steps", 0))
 
     def state(self, steps: int) -> Slot:
@@ -69,10 +75,17 @@ class RoundOptimizers:
         ]
         saved: dict[str, Any] = {"steps": steps}
         if any(schedules):
-            rates = zip(self._rates, [group["lr"] for group in self._groups], strict=False)
-            saved |= {"schedulers": schedules, "rates": [[float(then), float(last)] for then, last in rates]}
+            saved["schedulers"] = schedules
+        changed = [
+            {name: value for name, value in _options(group).items() if value != before[name]}
+            for group, before in zip(self._groups, self._options, strict=False)
+        ]
+        if any(changed):
+            saved["options"] = [[float(rate), options] for rate, options in zip(self._rates, changed, strict=False)]
         if self._keeps:
-            saved["optimizers"] = [copy.deepcopy(optimizer.state_dict()["state"]) for optimizer in self._trainer.optimizers]
+            saved["optimizers"] = [
+                copy.deepcopy(optimizer.state_dict().get("state", {})) for optimizer in self._trainer.optimizers
+            ]
         return saved
 
     def end_client(self) -> None:
@@ -81,3 +94,10 @@ class RoundOptimizers:
             optimizer.load_state_dict(state)
         for config, schedule in zip(self._trainer.lr_scheduler_configs, self._schedules, strict=True):
             config.scheduler.load_state_dict(copy.deepcopy(schedule))
+
+
+def _options(group: dict[str, Any]) -> dict[str, Any]:
+    """The numbers in a group of an optimiser: its learning rate, momentum, weight decay."""
+    values = {name: value for name, value in group.items() if name != "params" and not isinstance(value, bool)}
+    pairs = {name: list(value) for name, value in values.items() if isinstance(value, tuple | list)}
+    return pairs | {name: float(value) for name, value in values.items() if isinstance(value, int | float | Tensor)}

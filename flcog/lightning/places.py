@@ -91,7 +91,7 @@ class MethodPlaces(L.Callback):
 
     def _note_rate(self) -> None:
         """Tell methods the learning rate, which a scheduler or a hook may have changed since the last step."""
-        self._rate = float(self._trainer.optimizers[0].param_groups[0].get("lr", 0.0))
+        self._rate = next((float(group.get("lr", 0.0)) for group in self._trainer.optimizers[0].param_groups), 0.0)
         self._program.optimisation = self._program.optimisation._replace(lr=self._rate)
 
     def add_losses(self, result: ClosureResult) -> ClosureResult:

@@ -111,8 +111,10 @@ class Engine:
 
     def optimisation(self, round: int, of_groups: Sequence[float] | None = None) -> Optimisation:
         """The settings of the local optimiser in a round, for methods."""
-        group = self.optimizer.param_groups[0]
-        rate = self.rates(round, of_groups)[0] or group.get("initial_lr", 0.0)  # a scheduler of steps may begin at 0
+        group = next(iter(self.optimizer.param_groups), {})  # a module may have no optimiser
+        rate = next(iter(self.rates(round, of_groups)), 0.0) or group.get(
+            "initial_lr", 0.0
+        )  # a scheduler of steps may begin at 0
         own = {name: group[name] for name in ("dampening", "nesterov") if name in group}
         return Optimisation(rate, group.get("momentum", 0.0), group.get("weight_decay", 0.0), **own)
 
