@@ -7,13 +7,14 @@ them.
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from flcog.core.checks import one_of
 from flcog.core.randomness import fold, hash64, uniform
 from flcog.data import Augment, FederatedDataModule, Preprocess
 
@@ -30,18 +31,8 @@ def augmentation(name: Augmentation) -> Augment | None:
     - ``crop-flip-rotate``: and a rotation by up to 15 degrees (FedDisco on CIFAR-100)
     - ``dermoscopy``: flips along both axes, a rotation by up to 20 degrees, and jittered colours (FedDisco on HAM10000)
     """
-    match name:
-        case "none":
-            return None
-        case "flip":
-            return CropFlip(padding=0)
-        case "crop-flip":
-            return CropFlip()
-        case "crop-flip-rotate":
-            return Chain((CropFlip(), Rotate(15.0)))
-        case "dermoscopy":
-            return Chain((CropFlip(padding=0, vertical=True), Rotate(20.0), ColourJitter()))
-    raise ValueError(f"augmentation must be one of {', '.join(get_args(Augmentation))}; got {name!r}")
+    one_of(None, _BY_NAME, augmentation=name)
+    return _BY_NAME[name]
 
 
 class AugmentedImages(FederatedDataModule):
@@ -186,3 +177,11 @@ def _shift_hue(images: Tensor, shift: Tensor) -> Tensor:
 _CROP_FLIP, _ROTATE, _BRIGHTNESS, _CONTRAST, _HUE = (
     np.uint64(fold("augmentation", name)) for name in ("crop and flip", "rotate", "brightness", "contrast", "hue")
 )
+
+_BY_NAME: dict[Augmentation, Augment | None] = {
+    "none": None,
+    "flip": CropFlip(padding=0),
+    "crop-flip": CropFlip(),
+    "crop-flip-rotate": Chain((CropFlip(), Rotate(15.0))),
+    "dermoscopy": Chain((CropFlip(padding=0, vertical=True), Rotate(20.0), ColourJitter())),
+}

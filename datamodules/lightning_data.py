@@ -166,11 +166,8 @@ class LightningData(ItemSets):
 
     def _note(self, read: Mapping[str, ReadLoader]) -> str:
         """How the sets become a federation."""
-        how = (
-            f"by {type(self.partitioner).__name__}"
-            if self.partitioner is not None
-            else f"over {self.num_clients} clients at random"
-        )
+        by = self.partitioner
+        how = f"over {self.num_clients} clients at random" if by is None else f"by {type(by).__name__}"
         whose = {"train": "its", "val": "the validation loader's", "test": "the test loader's"}
         unused = "".join(f"; {whose[part]} {loader.unused} is not used" for part, loader in read.items() if loader.unused)
         what = self.module.stands_for if isinstance(self.module, StandIn) else type(self.module).__name__

@@ -1,6 +1,5 @@
 """RandomData: shapes, types, ranges, balanced classes, and equal data for equal seeds. It can be split and trained on like a data set."""
 
-import math
 from pathlib import Path
 
 import pytest
@@ -11,7 +10,7 @@ from torch import Tensor
 from datamodules.common import everything, one_line, parse
 from flcog.commands.cli import main
 from flcog.data import Samples
-from flcog.datamodules import ByClass, Natural, RandomData
+from flcog.datamodules import RandomData
 
 
 def parts(data: RandomData) -> tuple[Samples, Samples]:
@@ -61,29 +60,6 @@ def test_a_seed_fixes_the_samples(kind: dict) -> None:
     assert not any(map(torch.equal, first, drawn(seed=4)))
     assert all(map(torch.equal, first[:2], drawn(seed=3, num_test_samples=7)[:2])), "the test set's size moves no training sample"
     assert not torch.equal(first[0], first[2]), "the test set is another draw"
-
-
-def test_labels_say_nothing_of_inputs() -> None:
-    """The mean images of the classes differ only as much as random means of 1,000 images."""
-    data = RandomData(shape=(8, 8, 1), num_samples=4000, num_classes=4)
-    inputs, targets = everything(data.federation, data.federation.train)
-    means = torch.stack([inputs[targets == label].mean(0) for label in range(4)])
-    assert means.std() == pytest.approx(1 / math.sqrt(1000), rel=0.15)
-
-
-def test_it_is_split_like_any_data_set() -> None:
-    common = {"shape": (4,), "num_samples": 1000, "num_classes": 5}
-    assert RandomData(**common, num_clients=8).federation.partition.sizes.tolist() == [125] * 8
-    natural = RandomData(**common, num_clients=8, partitioner=Natural()).federation
-    assert natural.partition.sizes.tolist() == [125] * 8, "num_clients users"
-    by_class = RandomData(**common, num_clients=5, partitioner=ByClass(), client_test=0.2, client_val=0.1).federation
-    assert by_class.client_test is not None and by_class.client_val is not None
-    for k in range(5):
-        assert by_class.label_counts(k)[k] == 140 and by_class.label_counts(k).sum() == 140
-    assert by_class.client_test.sizes.tolist() == [40] * 5 and by_class.client_val.sizes.tolist() == [20] * 5
-    assert RandomData(**common, num_test_samples=0).federation.test is None
-    augmented = RandomData(shape=(8, 8, 3), augmentation="crop-flip", num_samples=20).federation
-    assert augmented.augment is not None
 
 
 @pytest.mark.parametrize(

@@ -22,7 +22,7 @@ import flcog
 from datamodules.common import one_line
 from flcog.datamodules import ArrayData, Dirichlet, Natural, TorchDataset
 from flcog.datamodules.row_file import RowFile
-from flcog.models import MLP, SimpleCNN
+from flcog.models import MLP
 
 RNG = np.random.default_rng(0)
 FEATURES, LABELS = RNG.normal(size=(60, 6)).astype(np.float32), RNG.integers(3, size=60)
@@ -87,19 +87,6 @@ def test_items_train_like_arrays(tmp_path: Path, options: dict[str, Any]) -> Non
     got = trained(data, tmp_path, **options)
     assert got.executor.name == options["executor"] and got.executor.clients_at_once == expected.executor.clients_at_once
     assert distance(got.state, expected.state) == 0 and figures(got) == figures(expected)
-
-
-def test_the_digits_train_like_their_arrays(tmp_path: Path) -> None:
-    from flcog.datamodules import Digits
-
-    digits = Digits(num_clients=2, batch_size=16)
-    federation = digits.federation
-    images = federation.preprocess(federation.train.inputs).contiguous()
-    items = TorchDataset(
-        Items(images, federation.train.targets), cache_dir=str(tmp_path), num_clients=2, batch_size=16, num_workers=0
-    )
-    options = {"rounds": 1, "local_steps": 2, "local_epochs": None, "eval_every": 0, "net": lambda: SimpleCNN(1, 10)}
-    assert distance(trained(digits, tmp_path, **options).state, trained(items, tmp_path, **options).state) == 0
 
 
 @pytest.mark.parametrize("noise", ["", "torch", "numpy", "python"])
