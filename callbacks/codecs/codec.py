@@ -13,7 +13,7 @@ from flcog.callbacks.parts.noise import draw_key, uniform, words
 from flcog.core.types import Params, Slot
 from flcog.method import ClientView, Context, GlobalModel, Stage
 from flcog.method.stage import Kind
-from flcog.wire.envelope import Envelope, Field, map_fields, num_bytes
+from flcog.wire.envelope import Envelope, Field, map_fields, message_bytes
 
 TINY = 16
 """Tensors of fewer numbers are sent unchanged: single numbers, such as FedNova's counts of steps, and the biases of small heads."""
@@ -159,7 +159,7 @@ def encoded_bytes(codec: Codec, size: int, dtype: torch.dtype) -> int:
     >>> encoded_bytes(Quantize(bits=4), 100, torch.float32)
     54
     """
-    return sum(map(num_bytes, pytree.tree_leaves(layout(codec, size, dtype))))
+    return sum(map(message_bytes, pytree.tree_leaves(layout(codec, size, dtype))))
 
 
 def names_of(tree: Any) -> Any:
@@ -192,14 +192,14 @@ def from_bytes(codec: Codec, data: bytes, field: Field) -> Tensor:
         layout(codec, size, field.dtype) if codec.encodes(field) else torch.empty(size, dtype=field.dtype, device="meta")
     )
     leaves, spec = pytree.tree_flatten(expected)
-    if len(data) != sum(map(num_bytes, leaves)):
+    if len(data) != sum(map(message_bytes, leaves)):
         raise ValueError(
-            f"{codec.name}: a tensor of shape {list(field.shape)} takes {sum(map(num_bytes, leaves))} bytes; got {len(data)}"
+            f"{codec.name}: a tensor of shape {list(field.shape)} takes {sum(map(message_bytes, leaves))} bytes; got {len(data)}"
         )
     for leaf in leaves:
-        part = torch.frombuffer(bytearray(data[begin : begin + num_bytes(leaf)]), dtype=leaf.dtype)
+        part = torch.frombuffer(bytearray(data[begin : begin + message_bytes(leaf)]), dtype=leaf.dtype)
         parts.append(part.view(leaf.shape))
-        begin += num_bytes(leaf)
+        begin += message_bytes(leaf)
     encoded = pytree.tree_unflatten(parts, spec)
     decoded = codec.decode(encoded, Field((size,), field.dtype)) if codec.encodes(field) else encoded
     return decoded.to(field.dtype).view(field.shape)

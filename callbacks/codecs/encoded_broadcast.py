@@ -14,7 +14,7 @@ from flcog.callbacks.codecs.quantize import Quantize
 from flcog.callbacks.parts.noise import draw_key
 from flcog.core.types import Slot
 from flcog.method import Broadcast, BroadcastStage, SentBroadcast
-from flcog.wire.envelope import Field, num_bytes
+from flcog.wire.envelope import Field, message_bytes
 
 
 @dataclass(frozen=True)
@@ -81,7 +81,7 @@ class EncodedBroadcast(BroadcastStage):
                 values.append(new)
                 sizes.append(size)
             decoded[sender] = pytree.tree_unflatten(values, spec)
-            changed[sender], whole[sender] = sum(sizes), sum(num_bytes(value) for _, value in paths)
+            changed[sender], whole[sender] = sum(sizes), sum(message_bytes(value) for _, value in paths)
         params, buffers = decoded.pop("model")
         last = server.get("last", torch.full((num_clients,), -1))
         sums = extended(server.get("sums", {}), changed)
@@ -93,10 +93,10 @@ class EncodedBroadcast(BroadcastStage):
 def sent(codec: Codec, value: Any, known: Tensor | None, noise: Noise) -> tuple[Any, int]:
     """A tensor as clients see it, and the bytes of its message."""
     if known is None or not codec.encodes(value) or known.shape != value.shape:
-        return value, num_bytes(value)
+        return value, message_bytes(value)
     encoded = codec.encode((value - known).reshape(-1), noise)
     change = codec.decode(encoded, Field((value.numel(),), value.dtype))
-    return known + change.to(value.dtype).view(value.shape), sum(map(num_bytes, pytree.tree_leaves(encoded)))
+    return known + change.to(value.dtype).view(value.shape), sum(map(message_bytes, pytree.tree_leaves(encoded)))
 
 
 def extended(sums: Mapping[str, Tensor], sizes: Mapping[str, int]) -> dict[str, Tensor]:

@@ -91,11 +91,8 @@ def clean(text: str) -> str:
 class Belief:
     """The forms of all answers in a run.
 
-    Args:
-        own: the server's own runtime, which trains one step on the server's data to learn the form of a reply.
-        num_clients: of the run; 0 if only the hosts' data tell it.
-        max_samples: the most samples of a client.
-        drop: whether a round goes on without the clients of a host whose answer is bad.
+    ``own`` is the server's own runtime, which trains one step on the server's data to learn the form of a reply. ``num_clients`` is 0 if
+    only the hosts' data tell it. ``drop``: whether a round goes on without the clients of a host whose answer is bad.
     """
 
     own: ClientRuntime

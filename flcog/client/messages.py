@@ -26,14 +26,9 @@ PRIVATE = ("delta", "buffers", "means", "totals")
 class Download(NamedTuple):
     """The broadcast of a round, which all of its clients share.
 
-    Args:
-        round: counted from 0.
-        seed: the run's seed, the key of all random numbers of clients.
-        params, buffers: the global model.
-        server: for each method that acts in this round, the part of its server state that clients receive.
-        rates: the learning rates of the local optimiser's groups.
-        optimisation: the settings of the local optimiser, for methods.
-        keys: with which clients seal their replies; None if nothing seals.
+    ``server`` holds, for each method that acts in this round, the part of its server state that clients receive. ``rates`` are the
+    learning rates of the local optimiser's groups, and ``seed`` is the key of all random numbers of clients. With ``keys`` clients seal
+    their replies.
     """
 
     round: int
@@ -50,11 +45,7 @@ class Download(NamedTuple):
 class ClientTask(NamedTuple):
     """The work of one client in a round, beside the broadcast.
 
-    Args:
-        client: the client's number.
-        num_steps: the number of local steps.
-        weight: the client's aggregation weight.
-        masks: the parts of parameters that the client shares with the server, if it does not share whole parameters.
+    ``masks`` are the parts of parameters that the client shares with the server, if it does not share whole parameters.
     """
 
     client: int
@@ -67,12 +58,7 @@ class ClientTask(NamedTuple):
 class ClientReply(NamedTuple):
     """The reply of one or more clients that were trained together. Tensors have a leading client axis.
 
-    Args:
-        clients: their numbers.
-        envelope: their envelopes, encoded.
-        manifest: a description of each envelope.
-        masked_bytes: the bytes of each client's envelope that its masks remove.
-        masked_plain_bytes: the same before encoding.
+    ``masked_bytes`` are the bytes of each client's envelope that its masks remove, and ``masked_plain_bytes`` the same before encoding.
     """
 
     clients: Sequence[int]

@@ -14,7 +14,7 @@ from flcog.core.types import Batch, Params, Slot
 from flcog.functional.apply import Apply, apply_of
 from flcog.functional.model_function import ModelFunction
 from flcog.method import Attack, ClientData, Context, GlobalModel, Gradient, GradientFunction, Method, Optimisation, Stage, Upload
-from flcog.method.given import given, untouched
+from flcog.method.given import as_given, untouched
 from flcog.method.returned import check_pair, check_params, check_scalar, check_upload, is_checked
 from flcog.method.stage import ORDER
 from flcog.wire.envelope import Envelope, Manifest, fields_of, map_fields, sizes_of
@@ -29,14 +29,8 @@ Differentiate = Callable[[Callable[[Params], tuple[Tensor, Results]], Params], t
 class ClientTensors(NamedTuple):
     """The values of one client in one round. Under vmap every tensor has a leading client axis.
 
-    Args:
-        states: the state of each method.
-        draws: the random numbers of each method.
-        inputs: the data that each method made in ``start``.
-        num_steps: the number of local steps.
-        num_samples: the size of the client's training set.
-        weight: the aggregation weight.
-        masks: the parts of parameters that the client has, if it does not have whole parameters.
+    ``states``, ``draws`` and ``inputs`` have an entry for each method. ``masks`` are the parts of parameters that the client has, if it
+    does not have whole parameters.
     """
 
     states: list[Slot]
@@ -88,7 +82,7 @@ class Program:
         data = [ClientData(tensors.num_samples, tensors.weight, mean) for mean in means or [{}] * len(self.methods)]
         parts = zip(self.broadcasts, tensors.states, tensors.draws, tensors.inputs, data, strict=True)
         return [
-            given(Context(self.received, sent, state, draws, inputs, buffers, step, tensors.num_steps, own, self.optimisation))
+            as_given(Context(self.received, sent, state, draws, inputs, buffers, step, tensors.num_steps, own, self.optimisation))
             for sent, state, draws, inputs, own in parts
         ]
 

@@ -15,7 +15,7 @@ from flcog.method.method import Method
 from flcog.method.returned import as_tensors
 
 
-def given(ctx: Context) -> Context:
+def as_given(ctx: Context) -> Context:
     """The context as a hook receives it, which may assign into its dicts."""
     received, broadcast, state, draws, inputs, buffers, *facts = ctx
     model, trees = GlobalModel(dict(received.params), dict(received.buffers)), (broadcast, state, draws, inputs)

@@ -28,14 +28,14 @@ def is_checked(step: Tensor | int) -> bool:
 def check_params(method: Method, hook: str, values: Any, like: Params, some: bool = False, kind: str = "parameter") -> Params:
     """Refuse anything but a dict with a tensor of the right shape for every parameter, or for some of them."""
     if not isinstance(values, Mapping):
-        raise refusal(method, hook, values, f"a dict of tensors by {kind}")
+        raise wrong_result(method, hook, values, f"a dict of tensors by {kind}")
     for name, value in values.items():
         if name not in like:
             close = [known for known in like if known.endswith(f".{name}")] or difflib.get_close_matches(str(name), like, n=1)
             hint = f"; did you mean {close[0]!r}?" if close else f": return tensors for {', '.join(like)}"
             raise ValueError(f"{method.name}.{hook} returned {name!r}, which is no {kind}{hint}")
         if not isinstance(value, Tensor) or value.shape != like[name].shape:
-            raise refusal(method, hook, value, f"a tensor of shape {list(like[name].shape)}", f" for {name}")
+            raise wrong_result(method, hook, value, f"a tensor of shape {list(like[name].shape)}", f" for {name}")
     if not some and len(values) < len(like):
         missing = next(name for name in like if name not in values)
         raise ValueError(f"{method.name}.{hook} returned nothing for {missing}, and must return a tensor for every {kind}")
@@ -45,7 +45,7 @@ def check_params(method: Method, hook: str, values: Any, like: Params, some: boo
 def check_parts(method: Method, hook: str, values: Any, wanted: str, counts: Collection[int] = (2,)) -> Any:
     """Refuse anything but a tuple with one of these numbers of parts, which ``wanted`` names."""
     if not isinstance(values, tuple | list) or len(values) not in counts:
-        raise refusal(method, hook, values, wanted)
+        raise wrong_result(method, hook, values, wanted)
     return values
 
 
@@ -58,14 +58,14 @@ def check_pair(method: Method, hook: str, values: Any, like: Params, second: str
 def check_scalar(method: Method, hook: str, value: Any) -> Tensor:
     """Refuse anything but a number, or a tensor without axes."""
     if not isinstance(value, int | float) and not (isinstance(value, Tensor) and value.ndim == 0):
-        raise refusal(method, hook, value, "a scalar (a tensor of shape [])")
+        raise wrong_result(method, hook, value, "a scalar (a tensor of shape [])")
     return value  # type: ignore[return-value]
 
 
 def check_upload(method: Method, value: Any, like: Params) -> Upload:
     """Refuse anything but an upload whose change of the model, if it has one, has names and shapes of parameters."""
     if not isinstance(value, Upload):
-        raise refusal(method, "finish_client", value, "flcog.Upload(delta, state)")
+        raise wrong_result(method, "finish_client", value, "flcog.Upload(delta, state)")
     if value.delta is not None:
         check_params(method, "finish_client", value.delta, like, some=True)
     for part in ("mean", "sum"):
@@ -77,13 +77,13 @@ def as_tensors(method: Method, hook: str, tree: Any, part: str) -> Slot:
     """Convert the Python numbers of a client's state, messages or random numbers to tensors, and refuse anything else but tensors."""
     for leaf in pytree.tree_leaves(tree):
         if not isinstance(leaf, Tensor | int | float):
-            raise refusal(
+            raise wrong_result(
                 method, hook, leaf, "tensors and numbers there (torch.as_tensor makes one of a NumPy array)", f" in {part}"
             )
     return pytree.tree_map_only((int, float), torch.as_tensor, tree)
 
 
-def refusal(method: Method, hook: str, got: Any, wanted: str, where: str = "") -> ValueError:
+def wrong_result(method: Method, hook: str, got: Any, wanted: str, where: str = "") -> ValueError:
     """The error that tells what a hook returned, and what it must return."""
     form = f"a tensor of shape {list(got.shape)}" if isinstance(got, Tensor) else f"a value of type {type(got).__name__}"
     count = f" with {len(got)} parts" if isinstance(got, tuple | list) else ""

@@ -14,7 +14,7 @@ from flcog.core.sums import weighted_sum
 from flcog.core.types import Params, Slot
 from flcog.functional.step_log import LOGGED
 from flcog.method import Aggregator, ClientUpload, Cohort, Method, Selection, UploadAggregator, UploadChange, method_of
-from flcog.server.bad_updates import bad_clients, refusal
+from flcog.server.bad_updates import bad_clients, bad_update
 from flcog.server.kept import KeptUploads
 from flcog.wire.envelope import Envelope, changes_of
 from flcog.wire.soundness import of_client
@@ -119,7 +119,7 @@ class Aggregate:
         changes = changes_of(envelope.buffers, received_buffers)
         bad = bad_clients(reply, changes, norms)
         if bad and self._on_bad_update == "raise":
-            raise refusal(bad, round)
+            raise bad_update(bad, round)
         self.dropped += bad
         if self.dropped:
             return

@@ -26,7 +26,7 @@ def bad_clients(reply: ClientReply, changes: Params, norms: Tensor) -> dict[int,
     return {reply.clients[k]: where for k in suspected if (where := _where(envelope._replace(buffers=changes), k)) is not None}
 
 
-def refusal(bad: Mapping[int, str], round: int) -> BadUpdate:
+def bad_update(bad: Mapping[int, str], round: int) -> BadUpdate:
     """The error about the first of these clients, which :func:`bad_clients` found."""
     client, where = next(iter(bad.items()))
     return BadUpdate(
@@ -35,7 +35,7 @@ def refusal(bad: Mapping[int, str], round: int) -> BadUpdate:
     )
 
 
-def check_model(params: Params, methods: Sequence[str], round: int) -> None:
+def check_new_model(params: Params, methods: Sequence[str], round: int) -> None:
     """Raise an error if the server steps have turned finite updates of clients into a model with a NaN or an infinity.
 
     Otherwise the run would end with such a model, or the next round would blame a client for it.

@@ -12,7 +12,7 @@ from flcog.server.download import plain_sizes
 from flcog.server.engine import Engine
 from flcog.server.round_plan import Round, Timing
 from flcog.server.state import ServerState
-from flcog.wire.envelope import num_bytes
+from flcog.wire.envelope import message_bytes
 from flcog.wire.ledger import model_bytes
 
 FORWARD = 1 / 3
@@ -66,7 +66,7 @@ def asking_seconds(engine: Engine, server: ServerState, methods: Sequence[Method
         return 0.0
     batching = engine.batching
     steps = [FORWARD * batching.batches_per_epoch(engine.size(client)) / batching.accumulate for client in clients]
-    down, up = model_bytes(server.params, server.buffers), num_bytes(0.0)
+    down, up = model_bytes(server.params, server.buffers), message_bytes(0.0)
     return max(_seconds(clock, engine, clients, steps, [down] * len(clients), [up] * len(clients)))
 
 

@@ -11,7 +11,7 @@ from flcog.method import Broadcast, BroadcastStage, Method, method_of
 from flcog.method.given import broadcast_of
 from flcog.server.engine import Engine
 from flcog.server.state import ServerState
-from flcog.wire.envelope import num_bytes
+from flcog.wire.envelope import message_bytes
 from flcog.wire.ledger import model_bytes, unsent_bytes
 
 
@@ -43,7 +43,7 @@ def plain_sizes(
     counts again.
     """
     sizes = {
-        method.name: len(asked) * sum(map(num_bytes, pytree.tree_leaves(received.server[method.name]))) for method in methods
+        method.name: len(asked) * sum(map(message_bytes, pytree.tree_leaves(received.server[method.name]))) for method in methods
     }
     if all(method.communicates for method in methods):
         met = server.reported.get("model", set())

@@ -16,7 +16,7 @@ from flcog.server.traffic import Flight, Flights, Traffic, UploadSize
 from flcog.wire.ledger import masked_bytes
 
 
-def timing(flights: Flights, now: float) -> Timing | None:
+def arrival_times(flights: Flights, now: float) -> Timing | None:
     """The time of a round that begins now; None without arrivals."""
     if not flights.arrivals:
         return None

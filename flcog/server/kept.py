@@ -17,14 +17,10 @@ from flcog.core.types import Slot
 from flcog.method import Attack, Cohort, MemoryNote, Method, UploadAggregator, UploadChange, UploadMatrix, method_of
 
 
-class Place(NamedTuple):
+class Columns(NamedTuple):
     """The place of a tensor in a row.
 
-    Args:
-        shape: of one client's tensor.
-        dtype: of its mean.
-        start: its first column; for whole numbers, which are kept beside the matrix, their position.
-        size: the number of its columns; None for whole numbers.
+    Whole numbers, whose ``size`` is None, are kept beside the matrix, where ``start`` is their position. ``dtype`` is that of the mean.
     """
 
     shape: tuple[int, ...]
@@ -39,7 +35,7 @@ class KeptUploads:
     def __init__(self, methods: Sequence[Method], device: torch.device) -> None:
         self.changes, self.rule = upload_methods(methods)
         self.home, self._device = float64_device(device), device
-        self._places: list[Place] = []
+        self._places: list[Columns] = []
         self._spec: Any = None
         self._parts: list[tuple[Sequence[int], Tensor, list[Tensor]]] = []
 
@@ -123,7 +119,7 @@ class KeptUploads:
     def _tree(self, vector: Tensor, whole: Sequence[Tensor], weights: Tensor) -> dict[str, Any]:
         """A vector in the shape of one client's values."""
 
-        def value(place: Place) -> Tensor:
+        def value(place: Columns) -> Tensor:
             if place.size is not None:
                 found = vector[place.start : place.start + place.size]
             elif self.rule is None:
@@ -169,9 +165,9 @@ def _lacking(changes: Sequence[UploadChange], rule: UploadAggregator | None, cou
     return None
 
 
-def _places(leaves: Sequence[Tensor]) -> list[Place]:
+def _places(leaves: Sequence[Tensor]) -> list[Columns]:
     """The places of one client's tensors. A tensor that appears twice has one place."""
-    known: dict[int, Place] = {}
+    known: dict[int, Columns] = {}
     width = whole = 0
     for leaf in leaves:
         shape = tuple(leaf.shape[1:])
@@ -179,15 +175,15 @@ def _places(leaves: Sequence[Tensor]) -> list[Place]:
             continue
         if leaf.is_floating_point():
             size = leaf[0].numel()
-            known[id(leaf)] = Place(shape, torch.promote_types(leaf.dtype, torch.get_default_dtype()), width, size)
+            known[id(leaf)] = Columns(shape, torch.promote_types(leaf.dtype, torch.get_default_dtype()), width, size)
             width += size
         else:
-            known[id(leaf)] = Place(shape, number_dtype(), whole, None)
+            known[id(leaf)] = Columns(shape, number_dtype(), whole, None)
             whole += 1
     return [known[id(leaf)] for leaf in leaves]
 
 
-def _width(places: Sequence[Place]) -> int:
+def _width(places: Sequence[Columns]) -> int:
     return max((place.start + place.size for place in places if place.size is not None), default=0)
 
 

@@ -144,11 +144,11 @@ def arrived(
     counting = set(sizes if time is None else time.clients)
     lost = [client for client in round.plans if client not in counting]
     round = replace(round.without(engine, server, lost) if lost else round, timing=time)
-    replies = [only(reply, round.plans) for reply in replies if not round.plans.keys().isdisjoint(reply.clients)]
+    replies = [part_of(reply, round.plans) for reply in replies if not round.plans.keys().isdisjoint(reply.clients)]
     return round, replies, not all(counting & part.keys() for part in parts)
 
 
-def only(reply: ClientReply, clients: Collection[int]) -> ClientReply:
+def part_of(reply: ClientReply, clients: Collection[int]) -> ClientReply:
     """The part of a reply that these clients have sent."""
     rows = [k for k, client in enumerate(reply.clients) if client in clients]
     if len(rows) == len(reply.clients):

@@ -30,11 +30,11 @@ from flcog.method import (
 from flcog.method.given import untouched
 from flcog.method.returned import check_params, check_parts
 from flcog.server.aggregate import Aggregate
-from flcog.server.bad_updates import check_model
+from flcog.server.bad_updates import check_new_model
 from flcog.server.clock import asking_seconds, pass_time
 from flcog.server.download import plain_sizes, send_down
 from flcog.server.engine import Engine
-from flcog.server.flights import fly, timing
+from flcog.server.flights import arrival_times, fly
 from flcog.server.privacy import add_noise, pay, public, released
 from flcog.server.receive import account, encoders_of, receive
 from flcog.server.round_plan import Round, planned_steps, tasks_of, weigh
@@ -143,7 +143,7 @@ def _with_arrivals(engine: Engine, server: ServerState, method: AsynchronousRoun
     metrics["clients/in_flight"] = len(server.traffic.flights)
     if plans:
         metrics |= {"staleness/mean": float(staleness.mean()), "staleness/max": float(staleness.max())}
-    cohort, time = weigh(engine, server, round.methods, plans, selection, metrics), timing(flights, server.seconds)
+    cohort, time = weigh(engine, server, round.methods, plans, selection, metrics), arrival_times(flights, server.seconds)
     return replace(round, selection=selection, plans=plans, cohort=cohort, asking=0.0, timing=time, flights=flights)
 
 
@@ -224,7 +224,7 @@ def step(engine: Engine, server: ServerState, round: Round, aggregate: Aggregate
         # Every process computes the server's step. Kernels of an accelerator may differ in the last digits, and so do the buffers of
         # processes that train a client together; the processes would diverge.
         params, buffers, server.servers = engine.processes.share_first((params, buffers, server.servers))
-        check_model(params, stepping, round.number)
+        check_new_model(params, stepping, round.number)
     server.params, server.buffers = params, buffers
     return True
 

@@ -26,7 +26,7 @@ from flcog.server.engine import Engine
 from flcog.server.privacy import seed_of_cohort
 from flcog.server.round_plan import Timing
 from flcog.server.state import ServerState
-from flcog.wire.envelope import num_bytes
+from flcog.wire.envelope import message_bytes
 from flcog.wire.ledger import model_bytes
 
 
@@ -99,7 +99,7 @@ def charge(engine: Engine, server: ServerState, selected: Participants, trains: 
         assert method is not None
         others = sum(client not in trains for client in selected.asked)
         down = others * model_bytes(server.params, server.buffers)
-        server.ledger.add(method.name, up=len(selected.asked) * num_bytes(0.0), down=down)
+        server.ledger.add(method.name, up=len(selected.asked) * message_bytes(0.0), down=down)
 
 
 def remember(

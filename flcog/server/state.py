@@ -11,7 +11,7 @@ from torch.utils import _pytree as pytree
 from flcog.core.types import Params, Slot
 from flcog.method import Method, Uploads
 from flcog.server.traffic import Traffic
-from flcog.wire.envelope import num_bytes
+from flcog.wire.envelope import message_bytes
 from flcog.wire.ledger import Ledger
 
 
@@ -113,7 +113,7 @@ class ServerState:
             for client in sent.keys() - known:
                 known.add(client)
                 self._newcomers.append((name, client))
-                self.ledger.add(name, up=sum(map(num_bytes, pytree.tree_leaves(sent[client]))))
+                self.ledger.add(name, up=sum(map(message_bytes, pytree.tree_leaves(sent[client]))))
 
     def note_whole_models(self, clients: Iterable[int]) -> None:
         """Keep the clients that have received the parameters which they do not share."""

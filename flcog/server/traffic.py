@@ -11,11 +11,8 @@ from flcog.method import Optimisation, Participants
 class Flight(NamedTuple):
     """A client that trains.
 
-    Args:
-        client: its number.
-        round: the round of its start, counted from 0. It has received the broadcast of this round.
-        steps: its number of local steps.
-        since, until: the times of its start and its arrival, in simulated seconds since the start of the run.
+    It has received the broadcast of ``round``, in which it started. ``since`` and ``until`` are the simulated times of its start and its
+    arrival.
     """
 
     client: int
@@ -28,12 +25,8 @@ class Flight(NamedTuple):
 class Flights(NamedTuple):
     """The starts and arrivals of an asynchronous round.
 
-    Args:
-        selected: the clients that were selected to start.
-        tasks: of the clients that have started, which download the round's broadcast.
-        arrivals: the round's clients, in the order of their arrival.
-        broadcasts: the broadcast that each of them has received.
-        weight: of each client as far as it is known at a start.
+    ``tasks`` are those of the clients that have started, and ``arrivals`` are the round's clients in the order of their arrival, with the
+    ``broadcasts`` that they have received. ``weight`` is that of each client as far as it is known at a start.
     """
 
     selected: Participants
@@ -62,10 +55,7 @@ class UploadSize(NamedTuple):
 class Traffic:
     """The clients in flight between two rounds.
 
-    Args:
-        flights: in the order of their arrival.
-        broadcasts: the broadcasts that these clients have received, by round.
-        upload: the size of an upload; None before the first client has started.
+    ``flights`` come in the order of their arrival. ``upload`` is None before the first client has started.
     """
 
     flights: Sequence[Flight] = ()

@@ -121,13 +121,13 @@ def sizes_of(envelope: Envelope) -> dict[str, int]:
         sizes[sender] = 0
         for leaf in pytree.tree_leaves(tree):
             if id(leaf) not in seen:
-                sizes[sender] += num_bytes(leaf)
+                sizes[sender] += message_bytes(leaf)
                 if isinstance(leaf, Tensor):  # two equal numbers may be one object
                     seen.add(id(leaf))
     return sizes
 
 
-def num_bytes(value: Any) -> int:
+def message_bytes(value: Any) -> int:
     """The bytes of a tensor, or of one number, which is sent as a float32."""
     if isinstance(value, Tensor):
         return value.numel() * value.element_size()

@@ -224,15 +224,6 @@ def test_an_aggregator_replaces_the_mean(options: dict[str, Any]) -> None:
     assert_close(trainer.state, {n: torch.stack([end[n] for end in ends]).median(0).values for n in ends[0]})
 
 
-def test_two_aggregators_are_refused() -> None:
-    @dataclass(frozen=True)
-    class Other(Median):
-        pass
-
-    with pytest.raises(ValueError, match="Median and Other both replace the mean of the clients' changes: keep one of them"):
-        train(Median(), Other(), rounds=1)
-
-
 def test_a_mask_alone_starts_each_round_from_the_global_value() -> None:
     """As the docstring of ``ParameterMask`` says, a trained value is lost if it is neither sent nor kept in the client's state."""
 
