@@ -138,7 +138,7 @@ class Belief:
             count = self.num_clients or len(sizes)
             require(
                 isinstance(sizes, Tensor) and (sizes.dtype, sizes.shape) == (torch.int64, (count,)),
-                f"{name} are not {count} numbers",
+                f"{name} are not {count} whole numbers",
             )
             bad = sizes[(sizes < 0) | (sizes > self.max_samples)].tolist()
             text = f"{name} contain {bad[:1]}, and a client has at most {self.max_samples:,} samples (max_client_samples)"
@@ -211,7 +211,7 @@ class Belief:
                 if name == "evaluate":
                     _check_scores(answer, clients, num_clients)
                 else:
-                    require(_are_floats(answer, count), f"the scores are not {count} numbers")
+                    require(_are_floats(answer, count), f"the scores are not {count} whole numbers")
             return answers  # type: ignore[no-any-return]
 
         return Wanted(Limits(SLACK * (1 + len(questions)) + 32 * sum(counts), 8 * len(questions) * num_clients), believed)
@@ -220,7 +220,7 @@ class Belief:
         """The mean loss of clients; NaN for a client without one."""
 
         def believed(answer: Any) -> list[float]:
-            require(_are_floats(answer, count) and not any(map(math.isinf, answer)), f"the losses are not {count} numbers")
+            require(_are_floats(answer, count) and not any(map(math.isinf, answer)), f"the losses are not {count} whole numbers")
             return answer  # type: ignore[no-any-return]
 
         return Wanted(Limits(SLACK + 32 * count, 0), believed)
