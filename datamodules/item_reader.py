@@ -134,6 +134,11 @@ class ItemReader:
         result = next(self._loaded[0])
         self._results[self._queue.sent.popleft()] = result
 
+    def rest(self) -> None:
+        """End the processes while there are no tasks; the next one starts others."""
+        self._loaded.clear()
+        self._queue.sent.clear()
+
     def make(self, task: Task) -> Any:
         """Read items, and wait for the result."""
         return self.result(self.ask(task))

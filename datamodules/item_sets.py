@@ -101,6 +101,8 @@ class ItemSets(WithTargets):
             )
             for part, items in self._sets.items()
         }
+        if self.cache_dir is not None:
+            self._reader.rest()
         return Splits(**samples)
 
     @cached_property
