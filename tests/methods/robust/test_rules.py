@@ -20,7 +20,6 @@ from flcog.callbacks import (
     CenteredClipping,
     CoordinateMedian,
     EqualWeights,
-    FedAvgM,
     FedDisco,
     GeometricMedian,
     Krum,
@@ -32,7 +31,6 @@ from flcog.callbacks import (
 )
 from flcog.core.types import Params, Slot
 from flcog.method import Context, Method, Upload, UploadAggregator, UploadMatrix
-from flcog.server import kept
 
 # random=True skips the contracts of equal clients, whose one or three clients are too few for f = 1.
 few = partial(Case, random=True)
@@ -226,26 +224,3 @@ def test_a_round_with_too_few_uploads_leaves_the_model() -> None:
     ]
     assert expected and [str(one.message) for one in said if "Krum" in str(one.message)] == expected
     assert len(expected) < 6
-
-
-@dataclass(frozen=True)
-class InPlaceMomentum(UploadAggregator):
-    """Momentum whose state is as long as the model, belongs to clients, and changes in place."""
-
-    def init_server(self, params: Params) -> Slot:
-        return {"m": torch.zeros(sum(value.numel() for value in params.values())), "seen": torch.zeros(8)}
-
-    def combine(self, uploads: UploadMatrix, server: Slot) -> tuple[Tensor, Slot]:
-        server["seen"][torch.tensor(uploads.clients)] += 1
-        return server["m"].mul_(0.9).add_(uploads.mean()), server
-
-
-@pytest.mark.parametrize("timed", [100_000, 10])
-def test_the_trial_before_round_1_leaves_a_rule_and_its_state_as_they_are(timed: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A trial with fewer numbers than the model has fails in this rule, and no trial changes its state."""
-    monkeypatch.setattr(kept, "TIMED_NUMBERS", timed)
-    trainer, expected = train(InPlaceMomentum(), rounds=2), train(FedAvgM(beta=0.9), rounds=2)
-    assert_close(trainer.params, expected.params)
-    assert trainer.run.server.servers["InPlaceMomentum"]["seen"].sum() == 2 * 5
-    note = next(note for note in trainer.notes if "InPlaceMomentum keeps 5 uploads" in note)
-    assert ("combines them in about" in note) == (timed > 10)
