@@ -72,6 +72,7 @@ METHODS: dict[str, dict[str, tuple[str, str]]] = {
         "metrics": ("on_step", "the values for callbacks, loggers and the progress bar"),
         "_forked_name": ("result_metric, on_step", "a name, and its name with _step or _epoch"),
     },
+    LOGS + "result._ResultMetric": {"to": ("*args, **kwargs", "moves a value, which is called value, to a device")},
     LOGS + "result._Sync": {"no_op": ("value, *_, **__", "leaves a value as it is")},
     "lightning.pytorch.trainer.call": {
         "_call_callback_hooks": ("trainer, hook_name, *args, monitoring_callbacks, **kwargs", "calls a hook of all callbacks"),
