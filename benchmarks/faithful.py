@@ -54,7 +54,7 @@ def by_lightning(width: int) -> Callable[[], None]:
     return lambda: trainer.fit(Lit(width), DataLoader(points(CLIENTS * STEPS * BATCH), batch_size=BATCH))
 
 
-def by_flcog(width: int) -> Callable[[], None]:
+def by_flcog(width: int) -> Callable[[], Any]:
     trainer = flcog.FederatedTrainer(
         rounds=ROUNDS,
         clients_per_round=CLIENTS,
@@ -68,10 +68,10 @@ def by_flcog(width: int) -> Callable[[], None]:
     )
     data = flcog.datamodules.TorchDataset(points(CLIENTS * STEPS * BATCH), num_clients=CLIENTS, batch_size=BATCH)
     trainer.prepare(Lit(width), data)
-    return lambda: [trainer.train_round() for _ in range(ROUNDS)] and None
+    return lambda: [trainer.train_round() for _ in range(ROUNDS)]
 
 
-def seconds(make: Callable[[int], Callable[[], None]], width: int) -> float:
+def seconds(make: Callable[[int], Callable[[], Any]], width: int) -> float:
     run, began = make(width), time.process_time()
     run()
     return time.process_time() - began

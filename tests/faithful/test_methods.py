@@ -88,7 +88,5 @@ def test_the_loop_by_hand(case: str) -> None:
 
 @pytest.mark.parametrize("method", [FedProx(), SCAFFOLD(), FedSAM()], ids=lambda method: method.name)
 def test_manual_optimisation_has_no_place_for_them(method: flcog.Method) -> None:
-    with pytest.raises(
-        ValueError, match=f"^{method.name} changes or differentiates the loss or the gradient of a step, and Gan [^\n]*$"
-    ):
+    with pytest.raises(ValueError, match=f"^{method.name} changes the loss or the gradient of a step, and Gan takes [^\n]*$"):
         make_trainer(None, method).prepare(Gan(), flcog.datamodules.Quadratics())
