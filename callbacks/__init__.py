@@ -77,12 +77,10 @@ if TYPE_CHECKING:
     from flcog.callbacks.scaffold import SCAFFOLD
     from flcog.callbacks.secure_aggregation import SecureAggregation
     from flcog.callbacks.selection.availability import Availability, DiurnalAvailability
+    from flcog.callbacks.selection.fixed_number import RoundRobin, UniformSelection, WeightedSelection
     from flcog.callbacks.selection.oort import Oort
     from flcog.callbacks.selection.poisson_sampling import PoissonSampling
     from flcog.callbacks.selection.power_of_choice import PowerOfChoice
-    from flcog.callbacks.selection.round_robin import RoundRobin
-    from flcog.callbacks.selection.uniform_selection import UniformSelection
-    from flcog.callbacks.selection.weighted_selection import WeightedSelection
     from flcog.callbacks.vhl import VHL
     from flcog.callbacks.worker_momentum import WorkerMomentum
     from flcog.run.observers.defaults import Checkpoint, ProgressBar, Summary

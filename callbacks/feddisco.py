@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Generator, Tensor
 
-from flcog.callbacks.parts.pairwise_masks import pair_masks
+from flcog.callbacks.secure_aggregation import pair_masks
 from flcog.core.checks import option
 from flcog.core.types import Params
 from flcog.data import LABELLED, Exchange, Federation

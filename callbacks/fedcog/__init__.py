@@ -1,5 +1,4 @@
 """The method FedCOG and its observers.
 
-``fedcog`` is the method: ``generation`` optimises the inputs, ``target_labels`` chooses their labels, and ``image_generator`` is
-the network for ``generator=true``. ``generated_images`` and ``generation_time`` are observers of the method.
+``fedcog`` is the method, and ``generation`` optimises its inputs. ``observers`` are GeneratedImages and GenerationTime.
 """

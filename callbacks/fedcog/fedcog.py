@@ -8,8 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from flcog.callbacks.fedcog import image_generator
-from flcog.callbacks.fedcog.generation import Divergence, generate, target_loss
+from flcog.callbacks.fedcog.generation import LATENT, Divergence, generate, images, initial_weights, target_loss
 from flcog.callbacks.parts.distillation import distillation_loss, rows_of_step
 from flcog.core.checks import option
 from flcog.core.precision import number_dtype
@@ -151,9 +150,9 @@ class FedCOG(Method):
             labels = F.one_hot(labels, client.num_classes).to(torch.get_default_dtype())
         draws["labels"] = labels
         if self.generator:
-            draws["weights"] = image_generator.initial_weights(shape[0], rng)
+            draws["weights"] = initial_weights(shape[0], rng)
             draws["canvas"] = torch.empty(0, *shape)  # carries the images' size: draws are tensors
-        draws["noise"] = torch.randn(self.num_samples, *((image_generator.LATENT,) if self.generator else shape), generator=rng)
+        draws["noise"] = torch.randn(self.num_samples, *((LATENT,) if self.generator else shape), generator=rng)
         return draws
 
     def start(self, apply: Apply, params: Params, ctx: Context) -> tuple[Params, Slot]:
@@ -194,7 +193,7 @@ def make_inputs(
     generator = {}
     if method.generator:
         size = draws["canvas"].shape[-2:]
-        generator = {"weights": draws["weights"], "decode": partial(image_generator.images, size=size)}
+        generator = {"weights": draws["weights"], "decode": partial(images, size=size)}
     return generate(
         draws["noise"],
         draws["labels"],

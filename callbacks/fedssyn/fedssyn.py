@@ -15,8 +15,18 @@ from torch import Tensor
 from flcog.callbacks.fedssyn.generators.base import DataGenerator, Form, check_generator
 from flcog.callbacks.fedssyn.generators.beta_vae import BetaVAE
 from flcog.callbacks.fedssyn.generators.private_training import PrivateTraining
-from flcog.callbacks.fedssyn.remote_shuffle import answer_of_shuffle, share_real, share_synthetic
-from flcog.callbacks.fedssyn.shuffling import SampleExchange, add_samples, capacity, deal, digest_of, mix_real, num_bytes
+from flcog.callbacks.fedssyn.shuffling import (
+    SampleExchange,
+    add_samples,
+    answer_of_shuffle,
+    capacity,
+    deal,
+    digest_of,
+    mix_real,
+    num_bytes,
+    share_real,
+    share_synthetic,
+)
 from flcog.callbacks.fedssyn.synthesis_cache import Synthesis, export_images, synthetic_sets, training_logs
 from flcog.callbacks.parts.image_grid import image_grid
 from flcog.core.checks import option

@@ -1,15 +1,20 @@
-"""The shuffle of Fedssyn: the server mixes the samples that clients sent, and distributes them."""
+"""The shuffle of Fedssyn: the server mixes the samples that clients sent, and distributes them, by indices or by messages."""
 
 import hashlib
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
+from torch.utils import _pytree as pytree
 
 from flcog.core import trees
+from flcog.core.source import Source
 from flcog.data import Exchange, Federation, Partition, Samples
+from flcog.method import Ask, DataHost, ExchangeSummary
+from flcog.wire.envelope import Field
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -145,3 +150,139 @@ def num_bytes(samples: Samples, count: int) -> int:
     """The bytes of ``count`` labelled samples in a message: inputs as stored, and eight bytes for a label."""
     first = samples.gather(torch.zeros(1, dtype=torch.int64, device=samples.labels.device))
     return count * (trees.num_bytes(first) + 8)
+
+
+Rows = tuple[Any, Any]
+"""Inputs as the data set stores them, and targets."""
+
+
+def share_synthetic(
+    ask: Ask, sizes: np.ndarray, count: int, p: float | None, local: bool, shuffle: np.random.Generator
+) -> ExchangeSummary:
+    """The server's part for synthetic samples: it mixes the samples of all clients, and distributes them.
+
+    At most the fraction ``p`` of each client's data is synthetic. With ``local``, clients train on their own synthetic samples, which they
+    do not send.
+    """
+    made = np.array(list(ask("generate", dict.fromkeys(range(len(sizes)), count), 0).values()))
+    if (wrong := np.flatnonzero((made < 0) | (made > count))).size:
+        raise ValueError(f"Fedssyn: client {wrong[0]} has generated {made[wrong[0]]} samples, and {count} were asked for")
+    sent = capacity(sizes, p, made)
+    chosen = {
+        client: torch.from_numpy(np.sort(shuffle.permutation(n)[:number]))
+        for client, (n, number) in enumerate(zip(made, sent, strict=True))
+    }
+    if local:
+        return _summary(0, sizes, sent, ask("keep", chosen, ""))
+    pool = _joined(list(ask("send", chosen, _samples_like(sent)).values()))
+    received = deal(sent, capacity(sizes, p, np.full(len(sizes), sent.sum())), shuffle)
+    shares = {client: _rows(pool, received.client(client)) for client in range(len(sizes))}
+    return _summary(_num_bytes(pool), sizes, received.sizes, ask("receive", shares, ""))
+
+
+def share_real(ask: Ask, sizes: np.ndarray, count: int, p: float | None, shuffle: np.random.Generator) -> ExchangeSummary:
+    """The server's part for real samples: each client gives a fraction of its samples and gets as many back."""
+    fractions = count / (sizes + count) if p is None else np.full(len(sizes), p)
+    orders = [shuffle.permutation(n) for n in sizes]
+    given = np.array([round(float(fraction) * n) for fraction, n in zip(fractions, sizes, strict=True)])
+    positions = {client: torch.from_numpy(order) for client, order in enumerate(orders)}
+    counts = {client: (positions[client], int(given[client])) for client in positions}
+    pool = _joined(list(ask("give", counts, _samples_like(given)).values()))
+    received = Partition(shuffle.permutation(int(given.sum())), np.concatenate([[0], np.cumsum(given)]))
+    shares = {client: _rows(pool, received.client(client)) for client in positions}
+    return _summary(_num_bytes(pool), sizes - given, given, ask("receive", shares, ""))
+
+
+def _samples_like(counts: Sequence[int] | np.ndarray) -> Any:
+    """An example of the samples that each client sends, in the form of the server's own."""
+
+    def like(client: int, own: Federation) -> Rows:
+        nothing = torch.zeros(0, dtype=torch.int64, device=own.train.labels.device)
+        form = lambda leaf: Field((int(counts[client]), *leaf.shape[1:]), leaf.dtype)  # noqa: E731
+        inputs, targets = own.train.gather(nothing), trees.rows(own.train.targets, nothing)
+        return trees.map_leaves(form, inputs), trees.map_leaves(form, targets)
+
+    return like
+
+
+def answer_of_shuffle(step: str, messages: Mapping[int, Any], host: DataHost, keep_own: bool) -> dict[int, Any]:
+    """The clients' part, after they have generated samples."""
+    if step == "send":
+        return {client: _rows(host.memory["sets"][client], rows) for client, rows in messages.items()}
+    if step == "keep":
+        messages = {client: _rows(host.memory["sets"][client], rows) for client, rows in messages.items()}
+    if step == "give":
+        return _give(messages, host)
+    return _receive(messages, host, keep_own)
+
+
+def _give(messages: Mapping[int, tuple[Tensor, int]], host: DataHost) -> dict[int, Any]:
+    """The samples that each client gives, which it keeps no longer."""
+    federation = host.federation
+    if isinstance(federation.train.inputs, Source):
+        raise ValueError(
+            "Fedssyn: share=real sends samples in memory if clients are in other processes, and these are read from files during "
+            "training: set cache_dir"
+        )
+    parts, answers = [federation.partition.indices[:0]] * federation.num_clients, {}
+    for client, (positions, count) in messages.items():
+        order = federation.partition.client(client)[positions.numpy()]
+        parts[client] = order[count:]
+        rows = torch.from_numpy(order[:count]).to(federation.train.labels.device)
+        answers[client] = (federation.train.gather(rows), trees.rows(federation.train.targets, rows))
+    host.federation = replace(federation, partition=Partition.from_clients(parts), whole=federation.split)
+    return answers
+
+
+def _receive(messages: Mapping[int, Rows], host: DataHost, keep_own: bool) -> dict[int, Any]:
+    """Add the received samples to the clients' data, and answer with a digest of each client's new data."""
+    federation, train = host.federation, host.federation.train
+    first, device = len(train), train.labels.device
+    joined = _joined([_rows((train.inputs, train.targets), slice(None)), *messages.values()], device)
+    parts, digests = [federation.partition.indices[:0]] * federation.num_clients, {}
+    for client, rows in messages.items():
+        own = federation.partition.client(client) if keep_own else parts[client]
+        count = len(trees.first_leaf(rows[1]))
+        parts[client] = np.concatenate([own, np.arange(first, first + count)])
+        digests[client] = _digest(own, rows)
+        first += count
+    host.federation = replace(federation, train=Samples(*joined), partition=Partition.from_clients(parts), whole=federation.split)
+    return digests
+
+
+def _summary(num_bytes: int, own: np.ndarray, received: np.ndarray, digests: Mapping[int, str]) -> ExchangeSummary:
+    shares = received / np.maximum(own + received, 1)
+    digest = hashlib.sha256("".join(digests.values()).encode()).hexdigest()[:8]
+    note = f"Fedssyn: {shares.min():.1%} to {shares.max():.1%} of a client's samples come from the exchange"
+    return ExchangeSummary((num_bytes, num_bytes), digest, note)
+
+
+def _digest(own: np.ndarray, received: Rows) -> str:
+    digest = hashlib.sha256(own.tobytes())
+    for leaf in trees.leaves(received):
+        digest.update(leaf.cpu().contiguous().numpy().data)
+    return digest.hexdigest()[:8]
+
+
+def _rows(samples: Rows, rows: Any) -> Rows:
+    index = torch.from_numpy(rows) if isinstance(rows, np.ndarray) else rows
+    inputs, targets = (pytree.tree_map(lambda leaf: torch.as_tensor(leaf[index]), part) for part in samples)
+    return inputs, targets
+
+
+def _joined(parts: Sequence[Rows], device: torch.device | str = "cpu") -> Rows:
+    """The samples of several clients, one after another."""
+    inputs, targets = (
+        pytree.tree_map(lambda *leaves: torch.cat([leaf.to(device) for leaf in leaves]), *side)
+        for side in zip(*parts, strict=True)
+    )
+    return inputs, targets
+
+
+def _num_bytes(pool: Rows) -> int:
+    """The bytes of labelled samples in a message: inputs as stored, and eight bytes for a label.
+
+    >>> _num_bytes((torch.zeros(3, 4, dtype=torch.uint8), torch.zeros(3)))
+    36
+    """
+    return trees.num_bytes(pool[0]) + 8 * trees.num_rows(pool[0])

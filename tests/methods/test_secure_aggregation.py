@@ -18,8 +18,7 @@ from torch import Tensor
 from two_processes import on_one_and_two_processes
 
 from flcog.callbacks import SCAFFOLD, Deadline, DPFedAvg, FedDisco, FedNova, Oort, SecureAggregation, TopK
-from flcog.callbacks.parts.pairwise_masks import pair_masks, stream
-from flcog.callbacks.secure_aggregation import reveal
+from flcog.callbacks.secure_aggregation import pair_masks, reveal, stream
 from flcog.client.messages import ClientReply
 from flcog.method import Method, RoundKeys, SealedUploads
 from flcog.server.bad_updates import BadUpdate

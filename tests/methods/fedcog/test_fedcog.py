@@ -33,9 +33,8 @@ from scipy.spatial.distance import jensenshannon
 from torch import Tensor, nn
 
 import flcog
-from flcog.callbacks.fedcog import image_generator
 from flcog.callbacks.fedcog.fedcog import FedCOG, allot, complement
-from flcog.callbacks.fedcog.generation import disagreement, generate, target_loss
+from flcog.callbacks.fedcog.generation import LATENT, disagreement, generate, images, target_loss
 from flcog.callbacks.fedcog.observers import GeneratedImages, GenerationTime, to_pixels
 from flcog.callbacks.parts.distillation import distillation_loss
 from flcog.core.randomness import make_rng
@@ -319,14 +318,14 @@ def test_a_generator_is_trained_beside_what_it_is_fed() -> None:
     """The result equals that with torch's own layers and optimiser."""
     torch.set_default_dtype(torch.float64)
     torch.manual_seed(0)
-    network = nn.Sequential(nn.Linear(image_generator.LATENT, 8192), nn.Unflatten(1, (128, 8, 8)), nn.Upsample((9, 8)))
+    network = nn.Sequential(nn.Linear(LATENT, 8192), nn.Unflatten(1, (128, 8, 8)), nn.Upsample((9, 8)))
     for channels in ((128, 64), (64, 32), (32, 1)):
         network += nn.Sequential(nn.LeakyReLU(0.2), nn.Conv2d(*channels, 3, padding=1))
     names = [f"{layer}.{part}" for layer in ("linear", "conv1", "conv2", "conv3") for part in ("weight", "bias")]
     weights = {name: value.detach().clone() for name, value in zip(names, network.parameters(), strict=True)}
     first, second = (nn.Sequential(nn.Flatten(), nn.Linear(72, 3)).requires_grad_(False) for _ in range(2))
-    noise, labels = torch.randn(4, image_generator.LATENT), torch.tensor([0, 1, 2, 0])
-    decode = partial(image_generator.images, size=(9, 8))
+    noise, labels = torch.randn(4, LATENT), torch.tensor([0, 1, 2, 0])
+    decode = partial(images, size=(9, 8))
     made = generate(noise, labels, first, second, lambda_dis=0.5, steps=5, weights=weights, decode=decode)
 
     fed = noise.clone().requires_grad_()

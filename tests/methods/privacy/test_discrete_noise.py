@@ -15,9 +15,8 @@ from torch import Tensor
 
 import flcog
 from flcog.callbacks import SCAFFOLD, DPFedAvg, PoissonSampling, SecureAggregation
-from flcog.callbacks.privacy import guarantee, whole_numbers
-from flcog.callbacks.privacy.discrete_gaussian import RandomWords, discrete_gaussian
-from flcog.callbacks.privacy.whole_numbers import rounded, value_of_one
+from flcog.callbacks.privacy import discrete_noise, guarantee
+from flcog.callbacks.privacy.discrete_noise import RandomWords, discrete_gaussian, rounded, value_of_one
 from flcog.core.types import Params
 from flcog.method import Context, Method, SealedUploads, Upload
 
@@ -138,7 +137,7 @@ def test_the_server_reads_the_exact_sum_of_the_noisy_whole_numbers(monkeypatch: 
 
 @pytest.mark.parametrize("executor", ["loop", "vmap"])
 def test_without_noise_sums_are_the_plain_ones(executor: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(whole_numbers, "discrete_gaussian", lambda size, log_std, words: np.zeros(size, dtype=np.int64))
+    monkeypatch.setattr(discrete_noise, "discrete_gaussian", lambda size, log_std, words: np.zeros(size, dtype=np.int64))
     options: dict[str, Any] = {"clients_per_round": 5, "executor": executor}
     sealed = train(
         SecureAggregation(),

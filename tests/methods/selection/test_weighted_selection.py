@@ -11,7 +11,7 @@ from reference import fedavg, horvitz_thompson
 from reference.common import Client
 
 from flcog.callbacks import WeightedSelection
-from flcog.callbacks.selection.weighted_selection import systematic
+from flcog.callbacks.selection.fixed_number import systematic
 
 
 def proportional(sizes: list[int], count: int) -> list[float]:
