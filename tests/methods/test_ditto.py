@@ -11,7 +11,6 @@ from harness import (
     NUM_FEATURES,
     ODD_BATCHES,
     RAGGED,
-    SGD,
     BatchNormMLP,
     TinyData,
     assert_close,
@@ -25,7 +24,6 @@ from harness import (
 from reference import ditto, fedavg
 from torch import nn
 
-import flcog
 from flcog.callbacks import Ditto
 
 pytestmark = pytest.mark.filterwarnings("error")
@@ -96,20 +94,3 @@ def test_ditto_alone_trains_for_itself_and_pulled_hard_stays() -> None:
     start = {name: value.detach().double() for name, value in classifier().model.named_parameters()}
     distances = [max(distance(own, start) for own in states_by_client(run, "Ditto", "personal").values()) for run in (held, far)]
     assert distances[0] < distances[1] / 2
-
-
-class BatchIndex(flcog.Classifier):
-    """A ``training_step`` whose loss depends on the number of the local step."""
-
-    def training_step(self, batch: Any, batch_idx: Any) -> Any:
-        inputs, targets = batch
-        return (1 + batch_idx) * nn.functional.cross_entropy(self(inputs), targets)
-
-
-@pytest.mark.parametrize("executor", ["loop", "vmap"])
-def test_dittos_own_pass_sees_the_local_step(executor: str) -> None:
-    """Without the pull, a client's own model equals its local model, which starts from the same weights."""
-    module = BatchIndex(flcog.models.MLP(NUM_FEATURES, (8,), NUM_CLASSES), optimizer=SGD)
-    trainer = train(Ditto(lambda_prox=0.0), module=module, rounds=1, clients_per_round=1, executor=executor)
-    (own,) = states_by_client(trainer, "Ditto", "personal").values()
-    assert_close(own, trainer.state)

@@ -25,7 +25,7 @@ from harness import (
 from reference import local
 from torch import nn
 
-from flcog.callbacks import Ditto, FedAvgM, LocalModels
+from flcog.callbacks import Ditto
 from flcog.callbacks.bounds import Local
 
 pytestmark = pytest.mark.filterwarnings("error")
@@ -95,9 +95,3 @@ def test_its_models_are_not_in_the_best_checkpoint(tmp_path: Path) -> None:
     assert make_trainer(tmp_path, Local()).test(classifier(), TinyData(), str(trainer.run_dir))["test/accuracy"] == last
     with pytest.raises(ValueError, match=r"best\.ckpt holds a global model alone, and Local has none: give last.ckpt beside it"):
         make_trainer(tmp_path, Local()).test(classifier(), TinyData(), "best")
-
-
-@pytest.mark.parametrize("other", [FedAvgM(), LocalModels()], ids=lambda method: method.name)
-def test_nothing_is_sent_to_those_who_act_at_the_server(other: Any) -> None:
-    with pytest.raises(ValueError, match=f"Local and {other.name} cannot be combined: with Local nothing is sent to a server"):
-        train(other, Local())

@@ -91,12 +91,6 @@ def test_closed_forms_on_quadratics() -> None:
         assert figures == pytest.approx({"noise": problem.noise, "dissimilarity": problem.dissimilarity}, rel=1e-6)
 
 
-def test_clients_with_the_same_data_do_not_differ() -> None:
-    figures = make_trainer(None, clients_per_round=1)
-    figures.prepare(classifier(), TinyData(order=(3, 3, 3)))
-    assert measure(figures.run)["dissimilarity"] < 1e-12 < measure(figures.run)["noise"]
-
-
 @pytest.mark.parametrize("p", [0.1, 0.6])
 def test_the_lemma_holds_on_quadratics(p: float) -> None:
     """The lemma holds in expectation over the shuffled samples. D~ equals D except for the random draw."""

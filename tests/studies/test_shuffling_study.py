@@ -67,17 +67,3 @@ def test_the_study_of_shuffling(capsys: pytest.CaptureFixture[str], tmp_path: Pa
     with (tmp_path / "study" / "noise.csv").open() as file:
         errors = list(csv.DictReader(file))
     assert len(errors) == 2 * 3 * 11
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["--p", "1.5"], r"--p takes fractions from 0 to 1; got \[1.5\]"),
-        (["--clients", "1"], "--clients must be at least 2; got 1: a single client has no other to exchange samples with"),
-        (["--target", "1e3"], "--target 1000 is reached after 0 rounds, and so is four times that: lower it"),
-        (["--target", "1e-30"], "no step size reaches 1e-30 with 0% shuffled: raise --target, or lower --zeta or --local-steps"),
-    ],
-)
-def test_the_study_says_what_is_wrong(arguments: list[str], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        main(arguments)

@@ -13,7 +13,7 @@ from harness import RAGGED, TinyData, classifier, distance, fit, make_trainer, t
 from reference import fedavg
 from two_processes import on_one_and_two_processes
 
-from flcog.callbacks import SCAFFOLD, Availability, Deadline, FedRep, OverSelect, PowerOfChoice, SystemModel, TopK
+from flcog.callbacks import SCAFFOLD, Availability, Deadline, OverSelect, PowerOfChoice, SystemModel, TopK
 from flcog.method import Method, Work
 
 CASES: dict[str, Case] = {"SystemModel": Case(SystemModel(spread="log-normal"), fedavg.run, like_fedavg=True)}
@@ -53,12 +53,6 @@ def test_the_columns_are_those_of_the_ledgers_bytes() -> None:
         assert row["time/idle_share"] == pytest.approx((times.max() - times).mean() / times.max(), rel=1e-9)
     plain = train(SCAFFOLD(), TopK(fraction=0.5), **RAGGED)
     assert distance(plain.state, trainer.state) == 0 and "time/simulated" not in plain.rows[0]
-
-
-def test_masked_parameters_take_no_time() -> None:
-    """FedRep's clients do not upload their heads."""
-    trainer = train(SystemModel(seconds_per_step=0, download=None, upload=1.0), FedRep(), clients_per_round=1.0)
-    assert trainer.rows[2]["time/simulated"] - trainer.rows[1]["time/simulated"] == trainer.rows[2]["comm/up_bytes"] / 8
 
 
 def test_candidates_download_and_report_before_the_round() -> None:

@@ -2,14 +2,13 @@
 
 from functools import partial
 
-import pytest
 import torch
 from contracts.case import Case, Refusals
-from harness import BatchNormMLP, adapted, classifier, train
+from harness import BatchNormMLP, classifier, train
 from reference import codecs
 from reference.common import State
 
-from flcog.callbacks import SCAFFOLD, FedCOG, FedDisco, FedRep, LowPrecision
+from flcog.callbacks import LowPrecision
 from flcog.callbacks.codecs.codec import Noise
 from flcog.wire.envelope import Field
 
@@ -23,25 +22,6 @@ CASES: dict[str, Case] = {
     "LowPrecision fp16": Case(LowPrecision("fp16"), reference(torch.float16), module=partial(classifier, network=BatchNormMLP)),
 }
 REFUSED: Refusals = {LowPrecision: [({"type": "int8"}, "type must be bf16 or fp16; got 'int8'")]}
-
-
-@pytest.mark.slow
-def test_bytes_of_all_but_tiny_tensors_are_halved_for_every_sender() -> None:
-    cases = (
-        ((SCAFFOLD(), FedDisco()), classifier()),
-        ((FedCOG(num_samples=4, steps=1),), classifier()),
-        ((FedRep(head=r"model\.head\."),), classifier()),
-        ((), adapted()),
-    )
-    for methods, module in cases:
-        for executor in ("loop", "vmap"):
-            full, half = (
-                train(*methods, *codec, module=module, precision="32-true", rounds=1, executor=executor).ledger
-                for codec in ((), (LowPrecision(),))
-            )
-            reports = full.up.pop("FedDisco", 0), half.up.pop("FedDisco", 0)  # one number from each client, before round 1
-            assert reports[0] == reports[1] and half.down["model"] == full.down["model"]
-            assert all(bytes / 2 <= half.up[sender] < 0.6 * bytes for sender, bytes in full.up.items() if bytes)
 
 
 def test_a_run_of_16_bits_has_nothing_to_round() -> None:

@@ -45,15 +45,6 @@ def test_the_server_lacks_the_residuals_alone(name: str) -> None:
     assert max(float(gap.abs().max()) for gap in lost.values()) > 1e-3
 
 
-@pytest.mark.slow
-def test_training_diverges_without_it() -> None:
-    losses = []
-    for codec in (TopK(fraction=0.1), TopK(fraction=0.1, error_feedback=True)):
-        options = {"rounds": 400, "local_steps": 5, "clients_per_round": 3}
-        losses.append(train(SCAFFOLD(), codec, data=Clusters(), executor="vmap", **options).evaluate()["test/loss"])
-    assert losses[0] > 5 and losses[1] < 0.2
-
-
 def advice(root: Path, *methods: Method) -> tuple[list[str], list[str]]:
     """The findings of ``flcog check``, and the warnings in the summary before round 1."""
     trainer = make_trainer(root, *methods)

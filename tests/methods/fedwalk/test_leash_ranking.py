@@ -136,12 +136,3 @@ def test_tiny_imagenets_folders_are_named_by_its_words(tmp_path: Path, capsys: p
     (tmp_path / "words.txt").write_text("\n".join(f"{label}\t{names}" for label, names in REFERENCE.items()))
     leash(task)
     assert yaml.safe_load(capsys.readouterr().out) == {"classes": ["n02123045", "n02132136"]}
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [(["--count", "8"], "--count at most the reference's 7 labels; got --keep 2 and --count 8")],
-)
-def test_mistakes_of_the_command_line(arguments: list[str], message: str, reference_file: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        leash(["rank", *arguments, "--classes", "cat,polar bear", "--reference", reference_file])

@@ -10,7 +10,6 @@ import torch.nn.functional as F
 from harness import MOMENTUM, TinyData, classifier, fit
 
 from flcog.callbacks import FedDyn, TrainingScores
-from flcog.callbacks.observers.training_scores import _is_best
 
 pytestmark = pytest.mark.filterwarnings("error")
 
@@ -53,20 +52,6 @@ def test_some_evaluations_are_enough(tmp_path: Path) -> None:
     assert measured == {6, 12} | improved and len(measured) < 6
     columns = [[row.get("training/accuracy_at_best") for row in rows] for rows in (everywhere, sparse)]
     assert columns[0] == columns[1]
-
-
-@pytest.mark.parametrize(
-    ("name", "value", "earlier", "best"),
-    [
-        ("test/accuracy", 0.5, [], True),
-        ("test/accuracy", 0.5, [0.4, 0.5], False),
-        ("test/accuracy", 0.6, [0.4, 0.5], True),
-        ("test/mse", 0.3, [0.4, 0.5], True),
-        ("test/mse", 0.45, [0.4, 0.5], False),
-    ],
-)
-def test_which_is_better(name: str, value: float, earlier: list[float], best: bool) -> None:
-    assert _is_best(name, value, earlier) == best
 
 
 def test_it_needs_evaluations(tmp_path: Path) -> None:

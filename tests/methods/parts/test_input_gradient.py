@@ -59,9 +59,3 @@ def test_other_layers_are_left_to_torch(layer: nn.Conv2d, monkeypatch: pytest.Mo
     monkeypatch.setattr(_Convolution, "apply", None)
     with InputGradients():
         torch.testing.assert_close(layer(inputs), layer._conv_forward(inputs, layer.weight, layer.bias))
-
-
-def test_autocast_is_left_to_torch() -> None:
-    layer, inputs = nn.Conv2d(1, 6, 5), torch.randn(2, 1, 9, 9)
-    with torch.autocast("cpu", torch.bfloat16), InputGradients():
-        assert layer(inputs).dtype == torch.bfloat16

@@ -15,7 +15,6 @@ from harness import (
     NUM_CLASSES,
     NUM_FEATURES,
     ODD_BATCHES,
-    SGD,
     BatchNormMLP,
     TinyData,
     classifier,
@@ -28,7 +27,6 @@ from scipy import stats
 from torch import nn
 from torch.utils.data import TensorDataset, default_collate
 
-import flcog
 from flcog.callbacks import (
     DPSGD,
     ClassAccuracy,
@@ -36,7 +34,6 @@ from flcog.callbacks import (
     FedDecorr,
     FedDisco,
     FedGen,
-    FedProx,
     FedSAM,
     Oort,
     PowerOfChoice,
@@ -46,9 +43,8 @@ from flcog.callbacks import (
 from flcog.callbacks.privacy import dpsgd as implementation
 from flcog.core.types import Batch, Params
 from flcog.data.batching import Batching
-from flcog.datamodules import ArrayData, TorchDataset
+from flcog.datamodules import TorchDataset
 from flcog.method import Gradient
-from flcog.models import SimpleCNN
 
 NO_NOISE = partial(DPSGD, noise_multiplier=0.0, repeatable=True)
 
@@ -246,22 +242,3 @@ def test_buffers_of_a_module_send_no_samples(executor: str) -> None:
     sent = [train(*methods, module=classifier(network=Remembering), executor=executor).buffers for methods in ((), (NO_NOISE(),))]
     assert all(value.any() for value in sent[0].values())
     assert not any(value.any() for value in sent[1].values())
-
-
-@pytest.mark.slow
-def test_convolutions_have_gradients_of_samples_in_every_executor() -> None:
-    torch.manual_seed(0)
-    images = {"train_inputs": torch.randn(24, 1, 28, 28), "train_targets": torch.arange(24) % 10}
-    images |= {name.replace("train", "test"): value for name, value in images.items()}
-    states = []
-    for executor in ("loop", "vmap"):
-        torch.manual_seed(0)
-        module = flcog.Classifier(SimpleCNN(1, 10), optimizer=SGD)
-        data = ArrayData(**images, layout="NCHW", num_clients=3, batch_size=4)
-        trainer = flcog.FederatedTrainer(
-            callbacks=[NO_NOISE(clip=0.5), FedProx()], rounds=1, local_steps=2, clients_per_round=1.0, executor=executor
-        )
-        trainer.prepare(module, data)
-        trainer.train_round()
-        states.append(trainer.run.params)
-    assert distance(*states) < 1e-5

@@ -37,10 +37,3 @@ def test_noise_for_a_target(capsys: pytest.CaptureFixture[str]) -> None:
 def test_no_noise_is_no_guarantee(capsys: pytest.CaptureFixture[str]) -> None:
     main([*TRAINING, "--noise", "0"])
     assert capsys.readouterr().out.startswith("no guarantee: without noise, epsilon is infinite\n")
-
-
-@pytest.mark.parametrize("options", [[], ["--noise", "1", "--target_epsilon", "1"]])
-def test_noise_or_target(options: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit):
-        main([*TRAINING, *options])
-    assert "takes either --noise, for the epsilon of this noise, or --target_epsilon" in capsys.readouterr().err
