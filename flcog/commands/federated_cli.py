@@ -19,7 +19,7 @@ from flcog.commands.parser import DATA, Parser
 from flcog.commands.saved_config import SavedConfig
 from flcog.commands.shipped_configs import with_paths
 from flcog.core import lost_processes
-from flcog.core.lazy import load
+from flcog.core.lazy import exported
 from flcog.method import Callback
 from flcog.trainer import FederatedTrainer
 
@@ -78,7 +78,7 @@ class FederatedCLI(LightningCLI):
         auto_configure_optimizers: bool = True,
     ) -> None:
         for package in (sys.modules["flcog"], flcog.callbacks, flcog.datamodules):
-            load(package)  # jsonargparse finds a class by its name alone only after it was imported
+            exported(package)  # jsonargparse finds a class by its name alone only after it was imported
         self.find_modules()
         with ExitStack() as stack:
             if run:

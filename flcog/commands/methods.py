@@ -12,6 +12,7 @@ import torch
 import flcog.callbacks
 from flcog.client_module import Classifier, ClientModule, MultiLabelClassifier, Regressor
 from flcog.core.commands import parser_of
+from flcog.core.lazy import exported
 from flcog.core.text import cell_text, first_paragraph, markdown
 from flcog.data import FederatedDataModule, Samples, Splits
 from flcog.method import Attack, Method, PrivateSum, SealedSum, Training, UploadAggregator, UploadChange, check_methods
@@ -34,8 +35,7 @@ def methods(arguments: list[str]) -> None:
 
 def all_methods() -> list[type[Method]]:
     """The methods that flcog ships, sorted by name."""
-    exported = [getattr(flcog.callbacks, name) for name in flcog.callbacks.__all__]
-    found = [cls for cls in exported if isinstance(cls, type) and issubclass(cls, Method)]
+    found = [cls for cls in exported(flcog.callbacks).values() if isinstance(cls, type) and issubclass(cls, Method)]
     return sorted(found, key=lambda cls: cls.__name__.lower())
 
 
@@ -148,8 +148,7 @@ LABELS = {"classification": "single", "multilabel": "multi", "regression": "real
 
 def _runs_sealed(method: Method) -> bool:
     """Whether a method runs beside secure aggregation."""
-    exported = [getattr(flcog.callbacks, name) for name in flcog.callbacks.__all__]
-    sealer = next(cls() for cls in exported if isinstance(cls, type) and issubclass(cls, SealedSum))
+    sealer = next(cls() for cls in exported(flcog.callbacks).values() if isinstance(cls, type) and issubclass(cls, SealedSum))
     methods = [sealer] if method.name == sealer.name else [sealer, method]
     try:
         check_methods(methods)

@@ -19,6 +19,8 @@ def lazily(package: str) -> tuple[Callable[[str], Any], Callable[[], list[str]]]
     places = {alias.asname or alias.name: (str(each.module), alias.name) for each in imports for alias in each.names}
 
     def __getattr__(name: str) -> Any:
+        if name == "__all__":
+            return sorted(places)
         if name in places:
             origin, original = places[name]
             own = origin == package  # a module of the package itself
@@ -33,10 +35,9 @@ def lazily(package: str) -> tuple[Callable[[str], Any], Callable[[], list[str]]]
     return __getattr__, lambda: sorted({*vars(module), *places})
 
 
-def load(package: Any) -> None:
-    """Import everything that a package exports. The command line searches the subclasses of a class, which must be imported."""
-    for name in package.__all__:
-        getattr(package, name)
+def exported(package: Any) -> dict[str, Any]:
+    """Everything that a package exports, imported. The command line searches the subclasses of a class, which must be imported."""
+    return {name: getattr(package, name) for name in package.__all__}
 
 
 def documentation(place: str) -> str:

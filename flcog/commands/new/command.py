@@ -44,7 +44,7 @@ def names_of(given: str) -> tuple[str, str]:
         raise ValueError(f"a method's name is a Python class's, such as MyMethod; got {given!r}")
     cls = given if given[0].isupper() else "".join(part[:1].upper() + part[1:] for part in given.split("_"))
     module = re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "_", cls).lower()
-    if cls in flcog.callbacks.__all__:
+    if cls in dir(flcog.callbacks):
         raise ValueError(f"flcog has a {cls} already: choose another name")
     if importlib.util.find_spec(module) is not None and not Path(f"{module}.py").exists():
         raise ValueError(f"Python has a module {module!r} already, which would be taken for yours: choose another name")
