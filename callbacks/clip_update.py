@@ -45,13 +45,13 @@ class ClipUpdate(Stage):
         factor = clip_factor(changes(envelope, ctx.received.buffers), self.norm)
 
         def shortened(value: Tensor) -> Tensor:
-            return factor.to(value.dtype) * value if _is_float(value) else value
+            return factor.to(value.dtype) * value if is_float(value) else value
 
         clipped = map_fields(shortened, envelope._replace(buffers={}))
         # A factor of 1 must return the very same statistics, which subtracting and adding would round.
         moved = {name: shortened(value) for name, value in changes_of(envelope.buffers, ctx.received.buffers).items()}
         buffers = {
-            name: torch.where(factor < 1, ctx.received.buffers[name] + moved[name], value) if _is_float(value) else value
+            name: torch.where(factor < 1, ctx.received.buffers[name] + moved[name], value) if is_float(value) else value
             for name, value in envelope.buffers.items()
         }
         return clipped._replace(buffers=buffers), ctx.state
@@ -62,7 +62,7 @@ def changes(envelope: Envelope, received_buffers: Params) -> list[Tensor]:
     found: list[Tensor] = []
 
     def collect(value: Tensor) -> Tensor:
-        if _is_float(value):
+        if is_float(value):
             found.append(value)
         return value
 
@@ -82,5 +82,5 @@ def clip_factor(values: list[Tensor], norm: float) -> Tensor:
     return (norm / torch.stack(squares).sum().sqrt().clamp(min=1e-30)).clamp(max=1.0)
 
 
-def _is_float(value: object) -> bool:
+def is_float(value: object) -> bool:
     return isinstance(value, Tensor) and value.is_floating_point()

@@ -93,8 +93,6 @@ class FedReg(Method):
         return nearer
 
     def after_step(self, apply: Apply, params: Params, before: Params, batch: Batch, ctx: Context) -> tuple[Params, Slot]:
-        if not batch.inputs.is_floating_point():
-            raise ValueError(f"FedReg moves inputs along gradients, and {batch.inputs.dtype} inputs have none: remove FedReg")
         x, received = ctx.received.params, apply.frozen(ctx.received.params, ctx.received.buffers)
         pseudo, perturbed = climb(received, batch, (self.eta_s, self.eta_p), self.steps)
         labels = received(pseudo.inputs).softmax(1)

@@ -73,13 +73,8 @@ class Stragglers(Workload):
         3
     """
 
-    min_steps: int = 50
-    max_steps: int = 500
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if not 1 <= self.min_steps <= self.max_steps:
-            raise ValueError(f"Stragglers: need 1 <= min_steps <= max_steps; got {self.min_steps} and {self.max_steps}")
+    min_steps: int = option(50, ">= 1")
+    max_steps: int = option(500, ">= 1")
 
     def plan(self, num_steps: int, client: ClientView, rng: torch.Generator) -> int:
         return int(torch.randint(self.min_steps, self.max_steps + 1, (), generator=rng))

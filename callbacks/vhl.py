@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from flcog.callbacks.parts.distillation import rows_of_step
+from flcog.callbacks.parts.server_generators import example_of
 from flcog.client_module import ClientModule
 from flcog.core.checks import option
 from flcog.core.types import Batch, Params, Slot
@@ -124,10 +125,7 @@ class VHL(Method):
         return {}
 
     def draw(self, rng: torch.Generator, client: ClientView) -> Slot:
-        sample: Tensor = client.inputs(torch.zeros(1, dtype=torch.long))
-        if not sample.is_floating_point():
-            raise ValueError(f"VHL makes virtual images or rows of a table; this data set has {sample.dtype} inputs: remove it")
-        self._set(client.num_classes, sample)  # fills the cache here, outside the client's vectorised program
+        self._set(client.num_classes, example_of(client))  # fills the cache here, outside the client's vectorised program
         return {"order": torch.randperm(client.num_classes * self.samples_per_class, generator=rng)}
 
     def loss(self, apply: Apply, params: Params, batch: Batch, task_loss: Tensor, ctx: Context) -> Tensor:

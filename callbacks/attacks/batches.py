@@ -100,10 +100,6 @@ class Backdoor(Attack):
     def send(self, envelope: Envelope, ctx: Context) -> tuple[Envelope, Slot]:
         return (envelope if self.boost == 1 else altered(envelope, ctx, lambda change, place: self.boost * change)), ctx.state
 
-    def on_fit_start(self, run: Run) -> None:
-        if self.target >= run.federation.num_classes:
-            raise ValueError(f"Backdoor: target must lie in [0, {run.federation.num_classes - 1}]; got {self.target}")
-
     @torch.no_grad()
     def on_evaluation_end(self, run: Run, round: int, metrics: dict[str, float]) -> None:
         test, processes = run.federation.test, run.processes

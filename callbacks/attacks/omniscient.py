@@ -82,8 +82,8 @@ class ALittleIsEnough(OmniscientAttack):
 
     Args:
         z: the number of standard deviations; None computes it.
-        optimised: whether attackers choose the strength from 0.1 to 102.4 that moves the server's result farthest. They then know the
-            rule, too, and it is computed eleven times more in each round.
+        optimised: whether attackers choose the strength from 0.1 to 102.4 that moves the server's result farthest, in the place of
+            ``z``. They then know the rule, too, and it is computed eleven times more in each round.
 
     Example:
         >>> round(default_strength(25, 5), 3)
@@ -92,11 +92,6 @@ class ALittleIsEnough(OmniscientAttack):
 
     z: float | None = None
     optimised: bool = False
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.optimised and self.z is not None:
-            raise ValueError(f"{self.name}: z must be null if optimised is true; got {self.z}")
 
     def forge(self, view: AttackerView, server: Slot) -> tuple[Tensor, Slot]:
         mean, std = view.honest.mean(0), view.std()

@@ -7,6 +7,7 @@ from itertools import count
 import torch
 from torch import Generator, Tensor
 
+from flcog.callbacks.clip_update import is_float
 from flcog.callbacks.parts.noise import draw_key, normal
 from flcog.core.checks import option
 from flcog.core.types import Slot
@@ -25,7 +26,7 @@ def altered(envelope: Envelope, ctx: Context, change: Callable[[Tensor, int], Te
     numbers = count()
 
     def replaced(value: Tensor) -> Tensor:
-        if not isinstance(value, Tensor) or not value.is_floating_point():
+        if not is_float(value):
             return value
         return torch.where(ctx.draws["attacks"], change(value, next(numbers)), value)
 

@@ -51,13 +51,6 @@ class EncodedBroadcast(BroadcastStage):
         "PowerOfChoice": "its candidates download the model before the broadcast is encoded",
     }
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.codec.votes:
-            raise ValueError(
-                f"{self.name}: {self.codec.name} cannot vote with combine=majority, because only the server sends: use combine=mean"
-            )
-
     @property
     def server_keeps_its_model(self) -> bool:
         return self.codec.error_feedback

@@ -30,21 +30,9 @@ class Sparse(Codec):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.values is None:
-            return
         if isinstance(self.values, Sparse):
             raise ValueError(
                 f"{self.name} and {self.values.name} cannot be nested, because both choose numbers: multiply their fractions, and keep one"
-            )
-        if self.values.votes:
-            raise ValueError(
-                f"{self.name} and {self.values.name} cannot be nested with combine=majority, because clients would vote on different "
-                "numbers: use combine=mean"
-            )
-        if self.values.error_feedback:
-            raise ValueError(
-                f"{self.name} and the codec of its values, {self.values.name}, cannot both have error_feedback: set it for {self.name}, "
-                "whose residual contains both errors"
             )
 
     @property

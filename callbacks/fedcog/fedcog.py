@@ -10,6 +10,7 @@ from torch import Tensor
 
 from flcog.callbacks.fedcog.generation import LATENT, Divergence, generate, images, initial_weights, target_loss
 from flcog.callbacks.parts.distillation import distillation_loss, rows_of_step
+from flcog.callbacks.parts.server_generators import example_of
 from flcog.core.checks import option
 from flcog.core.precision import number_dtype
 from flcog.core.types import Batch, Params, Slot
@@ -211,11 +212,7 @@ def make_inputs(
 
 def _input_shape(client: ClientView, images: bool) -> torch.Size:
     """The shape of one model input; refuses data with inputs that cannot be optimised."""
-    inputs: Tensor = client.inputs(torch.zeros(1, dtype=torch.int64))
-    if not inputs.is_floating_point():
-        raise ValueError(
-            "FedCOG optimises real-valued inputs, but the data's inputs are whole numbers, such as token ids: remove FedCOG"
-        )
+    inputs = example_of(client)
     if images and inputs.ndim != 4:
         raise ValueError(
             f"FedCOG: generator=true makes images, but the data's inputs are {inputs.ndim - 1}-dimensional: set it to false"

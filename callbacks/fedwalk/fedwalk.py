@@ -110,8 +110,6 @@ class FedWalk(Method):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if isinstance(self.tau, float) and self.tau != self.tau:
-            raise ValueError("FedWalk: tau must be a number or infinite; got nan")
         check_lr(self)
 
     @property

@@ -1,9 +1,8 @@
 """RoundsToTarget: an observer that reports the rounds and bytes after which a metric first reached a target."""
 
-import warnings
 from typing import Any, Literal
 
-from flcog.core.monitor import Monitor, names_a_share
+from flcog.core.monitor import Monitor
 from flcog.core.text import human
 from flcog.method import Callback, Run
 
@@ -20,7 +19,7 @@ class RoundsToTarget(Callback):
     for each target.
 
     Args:
-        target: the value to reach.
+        target: the value to reach; 0.8 for an accuracy of 80 %.
         monitor: the metric, by its name in ``metrics.csv``. By default the task's main one (accuracy, macro-AP or mse), on the
             test set if there is one.
         mode: whether the metric reaches the target from below (max) or from above (min). By default losses and errors come
@@ -36,18 +35,16 @@ class RoundsToTarget(Callback):
 
     def __init__(self, target: float, monitor: str | None = None, mode: Literal["max", "min"] | None = None) -> None:
         self.target, self.monitor, self.mode = target, monitor, mode
-        self._monitor, self._scale_is_known = Monitor(monitor, mode, selecting=False), False
+        self._monitor = Monitor(monitor, mode, selecting=False)
 
     def on_fit_start(self, run: Run) -> None:
-        self._monitor, self._scale_is_known = Monitor(self.monitor, self.mode, selecting=False), False
+        self._monitor = Monitor(self.monitor, self.mode, selecting=False)
         self._monitor.check(run.settings.eval_every, self)
         if run.round == 0:
             self.load_state_dict({})
 
     def on_evaluation_end(self, run: Run, round: int, metrics: dict[str, float]) -> None:
         name = self._monitor.find(metrics)
-        if name is not None and not self._scale_is_known:
-            self._check_scale(name, metrics[name])
         if name is None or self.reached_in is not None or not self._monitor.gain(name, metrics[name], over=self.target) >= 0:
             return
         self.reached_in = round
@@ -59,16 +56,6 @@ class RoundsToTarget(Callback):
             after = [human(int(reached[f"{way}_bytes"])) + f" {way}" for way in ("up", "down") if f"{way}_bytes" in reached]
             after += [f"{reached['simulated']:,.0f} simulated seconds"] if "simulated" in reached else []
             print(f"{name} reached {self.target:g} in round {round}{', after ' * bool(after)}{' and '.join(after)}", flush=True)
-
-    def _check_scale(self, name: str, value: float) -> None:
-        """Warn if the target is in per cent and the first value is a share of 1. A module may log either."""
-        self._scale_is_known = True
-        if self.target > 1 >= value and names_a_share(name):
-            warnings.warn(
-                f"RoundsToTarget: target={self.target:g}, but {name} is {value:.4g} and looks like a share of 1: for "
-                f"{self.target:g} % write target={self.target / 100:g}",
-                stacklevel=2,
-            )
 
     def on_fit_end(self, run: Run) -> None:
         if run.processes.is_first and self.reached_in is None:

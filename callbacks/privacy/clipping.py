@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
+from flcog.callbacks.clip_update import is_float
 from flcog.core.precision import number_dtype
 from flcog.core.types import Params
 from flcog.method import Envelope
@@ -85,10 +86,6 @@ def total_bound(envelope: Envelope, bound: Bound, scale: Tensor | None = None) -
         square += bound("buffers") ** 2
     senders = [s for s in envelope.mean if any(map(is_float, pytree.tree_leaves((envelope.mean[s], envelope.sum[s]))))]
     return float((square + sum(bound(sender) ** 2 for sender in senders)) ** 0.5)
-
-
-def is_float(value: object) -> bool:
-    return isinstance(value, Tensor) and value.is_floating_point()
 
 
 def with_message(envelope: Envelope, sender: str, message: Mapping[str, Tensor]) -> Envelope:

@@ -11,10 +11,11 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
+from flcog.callbacks.clip_update import is_float
 from flcog.callbacks.parts.noise import draw_key, normal
 from flcog.callbacks.privacy.accountant import check_delta, noise_for
 from flcog.callbacks.privacy.banded_noise import BandedNoise
-from flcog.callbacks.privacy.clipping import clip, is_float, layers, total_bound, with_message, without_messages
+from flcog.callbacks.privacy.clipping import clip, layers, total_bound, with_message, without_messages
 from flcog.callbacks.privacy.discrete_noise import longest, noisy_whole_numbers, value_of_one
 from flcog.callbacks.privacy.guarantee import Guarantee, guarantee_of
 from flcog.callbacks.privacy.leaks import check_beside, is_withheld

@@ -87,11 +87,6 @@ def mode_of(metric: str) -> Mode | None:
     return mode
 
 
-def names_a_share(metric: str) -> bool:
-    """Whether the name tells of a share, such as an accuracy. A module may still log it in percent."""
-    return _telling(words_of(metric)) in SHARES.split()
-
-
 def names_no_share(metric: str) -> bool:
     """Whether the name tells of another score of which larger values are better, such as R² or a cosine."""
     return _telling(words_of(metric)) in LARGER.split()

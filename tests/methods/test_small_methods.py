@@ -107,7 +107,7 @@ REFUSED: Refusals = {
         ({"probability": 1.0}, "probability must lie in [0, 1); got 1.0"),
     ],
     Stragglers: [
-        ({"min_steps": 0}, "need 1 <= min_steps <= max_steps; got 0 and 500"),
+        ({"min_steps": 0}, "min_steps must be at least 1; got 0"),
     ],
     FedNovaInFedDisco: [
         ({"batch_size": 0}, "batch_size must be at least 1; got 0"),

@@ -89,7 +89,6 @@ REFUSED: Refusals = {
     Backdoor: [
         ({"target": -1}, "target must be at least 0; got -1"),
     ],
-    ALittleIsEnough: [({"z": 1.0, "optimised": True}, "z must be null if optimised is true; got 1.0")],
     InnerProductManipulation: [({"epsilon": 0.0}, "epsilon must be positive; got 0.0")],
     MinMax: [({"direction": "up"}, "direction must be std, unit or sign; got 'up'")],
     WorkerMomentum: [({"beta": 1.0}, "beta must lie in [0, 1); got 1.0")],

@@ -62,7 +62,6 @@ CASES: dict[str, Case] = {
 
 REFUSED: Refusals = {
     FedWalk: [
-        ({"leash": tiny_leash(), "tau": math.nan}, "tau must be a number or infinite; got nan"),
         ({"leash": tiny_leash(), "num_steps": 0}, "num_steps must be at least 1; got 0"),
         ({"leash": tiny_leash(), "lr": 0.0}, "lr must be positive, or null; got 0.0"),
         (

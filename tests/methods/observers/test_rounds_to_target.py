@@ -1,6 +1,5 @@
 """The first round that reaches a target, and the bytes sent until then."""
 
-import warnings
 from pathlib import Path
 
 import pytest
@@ -51,15 +50,3 @@ def test_a_private_run_tells_neither_bytes_nor_seconds_of_its_secret_cohorts(
     trainer = fit(tmp_path, private, PoissonSampling(rate=0.5), SystemModel(), RoundsToTarget(0.0), eval_every=1, rounds=1)
     assert [name for name in trainer.history[0] if name.startswith("to_")] == ["to_accuracy_0/rounds"]
     assert "test/accuracy reached 0 in round 1\n" in capsys.readouterr().out
-
-
-@pytest.mark.parametrize(("target", "monitor", "warned"), [(80, None, True), (80, "test/loss", False), (0.8, None, False)])
-def test_a_target_in_percent_of_a_share_of_one_is_warned_of_once(
-    target: float, monitor: str | None, warned: bool, tmp_path: Path
-) -> None:
-    with warnings.catch_warnings(record=True) as seen:
-        warnings.simplefilter("always")
-        fit(tmp_path, RoundsToTarget(target, monitor), eval_every=2, rounds=4)
-    told = [str(warning.message) for warning in seen if "RoundsToTarget" in str(warning.message)]
-    assert len(told) == warned
-    assert all("target=80, but test/accuracy is 0." in line and "for 80 % write target=0.8" in line for line in told)
