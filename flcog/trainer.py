@@ -3,6 +3,7 @@
 import copy
 import dataclasses
 import functools
+import inspect
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -57,28 +58,23 @@ Data = FederatedDataModule | L.LightningDataModule | Dataset | DataLoader
 Verb = TypeVar("Verb", bound=Callable[..., Any])
 
 
-def takes_loaders(verb: Verb) -> Verb:
-    """Let a verb take loaders, too: ``fit(model, train_loader, val_loader)``, as ``lightning.Trainer`` does."""
+def verb(function: Verb) -> Verb:
+    """Run a verb in the run's precision. If a process dies meanwhile, the others name it.
 
-    @functools.wraps(verb)
+    A verb that takes data takes loaders, too: ``fit(model, train_loader, val_loader)``, as ``lightning.Trainer`` does.
+    """
+    takes_data = "datamodule" in inspect.signature(function).parameters
+
+    @functools.wraps(function)
     def wrapped(self: "FederatedTrainer", *args: Any, **kwargs: Any) -> Any:
-        from flcog.datamodules.loaders import with_datamodule
+        if takes_data:
+            from flcog.datamodules.loaders import with_datamodule
 
-        some = self.settings.clients_per_round
-        last = self._trained[1] if self._trained is not None and self._session is not None else None
-        args, kwargs = with_datamodule(verb.__name__, args, kwargs, some if isinstance(some, int) else 1, last)
-        return verb(self, *args, **kwargs)
-
-    return cast(Verb, wrapped)
-
-
-def in_precision(verb: Verb) -> Verb:
-    """Run a verb in the run's precision. If a process dies meanwhile, the others name it."""
-
-    @functools.wraps(verb)
-    def wrapped(self: "FederatedTrainer", *args: Any, **kwargs: Any) -> Any:
+            some = self.settings.clients_per_round
+            last = self._trained[1] if self._trained is not None and self._session is not None else None
+            args, kwargs = with_datamodule(function.__name__, args, kwargs, some if isinstance(some, int) else 1, last)
         with self.settings.in_force(), lost_processes.watched(self._how_to_go_on):
-            return verb(self, *args, **kwargs)
+            return function(self, *args, **kwargs)
 
     return cast(Verb, wrapped)
 
@@ -244,8 +240,7 @@ class FederatedTrainer(TopicList):
 
     # Verbs ------------------------------------------------------------------------------------------------------------------------
 
-    @takes_loaders
-    @in_precision
+    @verb
     @never_failing()
     def fit(
         self,
@@ -321,8 +316,7 @@ class FederatedTrainer(TopicList):
             self._session, self._trained = self._open(model, datamodule, plan), (model, datamodule)
             life.train(self._session, self.evaluate, self.num_sanity_val_steps)
 
-    @takes_loaders
-    @in_precision
+    @verb
     def validate(
         self, model: nn.Module | None = None, datamodule: Data | None = None, ckpt_path: str | None = None, verbose: bool = True
     ) -> Figures:
@@ -334,8 +328,7 @@ class FederatedTrainer(TopicList):
         """
         return self._measure("val", verbose, model, datamodule, ckpt_path)
 
-    @takes_loaders
-    @in_precision
+    @verb
     def test(
         self, model: nn.Module | None = None, datamodule: Data | None = None, ckpt_path: str | None = None, verbose: bool = True
     ) -> Figures:
@@ -347,8 +340,7 @@ class FederatedTrainer(TopicList):
         """
         return self._measure("test", verbose, model, datamodule, ckpt_path)
 
-    @takes_loaders
-    @in_precision
+    @verb
     def check(self, model: nn.Module, datamodule: Data) -> list[Finding]:
         """Advice on this combination of methods, model and data, as by ``flcog check``. Nothing is trained or written.
 
@@ -361,8 +353,7 @@ class FederatedTrainer(TopicList):
         run = self._open(copy.deepcopy(model), datamodule, ByHandPlan(None, keep_files=True), brief)
         return advise(run.engine, run.server)
 
-    @takes_loaders
-    @in_precision
+    @verb
     def predict(
         self, model: nn.Module | None = None, datamodule: Data | None = None, ckpt_path: str | None = None, inputs: Any = None
     ) -> Predictions | list[Any]:
@@ -401,8 +392,7 @@ class FederatedTrainer(TopicList):
 
         return history_figure(self.history, columns)
 
-    @takes_loaders
-    @in_precision
+    @verb
     def prepare(self, model: nn.Module, datamodule: Data, ckpt_path: str | None = None, keep_files: bool = False) -> None:
         """Everything before the first round but the run's directory: to drive rounds by hand with :meth:`train_round`.
 
@@ -413,7 +403,7 @@ class FederatedTrainer(TopicList):
         """
         self._session, self._trained = self._open(model, datamodule, ByHandPlan(ckpt_path, keep_files)), (model, datamodule)
 
-    @in_precision
+    @verb
     def train_round(self) -> dict[str, float]:
         """One round of training alone: no evaluation, observers, trackers or checkpoint. Returns its figures."""
         run = self.run
@@ -422,7 +412,7 @@ class FederatedTrainer(TopicList):
         self.lightning.end_clients(run.server.steps)
         return row
 
-    @in_precision
+    @verb
     def collect(self, round: int | None = None) -> tuple[Aggregate, Ledger]:
         """One round's client side alone, after :meth:`prepare`: the server's sums, and the bytes sent. The run stays as it is.
 
@@ -435,12 +425,12 @@ class FederatedTrainer(TopicList):
         engine.clients.commit([])
         return aggregate, server.ledger
 
-    @in_precision
+    @verb
     def evaluate(self) -> dict[str, float]:
         """The figures of an evaluation of the run as it stands."""
         return evaluate(self.run.engine, self.run.server)
 
-    @in_precision
+    @verb
     def sample(self, round: int) -> list[int]:
         """The clients of a round, counted from 0. A selection with a state takes the state as it is now."""
         return list(rounds.select(self.run.engine, self.run.server.copy(round)).clients)

@@ -183,7 +183,7 @@ def computing_there(like_cuda: bool = False) -> Iterator[torch.device]:
     register()
     device = torch.device(NAME, 0)
     with _FromPython(), pytest.MonkeyPatch.context() as patch:
-        patch.setattr(flcog.run.opening, "processes_of", lambda fabric: Processes(0, 1, device))
+        patch.setattr(flcog.run.opening, "processes_of", lambda fabric, together=False: Processes(0, 1, device))
         if like_cuda:
             patch.setattr(copies, "pins", lambda device: device.type == NAME)
             patch.setattr(reading, "copy_queue_of", lambda device: Queue())

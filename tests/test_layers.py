@@ -187,19 +187,3 @@ def test_contributing_prints_the_floors() -> None:
     text = (ROOT / "CONTRIBUTING.md").read_text()
     for rooms in LAYERS:
         assert ", ".join(f"`{room}`" for room in rooms) in text, f"CONTRIBUTING.md lists the floors of LAYERS; it lacks {rooms}"
-
-
-def test_the_test_can_fail() -> None:
-    assert wrong_imports({"flcog.core.files": {"flcog.data"}}) == ["flcog.core.files imports flcog.data"]
-    assert wrong_imports({"flcog.callbacks.moon": {"flcog.run.trackers"}}) == ["flcog.callbacks.moon imports flcog.run.trackers"]
-    assert wrong_imports({"flcog.server.round": {"flcog.run.session"}}) == ["flcog.server.round imports flcog.run.session"]
-    assert wrong_imports({"flcog.callbacks": {"flcog.run.observers.defaults"}, "flcog.commands.cli": {"flcog.callbacks"}}) == []
-    assert set(circle({"a": {"b"}, "b": {"a"}})) == {"a", "b"}
-    looks = ast.parse("class Looks:\n    def on_round_end(self, run, round, metrics):\n        run.engine, run.params")
-    assert seen_of_run(looks) - RUN == {"engine"}
-
-
-def test_a_method_that_the_engine_names_is_found(tmp_path: Path) -> None:
-    file = tmp_path / "engine.py"
-    file.write_text('"""As FedProx does."""\nprint("try FedProx", MOON)\n')
-    assert methods_named(file) == {"FedProx", "MOON"}

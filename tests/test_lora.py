@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 import torch
-import torch.nn.functional as F
 from harness import SGD, TinyData, assert_close, problem_of, train
 from reference import fedavg
 from torch import Tensor, nn
@@ -165,12 +164,6 @@ def test_it_trains_as_a_parametrised_weight_does() -> None:
 def test_what_it_refuses(options: dict[str, object], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         LoRA(MLP(4, (8,), 3), **options)
-
-
-def test_an_adapter_is_no_number_off_in_half_precision() -> None:
-    network = stirred(LoRA(MLP(4, (8,), 3), rank=2)).bfloat16()
-    assert network(torch.randn(2, 4, dtype=torch.bfloat16)).dtype == torch.bfloat16
-    assert F.linear(torch.ones(1, 4, dtype=torch.bfloat16), network.hidden[0].weight).dtype == torch.bfloat16
 
 
 @pytest.mark.usefixtures("command_line")

@@ -1,6 +1,5 @@
 import copy
 import math
-import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Literal
@@ -12,7 +11,6 @@ import pytest
 import torch
 import torch.nn.functional as F
 import torchvision
-from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.func import functional_call, grad_and_value, stack_module_state, vmap
 
@@ -34,7 +32,6 @@ from flcog.models import (
     SoftmaxRegression,
     TextCNN,
 )
-from flcog.models.loading import read_weights
 
 # Parameter counts are from the papers and their code (SimpleCNN, CIFAR100CNN, VGG11), or from the formulas of the layers.
 RESNET = 11_689_512 - 513 * 1000  # torchvision documents 11,689,512 with its 1000-class head
@@ -230,20 +227,6 @@ def test_dropout_against_integers(key: int) -> None:
     assert torch.equal(dropout(torch.ones(2, 3, 4)) != 0, expected)
 
 
-@pytest.mark.parametrize("p", [0.1, 0.5, 0.9])
-def test_dropout_rate_and_independence(p: float) -> None:
-    dropout = Dropout(p)
-    masks = torch.stack([dropout(torch.ones(200, 300)) != 0 for _ in range(4)]).double()
-    deviation = math.sqrt(p * (1 - p) / 60_000)
-    assert (masks.mean((1, 2)) - (1 - p)).abs().max() < 5 * deviation
-    # Whole rows or columns are not dropped together. A mask is correlated neither with the next mask nor with shifted masks.
-    assert masks.mean(1).std() == pytest.approx(math.sqrt(p * (1 - p) / 200), rel=0.2)
-    assert masks.mean(2).std() == pytest.approx(math.sqrt(p * (1 - p) / 300), rel=0.2)
-    flat = masks.flatten(1)
-    for other in (flat[1], flat[0].roll(1), flat[1].roll(1), flat[1].roll(-1), flat[0].roll(300)):
-        assert abs(torch.corrcoef(torch.stack([flat[0], other]))[0, 1]) < 5 / math.sqrt(60_000)
-
-
 def test_dropout_moves_on_and_can_be_set_back() -> None:
     dropout, x = Dropout(), torch.ones(4, 8)
     first, second = dropout(x), dropout(x)
@@ -262,13 +245,6 @@ def test_dropout_scales_values_and_gradients() -> None:
     y.sum().backward()
     torch.testing.assert_close(x.grad, torch.where(kept, 1.25, 0.0))
     assert dropout(x.detach().bfloat16()).dtype == torch.bfloat16
-
-
-def test_dropout_ignores_padding_rows() -> None:
-    unpadded, padded = Dropout(), Dropout()
-    x = torch.randn(5, 3, 2)
-    for _ in range(2):
-        assert torch.equal(padded(torch.cat([x, torch.zeros(3, 3, 2)]))[:5], unpadded(x))
 
 
 def test_dropout_under_vmap() -> None:
@@ -299,16 +275,6 @@ def test_dropout_leaves_streams_checkpoints_and_evaluation_alone() -> None:
     assert dropout.dropout_key.item() == 1
 
 
-def test_equal_keys_drop_equally_and_others_do_not() -> None:
-    model, x = VGG11().requires_grad_(False), torch.ones(2, 512)
-    first, second = model.hidden[0], model.hidden[3]
-    assert torch.equal(first(x), second(x))
-    second.dropout_key.fill_(12345)
-    assert not torch.equal(first(x), second(x))
-    assert [name for name, _ in model.named_buffers()] == ["hidden.0.dropout_key", "hidden.3.dropout_key"]
-    assert not list(SimpleCNN().buffers())
-
-
 @pytest.fixture(scope="module")
 def torchvision_state(tmp_path_factory: pytest.TempPathFactory):
     """A file of weights in torchvision's form, and the network that was saved in it."""
@@ -330,16 +296,6 @@ def test_resnet_loads_torchvision_weights(torchvision_state) -> None:
     network.fc = nn.Identity()
     assert torch.equal(other_head.features(x), network(x))
     assert other_head(x).shape == (2, 3)
-
-
-@pytest.mark.slow
-def test_resnet_loads_its_own_weights(tmp_path) -> None:
-    torch.manual_seed(0)
-    settings = {"num_classes": 4, "stem": "3x3", "norm": "group", "num_groups": 4}
-    model = ResNet18(**settings)
-    torch.save(model.state_dict(), tmp_path / "own.pt")
-    x = inputs((3, 8, 8), 2)
-    assert torch.equal(ResNet18(**settings, weights=tmp_path / "own.pt")(x), model(x))
 
 
 @pytest.mark.slow
@@ -420,11 +376,6 @@ def test_bad_input_is_one_clear_line(build: Callable[[], object], message: str) 
     assert "\n" not in str(caught.value)
 
 
-def test_ignored_groups_warn() -> None:
-    with pytest.warns(UserWarning, match="num_groups=4 has no effect with norm='batch'"):
-        ResNet18(num_groups=4)
-
-
 def test_yaml_arguments() -> None:
     parser = jsonargparse.ArgumentParser(exit_on_error=False)
     parser.add_argument("--model", type=FeatureModel)
@@ -435,30 +386,3 @@ def test_yaml_arguments() -> None:
     assert isinstance(model, LeNet) and model.num_features == 5
     with pytest.raises(jsonargparse.ArgumentError):
         parser.parse_string("model: {class_path: flcog.models.ResNet18, init_args: {stem: 5x5}}")
-
-
-def test_the_older_name_of_an_mlps_outputs() -> None:
-    assert MLP(5, (4,), num_outputs=3).head.out_features == MLP(5, (4,), num_classes=3).head.out_features == 3
-
-
-class Harmful:
-    """Runs code when it is unpickled."""
-
-    def __reduce__(self) -> tuple[Callable[..., object], tuple[str]]:
-        return os.mkdir, ("harmed",)
-
-
-def test_weights_run_no_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    torch.save({"weight": Harmful()}, "harmful.pth")
-    torch.save([torch.zeros(2)], "list.pth")
-    for name, message in (("harmful.pth", "is no readable file of weights"), ("list.pth", "holds no state_dict")):
-        with pytest.raises(ValueError, match=f"^Timm: weights='{name}' {message}") as caught:
-            read_weights(Path(name), "Timm")
-        assert "\n" not in str(caught.value)
-    assert not Path("harmed").exists()
-    weights = {"head.weight": torch.randn(2, 3)}
-    torch.save({"epoch": 3, "state_dict": {"module.head.weight": weights["head.weight"]}}, "weights.pth")
-    save_file(weights, "weights.safetensors")
-    for name in ("weights.pth", "weights.safetensors"):
-        assert torch.equal(read_weights(Path(name), "Timm")["head.weight"], weights["head.weight"])

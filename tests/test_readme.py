@@ -197,7 +197,3 @@ def test_a_command_that_a_page_shows_exists(page: str, line: str, command_line: 
             names = option.partition("=")[0].rstrip("+").split(".")
             # The options of a class extend the option for its class path: --data.num_clients extends --data.
             assert any(".".join(names[:length]) in known for length in range(1, len(names) + 1)), f"there is no option {option}"
-
-
-def test_commands_are_found_in_the_pages() -> None:
-    assert len(SHOWN) > 50 and {page for page, _ in SHOWN} >= {"README.md", "comparison.md", "runs.md", "coming-from.md"}

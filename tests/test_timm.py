@@ -1,6 +1,5 @@
 """timm's networks compute the same as in timm, load weights from files, and train equally in both executors."""
 
-import inspect
 from pathlib import Path
 
 import pytest
@@ -52,14 +51,6 @@ def test_features_and_head(name: str, options: dict[str, object]) -> None:
 def test_keywords_of_timm_are_given_directly() -> None:
     written = {f"{name}.shape": value.shape for name, value in Timm(VIT["name"], options=SMALL).named_parameters()}  # type: ignore[arg-type]
     assert written == {f"{name}.shape": value.shape for name, value in Timm(VIT["name"], **SMALL).named_parameters()}  # type: ignore[arg-type]
-
-
-def test_an_argument_that_timm_does_not_have() -> None:
-    with pytest.raises(
-        ValueError, match=r"^Timm: timm does not take these arguments for resnet10t \(.*'imgsize'.*\): correct or"
-    ):
-        Timm("resnet10t", imgsize=8)
-    assert Timm.takes_keywords in inspect.signature(Timm).parameters
 
 
 def test_weights_are_loaded_without_a_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

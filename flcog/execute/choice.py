@@ -68,41 +68,41 @@ class ChosenExecutor:
 
     def _chosen(self) -> tuple[Choice, str]:
         """The choice, and its reason."""
-        job, wanted = self._job, self._wanted
-        if wanted == "lightning" or job.client.reason:
-            return Choice("lightning", 1), job.client.reason
-        obstacle = self._obstacle_to_batching() if wanted != "loop" else ""
-        if not obstacle and wanted != "loop":
-            most = _chunk(job, patches=wanted == "vmap-patches")
-            choice = Choice("vmap" if wanted == "auto" else wanted, _evenly(job, most), self._compile(""))
-            why = (
-                "a small model: a step's Python outweighs its arithmetic"
-                if job.on_cpu
-                else "clients share the accelerator's kernels"
-            )
-            obstacle = self._probed(choice)
-            if not obstacle:
-                choice = choice._replace(compiled=self._compile(self._draw))
-                return choice, "; ".join(filter(None, [why if wanted == "auto" else "", self._tip()]))
+        wanted, auto = self._wanted, self._wanted == "auto"
+        if wanted == "lightning" or self._job.client.reason:
+            return Choice("lightning", 1), self._job.client.reason
+        self._check_compiling()
+        job, obstacle = self._job, ""
+        if wanted != "loop" and not (obstacle := self._obstacle_to_batching()):
+            choice = Choice("vmap" if auto else wanted, _chunk(job, patches=wanted == "vmap-patches"), job.compile)
+            if not (obstacle := self._probed(choice)):
+                self._leave_uncompiled(self._draw)
+                small, shared = (
+                    "a small model: a step's Python outweighs its arithmetic",
+                    "clients share the accelerator's kernels",
+                )
+                why = (small if job.on_cpu else shared) if auto else ""
+                return choice._replace(compiled=self._job.compile), "; ".join(filter(None, [why, self._tip()]))
         if wanted.startswith("vmap"):
             warnings.warn(f"executor={wanted} falls back to loop: {obstacle}", stacklevel=3)
         return self._loop(obstacle)
 
     def _loop(self, why: str) -> tuple[Choice, str]:
         """One client after another, or several on the cores of a CPU or on a GPU's streams, where kernels take longer than Python."""
-        job = self._job
-        compiled, threads, at_once = self._compile(""), torch.get_num_threads(), min(job.chunk_size or 1, job.clients)
-        if job.chunk_size is None and job.on_cpu and job.model.convolves:
-            turns = -(-job.clients // min(threads, MOST_AT_ONCE))
-            at_once = -(-job.clients // turns)
-        if compiled == "graphs":
+        job, on_streams, at_once = self._job, self._job.compile == "graphs", min(self._job.chunk_size or 1, self._job.clients)
+        if on_streams:
             at_once = min(job.chunk_size or STREAMS, job.clients)
-        apart = self._obstacle_to_threads() if at_once > 1 and compiled != "graphs" else ""
-        fault = self._probed(choice := Choice("loop", 1 if apart else at_once, compiled))
+        elif job.chunk_size is None and job.on_cpu and job.model.convolves:
+            turns = -(-job.clients // min(torch.get_num_threads(), MOST_AT_ONCE))
+            at_once = -(-job.clients // turns)
+        on_threads = at_once > 1 and not on_streams
+        apart = self._obstacle_to_threads() if on_threads else ""
+        fault = self._probed(Choice("loop", 1 if apart else at_once, job.compile))
         if fault and job.model.trains_itself:
             return Choice("lightning", 1), fault
-        apart = apart or fault or (self._draw if at_once > 1 and compiled != "graphs" else "")
-        choice = Choice("loop", 1 if apart else at_once, self._compile(fault or self._draw))
+        apart = apart or fault or (self._draw if on_threads else "")
+        self._leave_uncompiled(fault or self._draw)
+        choice = Choice("loop", 1 if apart else at_once, self._job.compile)
         return choice, "; ".join(filter(None, [apart, why, self._tip()]))
 
     def _probed(self, choice: Choice) -> str:
@@ -132,42 +132,41 @@ class ChosenExecutor:
             return "samples are read in this process, whose random streams they share (num_workers above 0 gives them their own)"
         return ""
 
+    def _obstacle_to_compiling(self) -> str:
+        job = self._job
+        if type(job.client.optimizer) not in ELEMENTWISE:
+            return f"{type(job.client.optimizer).__name__} is no elementwise optimiser"
+        if job.reader.whole_batches:
+            return "clients' batches may have different shapes"
+        return "hooks between rounds may change the module, which a program would not see" if job.client.hooked else ""
+
+    def _check_compiling(self) -> None:
+        """Leave out what the user's ``compile`` asks for and this run cannot have."""
+        self._leave_uncompiled(self._obstacle_to_compiling())
+        if self._job.compile == "graphs" and not _captures(self._job.device):
+            warnings.warn(
+                f"trainer.compile=graphs: CUDA graphs need a CUDA device, this run is on {self._job.device.type}; local steps are "
+                "compiled without them, as by trainer.compile=true",
+                stacklevel=4,
+            )
+            self._job = dataclasses.replace(self._job, compile=True)
+
+    def _leave_uncompiled(self, obstacle: str) -> None:
+        if obstacle and self._job.compile:
+            text = f"trainer.compile={self._job.compile} is left out, local steps run uncompiled: {obstacle}"
+            warnings.warn(text, stacklevel=4)
+            self._job = dataclasses.replace(self._job, compile=False)
+
     @property
     def _draw(self) -> str:
         """From which global streams a step draws; empty if it draws nothing."""
         step = f"{type(self._job.model.module).__name__}.training_step" if self._job.model.trains_itself else "the model"
         return f"{step} {draws_from(list(self._findings.draws))}" if self._findings.draws else ""
 
-    def _compile(self, obstacle: str) -> Compile:
-        """How to compile local steps. A warning says why they are not compiled, or not captured, if the user wants that."""
-        job = self._job
-        if job.compile and type(job.client.optimizer) not in ELEMENTWISE:
-            obstacle = f"{type(job.client.optimizer).__name__} is no elementwise optimiser"
-        elif job.compile and job.reader.whole_batches:
-            obstacle = "clients' batches may have different shapes"
-        elif job.compile and job.client.hooked:
-            obstacle = "hooks between rounds may change the module, and a program is compiled for its present attributes"
-        if job.compile and obstacle:
-            warnings.warn(f"trainer.compile={job.compile} is left out, local steps run uncompiled: {obstacle}", stacklevel=4)
-            self._job = job = dataclasses.replace(job, compile=False)
-        elif job.compile == "graphs" and not _captures(job.device):
-            warnings.warn(
-                f"trainer.compile=graphs: CUDA graphs need a CUDA device, this run is on {job.device.type}; local steps are compiled "
-                "without them, as by trainer.compile=true",
-                stacklevel=4,
-            )
-            self._job = job = dataclasses.replace(job, compile=True)
-        return job.compile
-
     def _tip(self) -> str:
         """The advice to capture the local steps, on a GPU where that is possible; otherwise an empty string."""
-        job = self._job
-        able = type(job.client.optimizer) in ELEMENTWISE and not (
-            job.reader.whole_batches or job.client.hooked or self._findings.draws
-        )
-        return (
-            "trainer.compile=graphs is often several times faster" if able and not job.compile and _captures(job.device) else ""
-        )
+        able = not self._job.compile and _captures(self._job.device) and not self._findings.draws
+        return "trainer.compile=graphs is often several times faster" if able and not self._obstacle_to_compiling() else ""
 
     @property
     def name(self) -> str:
@@ -191,11 +190,8 @@ class ChosenExecutor:
 
     def run(self, assignment: Assignment) -> Generator[Result, None, None]:
         if not all(value.requires_grad for value in self._job.model.params.values()):
-            yield from self._lightning.run(assignment)
-        elif self._may_fail:
-            yield from self._run_or_fall_back(assignment)
-        else:
-            yield from self.placement.run(assignment)
+            return self._lightning.run(assignment)
+        return self._run_or_fall_back(assignment) if self._may_fail else self.placement.run(assignment)
 
     def _run_or_fall_back(self, assignment: Assignment) -> Generator[Result, None, None]:
         """The results of a batched program that has not run yet, or of the loop."""
@@ -223,18 +219,14 @@ def _captures(device: torch.device) -> bool:
 
 
 def _chunk(job: Job, patches: bool) -> int:
-    """The number of clients in a batched program: the user's, or as many as fit into memory."""
-    if job.chunk_size is not None:
-        return job.chunk_size
-    bytes_per_client = 16 * job.num_params + 8 * num_bytes(job.reader.example) * job.batch_size
-    if not job.on_cpu:
-        bytes_per_client += activation_bytes(job, patches)
-    return max(1, min(256, job.memory // max(1, bytes_per_client)))
+    """The number of clients in a batched program: the user's, or as many as fit into memory.
 
-
-def _evenly(job: Job, most: int) -> int:
-    """The chunk size that makes all chunks as equal as possible, if steps are compiled: a program needs a fixed number of clients.
-
-    A chunk size from a checkpoint is taken as it is: after memory ran out it may be any number.
+    A program needs a fixed number of clients, so all chunks of compiled steps are as equal as possible.
     """
+    most = job.chunk_size
+    if most is None:
+        bytes_per_client = 16 * job.num_params + 8 * num_bytes(job.reader.example) * job.batch_size
+        if not job.on_cpu:
+            bytes_per_client += activation_bytes(job, patches)
+        most = max(1, min(256, job.memory // max(1, bytes_per_client)))
     return -(-job.clients // -(-job.clients // most)) if job.compile else most

@@ -1,6 +1,5 @@
 """A function of tensors, compiled by ``torch.compile``."""
 
-import logging
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -30,7 +29,6 @@ def compiled(function: Callable[..., None], examples: Sequence[Tensor]) -> Calla
         changed[:] = [place for place, copy in enumerate(copies) if copy._version > before[place]]
         return [copies[place] for place in changed]
 
-    logging.getLogger("torch.utils.cpp_extension").addFilter(_is_news)
     graph = make_fx(contents, tracing_mode="fake", _allow_non_fake_inputs=True)(*examples)
     program: Callable[..., list[Tensor]] = torch.compile(graph, fullgraph=True, dynamic=False, options=OPTIONS)
 
@@ -38,8 +36,3 @@ def compiled(function: Callable[..., None], examples: Sequence[Tensor]) -> Calla
         torch._foreach_copy_([tensors[place] for place in changed], program(*tensors))
 
     return change
-
-
-def _is_news(record: logging.LogRecord) -> bool:
-    """False for torch's message that a machine with CUDA's toolkit has no GPU, which a run on the CPU need not know."""
-    return not str(record.msg).startswith("No CUDA runtime is found")

@@ -17,9 +17,7 @@ from flcog.core.precision import number_dtype
 from flcog.core.trees import copied_from, map_once
 from flcog.core.types import Batch, Params, Slot
 from flcog.execute.optimizer import stepper
-from flcog.execute.own_steps import own_steps
-from flcog.execute.remedies import add_remedy
-from flcog.execute.trainer import Learner
+from flcog.execute.trainer import Learner, add_note, own_steps
 from flcog.functional.step_log import add_step, means
 from flcog.method import Gradient
 from flcog.settings import Compile
@@ -52,37 +50,30 @@ class OneClient:
             announce(work, assignment.reader)
 
     def train(self, assignment: Assignment, works: Sequence[ClientWork]) -> Result:
-        (work,) = works
-        keys, self._step = assignment.dropout_keys(self.model.dropout_keys, [work.client]), 0
+        (work,), self._step, program = works, 0, assignment.program
+        params, buffers = self.model.params, self.model.buffers
+        anchor = [program.received.params[name] for name in params]
         try:
-            with self._surroundings(assignment):
-                return self._client(assignment, work, {name: int(values[0]) for name, values in keys.items()})
+            with self._surroundings(assignment), torch.no_grad():
+                tensors = self._begin(assignment, work)
+                own, tensors = self._train(assignment, work, tensors)
+                now = {name: parameter.detach() for name, parameter in params.items()}
+                measured = self._measure(assignment, work, now) if program.measurers else None
+                change = dict(zip(params, torch._foreach_sub(list(params.values()), anchor), strict=True))
+                tensors = with_states(tensors, work.residuals())
+                envelope, states, manifest = program.finish(change, now, buffers, tensors, measured)
+                envelope, states = self._owned(_with_axis((envelope._replace(measured=own), states)))
+                return Result(works, envelope, states, manifest)
         except Exception as error:
             step = min(self._step + 1, work.num_steps)
-            add_remedy(error)
-            error.add_note(f"in client {work.client}, round {assignment.round + 1}, local step {step} of {work.num_steps}")
+            add_note(error, assignment, works, f", local step {step} of {work.num_steps}")
             raise
 
     def _surroundings(self, assignment: Assignment) -> AbstractContextManager[None]:
         """The context in which a client trains."""
         return own_steps(self.model, assignment.round)
 
-    @torch.no_grad()
-    def _client(self, assignment: Assignment, work: ClientWork, scratch: dict[str, int]) -> Result:
-        program, params, buffers = assignment.program, self.model.params, self.model.buffers
-        anchor = [assignment.program.received.params[name] for name in params]
-        tensors = self._begin(assignment, work, scratch)
-        own, tensors = self._train(assignment, work, tensors)
-        now = {name: parameter.detach() for name, parameter in params.items()}
-        measured = self._measure(assignment, work, now) if program.measurers else None
-        change = dict(zip(params, torch._foreach_sub(list(params.values()), anchor), strict=True))
-        tensors = with_states(tensors, work.residuals())
-        envelope, states, manifest = program.finish(change, now, buffers, tensors, measured)
-        envelope = envelope._replace(measured=own)
-        envelope, states = self._owned(_with_axis((envelope, states)))
-        return Result([work], envelope, states, manifest)
-
-    def _begin(self, assignment: Assignment, work: ClientWork, scratch: dict[str, int]) -> ClientTensors:
+    def _begin(self, assignment: Assignment, work: ClientWork) -> ClientTensors:
         """Load the broadcast model and a fresh optimiser, and return the client before its first step."""
         program, params, buffers = assignment.program, self.model.params, self.model.buffers
         live = list(params.values())
@@ -90,8 +81,8 @@ class OneClient:
         self.model.renew_buffers()
         for name, buffer in program.received.buffers.items():
             buffers[name].copy_(buffer)
-        for name, key in scratch.items():
-            buffers[name].fill_(key)
+        for name, (key,) in assignment.dropout_keys(self.model.dropout_keys, [work.client]).items():
+            buffers[name].fill_(int(key))
         self._renew_optimizer(assignment, work)
         if self.learner.seeds_streams:
             # Users' modules may draw from the global streams (nn.Dropout), and their draws should be repeatable too.
@@ -169,11 +160,10 @@ class OneClient:
                 buffers[name].copy_(buffer)
             return result
 
-        def direct(params: Params, batch: Batch) -> Gradient:
-            with torch.enable_grad():
-                total, task_loss, logged = program.total_loss(program.apply(buffers, live=True), params, batch, contexts)
-                values = gradients_of(total, params)
-            self.model.take_assigned()
-            return Gradient(dict(zip(params, values, strict=True)), buffers, task_loss.detach(), logged=logged)
-
-        return program.gradient(direct, params, batch, contexts, tensors.masks)
+        apply = program.apply(buffers, live=True)
+        with torch.enable_grad():
+            loss = apply.loss(params, batch)
+            values = gradients_of(program.with_terms(apply, params, batch, loss, contexts), params)
+        self.model.take_assigned()
+        corrected = program.corrected(dict(zip(params, values, strict=True)), params, contexts, tensors.masks)
+        return Gradient(corrected, buffers, loss.detach(), logged=apply.logged)

@@ -18,11 +18,9 @@ from flcog.core.precision import number_dtype
 from flcog.core.trees import form, unlike_keys
 from flcog.core.types import Batch, Params, Slot
 from flcog.execute.one_client import widened
-from flcog.execute.own_steps import own_steps
 from flcog.execute.plain_steps import Chunk, Steps
-from flcog.execute.remedies import add_remedy
 from flcog.execute.stacking import by_client
-from flcog.execute.trainer import Learner
+from flcog.execute.trainer import Learner, add_note, own_steps
 from flcog.functional.step_log import means, zeros_for
 from flcog.method import Method
 from flcog.settings import Compile
@@ -67,11 +65,9 @@ class StackedClients:
             with own_steps(self.model, assignment.round):
                 yield
         except Exception as error:
-            clients = "client" + "s" * (len(works) > 1) + " " + ", ".join(str(work.client) for work in works)
             names_step = self.compiled and len(works) == 1
             hint = "compile=false names the local step" if names_step else "executor=loop names the client and the local step"
-            add_remedy(error)
-            error.add_note(f"in {clients}, round {assignment.round + 1}; trainer.{hint}")
+            add_note(error, assignment, works, f"; trainer.{hint}")
             raise
 
     @torch.no_grad()

@@ -1,4 +1,4 @@
-"""The ClientTrainer protocol, and the model and optimiser that every trainer needs."""
+"""What all trainers of clients share: their protocol, the model with its optimiser, and the notes on errors."""
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -10,6 +10,7 @@ import torch
 from flcog.client.executor import Assignment, Result
 from flcog.client.work import ClientWork
 from flcog.functional.model_function import ModelFunction
+from flcog.functional.own_steps import among_rounds
 from flcog.settings import Compile
 
 
@@ -57,3 +58,19 @@ class ClientTrainer(Protocol):
 
     def train(self, assignment: Assignment, works: Sequence[ClientWork]) -> Result:
         """Train the clients. An error carries a note that names the clients and the round."""
+
+
+def own_steps(model: ModelFunction, round: int) -> AbstractContextManager[None]:
+    """Let a module with a ``training_step`` of its own find the round's number while a client or a chunk trains."""
+    return among_rounds(model.module, round) if model.trains_itself else nullcontext()
+
+
+def add_note(error: Exception, assignment: Assignment, works: Sequence[ClientWork], where: str) -> None:
+    """Add a note with the clients and the round to an error of their training, and the remedy if the cause is known."""
+    if str(error).startswith("Expected more than 1 value per channel when training"):
+        error.add_note(
+            "BatchNorm cannot train on a batch of one sample: data.drop_last=True leaves out the last, smaller batch, or choose another "
+            "data.batch_size"
+        )
+    clients = "client" + "s" * (len(works) > 1) + " " + ", ".join(str(work.client) for work in works)
+    error.add_note(f"in {clients}, round {assignment.round + 1}{where}")

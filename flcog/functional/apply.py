@@ -10,7 +10,7 @@ from flcog.core.precision import number_dtype
 from flcog.core.trees import Tree
 from flcog.core.types import Batch, Params
 from flcog.functional.model_function import ModelFunction, forward
-from flcog.functional.own_steps import call_step, logging_to, loss_of
+from flcog.functional.own_steps import call_step, logging_to, loss_of, step_arguments
 
 
 def masked_mean(values: Tensor, mask: Tensor | None) -> Tensor:
@@ -141,6 +141,9 @@ class PlainApply(Apply):
         module: Any = self.model.module
         require_loss(module)
         with self.model.log.of_a_step() as self.logged, logging_to(module, self.model.log.take):
+            if self._live and _are_same(params, self.model.params):
+                with self.model.autocast():
+                    return loss_of(module, module.training_step(*step_arguments(module, batch.given, self.step)))
             return loss_of(module, self._call(params, call_step, batch.given, self.step))
 
     def with_buffers(self, buffers: Params) -> "Apply":

@@ -50,7 +50,12 @@ class LightningClient(OneClient):
             if self._trainer.run is None:
                 self._begin_hosted_round(assignment)
             self._optimizers.begin_round()
-        return super().train(assignment._replace(program=program), works)
+        self.model.find_tensors()
+        try:
+            result = super().train(assignment._replace(program=program), works)
+        finally:
+            self._optimizers.end_client()
+        return result._replace(training=self._training)
 
     @torch.no_grad()
     def _begin_hosted_round(self, assignment: Assignment) -> None:
@@ -63,14 +68,6 @@ class LightningClient(OneClient):
 
     def _surroundings(self, assignment: Assignment) -> AbstractContextManager[Any]:
         return nullcontext()
-
-    def _client(self, assignment: Assignment, work: ClientWork, scratch: dict[str, int]) -> Result:
-        self.model.find_tensors()
-        try:
-            result = super()._client(assignment, work, scratch)
-        finally:
-            self._optimizers.end_client()
-        return result._replace(training=self._training)
 
     def _renew_optimizer(self, assignment: Assignment, work: ClientWork) -> None:
         self._steps = self._optimizers.begin_client(assignment.rates, work.training)

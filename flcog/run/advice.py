@@ -1,4 +1,4 @@
-"""Advice for ``flcog check``: work of methods that later methods replace, options without effect, and hooks that draw unseeded numbers.
+"""Advice for ``flcog check``: work of methods that other methods of the list undo, and options without effect.
 
 ``fit`` gives no advice: it refuses combinations that cannot work, and its summary warns of missing error feedback.
 """
@@ -7,7 +7,6 @@ import functools
 import itertools
 import warnings
 from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import torch
@@ -15,7 +14,6 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from flcog.client.program import ClientTensors, Program
-from flcog.core.global_streams import moved, streams
 from flcog.core.randomness import make_rng
 from flcog.core.trees import containers_copied
 from flcog.core.types import Batch, Params, Slot
@@ -26,6 +24,16 @@ from flcog.server import round as rounds
 from flcog.server.engine import Engine
 from flcog.server.round import ServerSteps
 from flcog.server.state import ServerState
+
+CHAINS = {
+    "plan": "the number of local steps",
+    "start": "where clients start",
+    "correct_gradient": "the gradient",
+    "after_step": "the model after each local step",
+    "finish_client": "the change that clients send",
+    "evaluate_at": "the model that is evaluated",
+}
+"""Hooks that act one after another on one value, and the name of that value."""
 
 
 class Finding(NamedTuple):
@@ -56,11 +64,11 @@ def advise(engine: Engine, server: ServerState) -> list[Finding]:
     """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # a hook that warns does so in its round
-        findings = [*options_without_effect(engine), *missing_feedback(engine), *outdated_exchanges(engine)]
+        findings = [*options_without_effect(engine), *missing_feedback(engine)]
         with torch.no_grad():
-            trials = {method.name: Trial(engine, server, method) for method in engine.methods}
-            findings += [*lost_work(engine, trials), *global_randomness(trials)]
-        return list(dict.fromkeys([*findings, *lost_server_steps(engine, server)]))
+            findings += lost_work(engine, {method.name: Trial(engine, server, method) for method in engine.methods})
+        try_round(engine, server, findings)
+    return list(dict.fromkeys(findings))
 
 
 # Options without effect -----------------------------------------------------------------------------------------------------------
@@ -88,12 +96,13 @@ def options_without_effect(engine: Engine) -> Iterator[Finding]:
 
 
 def missing_feedback(engine: Engine) -> Iterator[Finding]:
-    """Codecs without error feedback beside methods whose server adds up the changes of clients' states."""
+    """Codecs without error feedback beside methods whose servers follow their clients' states by uploads, as SCAFFOLD's does."""
+    follow = ("init_client", "init_server", "finish_client", "server_step")
+    followers = [method for method in engine.methods if all(map(method.overrides, follow))]
     for codec in engine.methods:
         if getattr(codec, "error_feedback", True):  # other methods have no such option
             continue
-        names = [method.name for method in engine.methods if _sums_client_states(method) and _meet(method, codec, engine)]
-        if names:
+        if names := [method.name for method in followers if _meet(method, codec, engine)]:
             consequence = (
                 f"is false, so that the errors of the codec are missing where {' and '.join(names)} add up changes of the clients' "
                 "states at the server, and training can diverge"
@@ -101,39 +110,7 @@ def missing_feedback(engine: Engine) -> Iterator[Finding]:
             yield Finding(codec.name, "error_feedback", consequence, "set it to true")
 
 
-def _sums_client_states(method: Method) -> bool:
-    """Whether its server follows its clients' states by their uploads, as SCAFFOLD's does."""
-    return all(map(method.overrides, ("init_client", "init_server", "finish_client", "server_step")))
-
-
-def outdated_exchanges(engine: Engine) -> Iterator[Finding]:
-    """Methods that change the data after another has sent statistics of it."""
-    sent: list[str] = []
-    before = None
-    for method in engine.methods:
-        exchange = engine.exchanges.get(method.name)
-        if exchange is None:
-            continue
-        if before is not None and exchange.federation is not before:
-            for name in sent:
-                consequence = f"changes the data after {name} has exchanged statistics of them"
-                yield Finding(method.name, "prepare_data", consequence, f"list {name} after {method.name}")
-        elif exchange.bytes_sent is not None:
-            sent.append(method.name)
-        before = exchange.federation
-
-
 # The order of methods -------------------------------------------------------------------------------------------------------------
-
-CHAINS = {
-    "plan": "the number of local steps",
-    "start": "where clients start",
-    "correct_gradient": "the gradient",
-    "after_step": "the model after each local step",
-    "finish_client": "the change that clients send",
-    "evaluate_at": "the model that is evaluated",
-}
-"""Hooks that act one after another on one value, and the name of that value."""
 
 
 class Trial:
@@ -146,27 +123,20 @@ class Trial:
     """
 
     def __init__(self, engine: Engine, server: ServerState, method: Method) -> None:
-        self.method, self.server, self.engine = method, server, engine
+        self.engine, self.server, self.method = engine, server, method
         self.view = engine.clients.here.view(0, server.round)
         received = GlobalModel(server.params, server.buffers)
         broadcast = broadcast_of(method, server.servers[method.name])
         self.program = Program(engine.model, [method], [broadcast], received, engine.optimisation(server.round))
         state = first_contact(method, server.params, server.buffers, self.view).state
-        self.tensors = ClientTensors([state], [self.draw()], [{}], 2, self.view.num_samples, 1.0)
+        draws = engine.to_device(drawn(method, make_rng(0, "order", method.name), self.view))
+        self.tensors = ClientTensors([state], [draws], [{}], 2, self.view.num_samples, 1.0)
         self.tensors = self.program.start(dict(server.params), self.buffers, self.tensors)[1]
-
-    def draw(self) -> Slot:
-        return self.engine.to_device(drawn(self.method, make_rng(0, "order", self.method.name), self.view))
 
     @property
     def buffers(self) -> Params:
         """Buffers for one forward pass, which may change them."""
         return {name: value.clone() for name, value in self.server.buffers.items()}
-
-    @property
-    def batch(self) -> Batch:
-        """Two samples of the training set."""
-        return Batch(*self.engine.reader.train(self.engine.federation.partition.indices[:2]))
 
     def numbers(self, seed: int) -> Params:
         """Random numbers in the shapes of the parameters."""
@@ -177,47 +147,36 @@ class Trial:
         """What the hook makes of random numbers: the value that the next method receives, or the messages of ``finish_client``, too."""
         given, params, buffers = self.numbers(seed), dict(self.server.params), self.buffers
         program, tensors, method = self.program, self.tensors, self.method
-        (ctx,) = contexts = program.contexts(tensors, buffers, 0)
+        batch = Batch(*self.engine.reader.train(self.engine.federation.partition.indices[:2]))
+        contexts = program.contexts(tensors, buffers, 0)
+
+        def finish() -> tuple[Params, Slot, Slot]:
+            trained = program.after_step(0, (params, params), buffers, tensors, batch)[1]  # may fill the method's state
+            end = {name: value + given[name] for name, value in params.items()}
+            envelope = program.finish(given, end, buffers, trained, program.over_data(params, buffers, batch))[0]
+            return envelope.delta, envelope.mean.get(method.name), envelope.sum.get(method.name)
+
+        def gradients_taken() -> int:
+            taken: list[Params] = []
+
+            def gradient(params: Params, batch: Batch) -> Gradient:
+                taken.append(params)
+                return Gradient(self.numbers(3), buffers, torch.zeros(()))
+
+            program.wrapped(gradient, params, batch, contexts)
+            return len(taken)
+
         planned = method.plan if isinstance(method, Workload) else None
         calls: dict[str, Callable[[], Any]] = {
-            "draw": self.draw,
             "plan": lambda: [planned and planned(3 * seed, self.view, make_rng(0, number)) for number in range(8)],
             "start": lambda: program.start(given, buffers, tensors)[0],
-            "loss": lambda: method.loss(program.apply(buffers), params, self.batch, params[next(iter(params))].sum(), ctx),
-            "wrap_gradient": lambda: self.gradient_calls(),
+            "wrap_gradient": gradients_taken,
             "correct_gradient": lambda: program.corrected(given, params, contexts, {}),
-            "after_step": lambda: program.after_step(0, (given, params), buffers, tensors, self.batch)[0],
-            "finish_client": lambda: self.sent(given),
+            "after_step": lambda: program.after_step(0, (given, params), buffers, tensors, batch)[0],
+            "finish_client": finish,
             "evaluate_at": lambda: method.evaluate_at(containers_copied(self.server.servers[method.name]), given),
         }
         return calls[hook]()
-
-    def gradient_calls(self) -> int:
-        """How often the method's gradient function calls the function that it wraps."""
-        calls: list[Params] = []
-
-        def gradient(params: Params, batch: Batch) -> Gradient:
-            calls.append(params)
-            return Gradient(self.numbers(3), self.buffers, torch.zeros(()))
-
-        contexts = self.program.contexts(self.tensors, self.buffers, 0)
-        self.program.wrapped(gradient, dict(self.server.params), self.batch, contexts)
-        return len(calls)
-
-    def sent(self, delta: Params) -> tuple[Params, Slot, Slot]:
-        """The change, the means and the sums that the client sends after a change of its model."""
-        params = dict(self.server.params)
-        _, tensors = self.program.after_step(0, (params, params), self.buffers, self.tensors, self.batch)  # may fill its state
-        means = self.program.over_data(params, self.buffers, self.batch)
-        end = {name: value + delta[name] for name, value in params.items()}
-        envelope = self.program.finish(delta, end, self.buffers, tensors, means)[0]
-        return envelope.delta, envelope.mean.get(self.method.name), envelope.sum.get(self.method.name)
-
-    def ignores(self, hook: str) -> bool:
-        """Whether the hook makes the same of two unrelated inputs, and with it replaces the work of all methods before it."""
-        if hook == "plan" and not self.changes(hook):
-            return False  # a client that drops out has no number of steps
-        return _equal(self.call(hook, 1), self.call(hook, 2))
 
     def changes(self, hook: str) -> bool:
         """Whether the hook makes anything but its input."""
@@ -227,13 +186,9 @@ class Trial:
         made = made[0] if hook == "finish_client" else made
         return bool(made) and not _equal(made, self.numbers(1))
 
-    @property
-    def sends_no_change(self) -> bool:
-        return not self.call("finish_client", 1)[0]
-
-    @property
-    def averages_numbers_alone(self) -> bool:
-        return self.sends_no_change and all(leaf.ndim == 0 for leaf in pytree.tree_leaves(self.call("finish_client", 1)[1]))
+    def replaces(self, hook: str) -> bool:
+        """Whether the hook makes the same of two unrelated inputs, and with it replaces the work of all methods before it."""
+        return self.changes(hook) and _equal(self.call(hook, 1), self.call(hook, 2))
 
 
 def _equal(one: Any, other: Any) -> bool:
@@ -249,53 +204,41 @@ def lost_work(engine: Engine, trials: dict[str, Trial]) -> Iterator[Finding]:
     for hook, value in CHAINS.items():
         chain = _overriding(engine, hook)
         for place, later in enumerate(chain):
-            earlier = [method for method in chain[:place] if _meet(method, later, engine) and trials[method.name].changes(hook)]
-            if earlier and trials[later.name].ignores(hook):
+            earlier = [method for method in _others(chain[:place], later, engine) if trials[method.name].changes(hook)]
+            if earlier and trials[later.name].replaces(hook):
                 consequence, fix = f"replaces {value}, so the work of {_listed(earlier)} is lost", f"list {later.name} before "
                 yield Finding(later.name, hook, consequence, fix + _listed(earlier))
-    wraps, terms, corrections = (_overriding(engine, hook) for hook in ("wrap_gradient", "loss", "correct_gradient"))
+    wraps = _overriding(engine, "wrap_gradient")
     for place, method in enumerate(wraps):
-        added = _others([*wraps[:place], *terms], method, engine)
-        changed = [other for other in _others([*wraps[place + 1 :], *corrections], method, engine) if other not in added]
-        trial = trials[method.name]
-        if not (added or changed) or trial.gradient_calls():
+        if trials[method.name].call("wrap_gradient", 1):
             continue
-        if added:
-            consequence = f"takes no gradient of the loss, so the terms of {_listed(added)} are never computed"
-            yield Finding(method.name, "wrap_gradient", consequence, f"remove {_listed(added)}")
-        if changed and method.overrides("after_step") and trial.ignores("after_step"):
-            consequence = f"takes no gradient of the loss and moves no model, so the gradient of {_listed(changed)} is lost"
-            yield Finding(method.name, "wrap_gradient", consequence, f"remove {_listed(changed)}")
-    senders = _overriding(engine, "finish_client")
-    for place, sender in enumerate(senders):
-        followers = [
-            other
-            for other in senders[place + 1 :]
-            if _meet(other, sender, engine) and trials[other.name].changes("finish_client")
-        ]
-        if followers and trials[sender.name].sends_no_change:
-            consequence = f"sends no change of the model, so the work of {_listed(followers)} on it is lost"
-            yield Finding(sender.name, "finish_client", consequence, f"list {_listed(followers)} before {sender.name}")
-        weighing = _others(_overriding(engine, "weights"), sender, engine)
-        if weighing and trials[sender.name].averages_numbers_alone:
-            names = _listed(weighing)
-            consequence = f"sends no change of the model and averages only numbers, so the weights of {names} have no effect"
-            yield Finding(sender.name, "finish_client", consequence, f"remove {names}")
+        undone = [*wraps[:place], *_overriding(engine, "loss")]
+        if method.overrides("after_step") and trials[method.name].replaces("after_step"):
+            undone += [*wraps[place + 1 :], *_overriding(engine, "correct_gradient")]
+        if lost := _listed(_others(undone, method, engine)):
+            consequence = f"takes no gradient of the loss, so the work of {lost} is lost"
+            yield Finding(method.name, "wrap_gradient", consequence, f"remove {lost}")
+    for sender in _overriding(engine, "finish_client"):
+        if trials[sender.name].call("finish_client", 1)[0]:
+            continue
+        place, says = engine.methods.index(sender), "sends no change of the model, so the work of {} is lost"
+        before, after = (_others(part, sender, engine) for part in (engine.methods[:place], engine.methods[place + 1 :]))
+        if lost := _listed([other for other in after if trials[other.name].changes("finish_client")]):
+            yield Finding(sender.name, "finish_client", says.format(lost), f"list {lost} before {sender.name}")
+        steps = [other for other in before if other.overrides("server_step") and not other.overrides("finish_client")]
+        if lost := _listed(steps):
+            yield Finding(sender.name, "finish_client", says.format(lost), f"list {lost} after {sender.name}")
 
 
-def lost_server_steps(engine: Engine, server: ServerState) -> Iterator[Finding]:
-    """Try the first round, and each round where another server step begins."""
-    starts = {method.start_round for method in _overriding(engine, "server_step")}
-    for number in sorted({0} | starts):
-        if number < engine.settings.rounds:
-            findings: list[Finding] = []
-            state = server.copy(number)
-            planned = rounds.plan(engine, state, rounds.select(engine, state))
-            if planned.plans:
-                planned, aggregate = rounds.train(engine, state, planned, directions=False)
-                engine.clients.commit([])
-                rounds.step(engine, state, planned, aggregate, functools.partial(TriedSteps, findings))
-            yield from findings
+def try_round(engine: Engine, server: ServerState, findings: list[Finding]) -> None:
+    """Try the first round in which all methods have started."""
+    number = max((method.start_round for method in engine.methods if method.start_round < engine.settings.rounds), default=0)
+    state = server.copy(number)
+    planned = rounds.plan(engine, state, rounds.select(engine, state))
+    if planned.plans:
+        planned, aggregate = rounds.train(engine, state, planned, directions=False)
+        engine.clients.commit([])
+        rounds.step(engine, state, planned, aggregate, functools.partial(TriedSteps, findings))
 
 
 class TriedSteps(ServerSteps):
@@ -307,60 +250,17 @@ class TriedSteps(ServerSteps):
 
     def take(self, method: Method, delta: Params, messages: Messages, cohort: Cohort) -> tuple[Params, Slot, Params]:
         """Take the step, whose result is that of the change as it is."""
-        if not method.overrides("server_step"):
-            return super().take(method, delta, messages, cohort)
-        with noticing_draws(method, "server_step", self.findings):
-            result = super().take(method, dict(delta), messages, cohort)
+        result = super().take(method, dict(delta), messages, cohort)
         earlier = [other for other in self.methods[: self.methods.index(method)] if other.overrides("server_step")]
-        if earlier:
+        if earlier and method.overrides("server_step"):
             unlike = {name: torch.where(value == 0, torch.ones_like(value), -value) for name, value in delta.items()}
             other = super().take(method, unlike, messages, cohort)
-            same = [name for name in delta if torch.equal(result[0][name], other[0][name])]
-            if same:
-                some = same[0] + (f" and {len(same) - 1} more" if len(same) > 1 else "")
-                of = "" if len(same) == len(delta) else f" of {some}"
+            if same := [name for name in delta if torch.equal(result[0][name], other[0][name])]:
+                of = "" if len(same) == len(delta) else f" of {same[0]}"
                 consequence = f"replaces the server's step{of}, so the step of {_listed(earlier)} is lost"
                 fix = f"list {method.name} before {_listed(earlier)}"
                 self.findings.append(Finding(method.name, "server_step", consequence, fix))
-        if not self.sent and not any(bool(value.any()) for value in (*delta.values(), *result[0].values())):
-            senders = [other for other in self.methods if other is not method and other.overrides("finish_client")]
-            consequence = f"does nothing, because clients send no change of the model beside {_listed(senders)}"
-            self.findings.append(
-                Finding(method.name, "server_step", consequence, f"list it after {_listed(senders)}, or remove it")
-            )
         return result
-
-
-# Randomness -----------------------------------------------------------------------------------------------------------------------
-
-SEEDED = {"server_step": 'draw from cohort.rng("noise")', "draw": "draw from the generator that it is given"}
-"""The remedies of hooks that have a generator; others have the hook draw."""
-
-
-def global_randomness(trials: dict[str, Trial]) -> Iterator[Finding]:
-    """Hooks that draw from a global generator, whose numbers depend on more than the run's seed."""
-    for trial in trials.values():
-        findings: list[Finding] = []
-        for hook in filter(trial.method.overrides, CLIENT_HOOKS):
-            with noticing_draws(trial.method, hook, findings):
-                trial.call(hook, 1)
-        yield from findings
-
-
-@contextmanager
-def noticing_draws(method: Method, hook: str, findings: list[Finding]) -> Iterator[None]:
-    """Add a finding if a global generator has moved within the context."""
-    before = streams()
-    yield
-    if libraries := moved(before):
-        consequence = (
-            f"draws from the global generator of {' and '.join(libraries)}, so that results differ between executors and runs"
-        )
-        remedy = SEEDED.get(hook, "draw in the hook draw with its rng, and read ctx.draws")
-        findings.append(Finding(method.name, hook, consequence, remedy))
-
-
-# Methods of the list --------------------------------------------------------------------------------------------------------------
 
 
 def _overriding(engine: Engine, hook: str) -> list[Method]:

@@ -16,7 +16,6 @@ from flcog.client.store import ClientStore
 from flcog.core.precision import DTYPES
 from flcog.core.processes import Processes
 from flcog.core.randomness import make_rng
-from flcog.core.trees import Tree
 from flcog.core.types import Params
 from flcog.data import Exchange, FederatedDataModule, Federation, Partition, Samples
 from flcog.data.batching import Batching
@@ -25,7 +24,7 @@ from flcog.execute.choice import ChosenExecutor
 from flcog.execute.job import Job
 from flcog.execute.memory import chunk_bytes
 from flcog.execute.one_client import OneClient
-from flcog.execute.sequential import Sequential
+from flcog.execute.placements import Chunks
 from flcog.execute.trainer import Learner
 from flcog.functional.evaluation import Evaluator
 from flcog.functional.model_function import ModelFunction
@@ -194,15 +193,30 @@ def _overfitted(settings: Settings, data: HostedData) -> Federation:
     return dataclasses.replace(federation, partition=Partition.from_clients(first), whole=federation.split)
 
 
+def make_reader(settings: Settings, model: ModelFunction, federation: Federation, device: torch.device) -> Reader:
+    """The reader of a federation's samples, in the form that the model's steps take."""
+    dtype = DTYPES.get(settings.precision, torch.float32)
+    return Reader(federation, device, dtype, model.convolves, model.takes_whole_batches)
+
+
 def check_data(
     settings: Settings, methods: Sequence[Method], model: ModelFunction, federation: Federation, device: torch.device
 ) -> None:
-    """Refuse a model with too few outputs, and methods that cannot read inputs or labels of several tensors."""
-    example = Reader(
-        federation, device, DTYPES.get(settings.precision, torch.float32), model.convolves, model.takes_whole_batches
-    ).example
-    _check_batches(methods, example, federation, model)
+    """Refuse a model with too few outputs, and methods that cannot read inputs or labels of several tensors, or of their own form."""
+    example = make_reader(settings, model, federation, device).example
     check_outputs(model, example, federation)
+    for method in (method for method in methods if method.plain_batches):
+        if federation.train.returned is not None and model.takes_whole_batches:
+            raise ValueError(
+                f"{method.name} reads labels as class indices and images in [0, 1], and {type(model.module).__name__} gets the pairs as "
+                f"the data set returns them: return such labels and images, give a flcog.ClientModule, or remove {method.name}"
+            )
+        for what, tree in (("inputs", example), ("targets", federation.train.targets)):
+            if not isinstance(tree, Tensor):
+                raise ValueError(
+                    f"{method.name} takes {what} that are one tensor, which it makes, moves or reads itself; this data set's are a "
+                    f"{type(tree).__name__}: remove it"
+                )
 
 
 def make_runtime(
@@ -219,17 +233,8 @@ def make_runtime(
         notes: receives the choices made on the user's behalf.
     """
     function, optimizer, federation = client.function, client.optimizer, data.federation
-    reader = Reader(
-        federation,
-        processes.device,
-        DTYPES.get(settings.precision, torch.float32),
-        function.convolves,
-        function.takes_whole_batches,
-    )
+    reader = make_reader(settings, function, federation, processes.device)
     batching = _batching(settings, methods, data, reader)
-
-    def lightning(learner: Learner) -> LightningClient:
-        return LightningClient(learner, client.trainer, settings.keep_optimizers)
 
     job = Job(
         client=client,
@@ -238,11 +243,12 @@ def make_runtime(
         clients=_clients_here(settings, methods, federation, processes),
         chunk_size=settings.chunk_size,
         memory=chunk_bytes(processes, notes) if settings.chunk_size is None and settings.executor != "loop" else 0,
-        lightning=lightning,
+        lightning=lambda learner: LightningClient(learner, client.trainer, settings.keep_optimizers),
         compile=settings.compile,
     )
     executor = ChosenExecutor(job, settings.executor, notes, processes)
-    learner = Learner(function, optimizer)
+    size = data.eval_batch_size
+    own = OwnSteps(client.trainer, function, reader, size)
     return ClientRuntime(
         methods=methods,
         model=function,
@@ -253,14 +259,9 @@ def make_runtime(
         reader=reader,
         executor=executor,
         seed=settings.seed,
-        evaluator=_evaluator(settings, client, data, reader, processes),
-        loop=executor.placement if executor.name == "lightning" else Sequential(OneClient(learner)),
+        evaluator=Evaluator(function, reader, size, processes, settings.limits, own, settings.inference_mode),
+        loop=executor.placement if executor.name == "lightning" else Chunks(OneClient(Learner(function, optimizer))),
     )
-
-
-def _evaluator(settings: Settings, client: ClientModel, data: HostedData, reader: Reader, processes: Processes) -> Evaluator:
-    own = OwnSteps(client.trainer, client.function, reader, data.eval_batch_size)
-    return Evaluator(client.function, reader, data.eval_batch_size, processes, settings.limits, own, settings.inference_mode)
 
 
 def _clients_here(settings: Settings, methods: Sequence[Method], federation: Federation, processes: Processes) -> int:
@@ -300,32 +301,10 @@ def _batching(settings: Settings, methods: Sequence[Method], data: HostedData, r
         limit=settings.limit_train_batches,
         order=None if settings.overfit_batches else federation.order,
     )
-    _check_accumulation(batching, methods, reader)
-    return batching
-
-
-def _check_accumulation(batching: Batching, methods: Sequence[Method], reader: Reader) -> None:
-    """Refuse methods that read a step's samples after it, where these are several batches of any form."""
     follower = next((method.name for method in methods if method.overrides("after_step")), None)
     if batching.accumulate > 1 and reader.whole_batches and follower is not None:
         raise ValueError(
             f"accumulate_grad_batches={batching.accumulate}: {follower} reads the samples of a step, and a collate_fn's batches cannot be "
             f"joined: use a larger batch size, or remove {follower}"
         )
-
-
-def _check_batches(methods: Sequence[Method], example: Tree, federation: Federation, model: ModelFunction) -> None:
-    """Refuse methods that make inputs or read labels if these consist of several tensors, or have a form of the data set's own."""
-    if federation.train.returned is not None and model.takes_whole_batches:
-        for method in (method for method in methods if method.plain_batches):
-            raise ValueError(
-                f"{method.name} reads labels as class indices and images in [0, 1], and {type(model.module).__name__} gets the pairs as "
-                f"the data set returns them: return such labels and images, give a flcog.ClientModule, or remove {method.name}"
-            )
-    for what, tree in (("inputs", example), ("targets", federation.train.targets)):
-        for method in methods:
-            if method.plain_batches and not isinstance(tree, Tensor):
-                raise ValueError(
-                    f"{method.name} takes {what} that are one tensor, which it makes, moves or reads itself; this data set's are a "
-                    f"{type(tree).__name__}: remove it"
-                )
+    return batching

@@ -1,7 +1,6 @@
 """A run on a device other than the CPU, which may lack float64: local steps never wait for the device."""
 
 from collections import Counter
-from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -12,32 +11,22 @@ import torch
 from contracts.registry import CASES
 from fake_device import NAME, OnDevice, computing_there, waits
 from harness import (
-    ODD_BATCHES,
-    ROOT,
     TinyData,
     assert_close,
     classifier,
-    dropout_network,
-    fit,
     make_trainer,
-    needs_compiler,
     train,
     without_times,
 )
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-import flcog
-from engine.test_patches import Seen
-from engine.test_sources import Announced
 from flcog.callbacks import ClassAccuracy, ClientFairness, FedProx, FineTune, TrainingScores
-from flcog.commands.cli import main
 from flcog.core.precision import float64_device
 from flcog.execute.optimizer import ELEMENTWISE
 from flcog.execute.plain_steps import PlainSteps
 from flcog.method import Cohort, Context, Messages, Method, Params, Upload
 from flcog.schedules import Exponential
-from flcog.server.aggregate import add_terms
 
 STEPPING = ("FedProx", "Ditto-momentum", "FedCOG", "FedReg", "FedRep", "FedSAM", "GradientNoise", "MOON-batchnorm", "SCAFFOLD")
 
@@ -86,17 +75,6 @@ def test_nor_does_any_other_methods(name: str, monkeypatch: pytest.MonkeyPatch) 
     assert waited[0]["copies"] and waited[0] == waited[1]
 
 
-@pytest.mark.parametrize(("network", "chunk_size"), [(None, 2), (dropout_network, None)])
-@pytest.mark.slow
-def test_nor_where_clients_differ_in_their_steps_and_batches(network: Any, chunk_size: int | None) -> None:
-    """In chunks of clients with padded batches, masks and dropout keys are on the device before the first step."""
-    short, long = (
-        waits_of(module=classifier(network=network), data=ODD_BATCHES(), local_epochs=epochs, chunk_size=chunk_size)
-        for epochs in (1, 3)
-    )
-    assert short["copies"] and long == short
-
-
 WAITING = (torch.optim.ASGD, torch.optim.Rprop)
 """torch's optimisers that read numbers from the device in every step (Rprop in torch 2.11, but not in 2.15). They do not with
 ``capturable``, which needs a GPU."""
@@ -121,27 +99,6 @@ def test_nor_for_an_optimisers_state_and_rates(optimizer: type[torch.optim.Optim
     assert few["copies"] and many == few
 
 
-@dataclass(frozen=True)
-class Waits(Method):
-    """Reads a number from the device, or copies a number to it, in every step."""
-
-    reads: bool
-
-    def correct_gradient(self, gradient: Params, params: Params, ctx: Context) -> Params:
-        weight = ctx.received.params["model.head.weight"]
-        if self.reads:
-            float(weight.sum())
-        else:
-            torch.tensor(0.5, device=weight.device)
-        return gradient
-
-
-@pytest.mark.parametrize("reads", [True, False])
-def test_one_more_in_a_step_is_seen(reads: bool) -> None:
-    few, many = (waits_of(Waits(reads), local_steps=steps) for steps in (2, 5))
-    assert (many - few).total() == 2 * 3
-
-
 def everything() -> TinyData:
     return TinyData(client_test=0.2)
 
@@ -163,15 +120,6 @@ def test_a_device_without_float64_gives_the_cpus_figures(methods: list[Any], exe
     assert_close({name: value.here for name, value in there.params.items()}, here.params, 1e-5)
     for ours, cpus in zip(without_times(there.history), without_times(here.history), strict=True):
         assert ours == pytest.approx(cpus, rel=1e-4)
-
-
-@pytest.mark.slow
-def test_the_record_of_a_run_names_it(tmp_path: Path) -> None:
-    for device in ("cpu", NAME):
-        with nullcontext() if device == "cpu" else computing_there():
-            trainer = fit(tmp_path / device, rounds=1, executor="vmap", precision="32-true")
-        machine = flcog.SavedRun(trainer.run_dir).description["machine"]
-        assert machine.get("accelerator") == (None if device == "cpu" else device)
 
 
 def test_a_run_on_it_goes_on_from_its_checkpoint(tmp_path: Path) -> None:
@@ -224,58 +172,11 @@ def test_what_a_network_draws_there_is_drawn_again_by_a_run_that_goes_on(executo
     assert_close({n: v.here for n, v in resumed.params.items()}, {n: v.here for n, v in whole.params.items()}, 0)
 
 
-@needs_compiler
-def test_and_is_no_part_of_a_compiled_program() -> None:
-    with computing_there():
-        stood = torch.get_device_module(NAME).get_rng_state()
-        with pytest.warns(UserWarning, match="trainer.compile=True is left out.*draws from torch's global stream"):
-            make_trainer(None, executor="vmap", compile=True, precision="32-true").prepare(drops(), TinyData())
-        assert torch.equal(torch.get_device_module(NAME).get_rng_state(), stood), "finding out moves nothing"
-
-
 def test_float64_is_refused_in_one_line_where_there_is_none() -> None:
     with computing_there() as device:
         assert float64_device(device) == float64_device(torch.device("cpu")) == torch.device("cpu")
         with pytest.raises(ValueError, match="precision=64-true: fake has no float64; use 32-true"):
             train()
-
-
-@pytest.mark.usefixtures("command_line")
-@pytest.mark.slow
-def test_the_quickstart_runs_there_as_it_is(tmp_path: Path) -> None:
-    work = ["--trainer.rounds", "1", "--trainer.local_steps", "1", "--trainer.logger", "false", "--trainer.default_root_dir"]
-    with computing_there():
-        main(["fit", "-c", str(ROOT / "configs" / "quickstart.yaml"), *work, str(tmp_path)])
-    (run,) = tmp_path.iterdir()
-    assert "val/accuracy" in (run / "metrics.csv").read_text()
-    assert "executor: vmap" in (run / "run.yaml").read_text()
-
-
-@pytest.mark.parametrize(
-    ("name", "data", "executor"),
-    [
-        ("SCAFFOLD", TinyData, "loop"),
-        ("SCAFFOLD", Announced, "vmap"),
-        pytest.param("SCAFFOLD", TinyData, "vmap", marks=pytest.mark.slow),
-        pytest.param("SCAFFOLD", Announced, "loop", marks=pytest.mark.slow),
-        pytest.param("GradientNoise", TinyData, "loop", marks=pytest.mark.slow),
-        pytest.param("FedNova", Announced, "vmap", marks=pytest.mark.slow),
-    ],
-)
-@pytest.mark.slow
-def test_a_run_as_on_cuda(name: str, data: type[TinyData], executor: str) -> None:
-    """A run on a device like CUDA gives the CPU's numbers.
-
-    Copies to the device use pinned memory and a second queue, and sums on it are float64.
-    """
-    options: dict[str, Any] = {"executor": executor, "precision": "32-true", "local_epochs": 2, "rounds": 2}
-    options |= {"chunk_size": 2} if executor == "vmap" else {}
-    here = train(CASES[name].method, data=data(batch_size=5), **options)
-    with computing_there(like_cuda=True):
-        waits.clear()
-        there = train(CASES[name].method, data=data(batch_size=5), **options)
-        assert waits["pinned"] and there.executor.name == executor
-    assert_close({n: v.here for n, v in there.params.items()}, here.params, 1e-5)
 
 
 @pytest.mark.slow
@@ -314,18 +215,3 @@ class Counts(Method):
 def test_numbers_that_methods_send_are_added_up_there(executor: str, like_cuda: bool) -> None:
     with computing_there(like_cuda):
         assert train(Counts(), executor=executor, precision="32-true").executor.name == executor
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int64])
-def test_means_are_no_products_of_matrices_there(dtype: torch.dtype) -> None:
-    """GPUs may compute products of matrices in TF32, if training may use it, or with intermediate rounding to bfloat16."""
-    rng = torch.Generator().manual_seed(0)
-    values, weights = (10 * torch.randn(4, 3, 2, generator=rng)).to(dtype), torch.rand(4, generator=rng, dtype=torch.float64)
-    here, there = torch.zeros(3, 2, dtype=torch.float64), torch.zeros(3, 2, dtype=torch.float64)
-    add_terms([here], [values], weights)
-    with computing_there(like_cuda=True) as device:
-        total = there.to(device)
-        with Seen() as seen:
-            add_terms([total], [values.to(device)], weights.to(device))
-    torch.testing.assert_close(total.here, here, rtol=1e-6, atol=1e-6)
-    assert seen.names and not seen.names & {"aten::mm", "aten::bmm", "aten::mv", "aten::dot", "aten::addmm"}

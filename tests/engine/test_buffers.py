@@ -15,7 +15,6 @@ import flcog
 from flcog.callbacks import (
     ClipUpdate,
     Ditto,
-    DPFedAvg,
     EncodedBroadcast,
     FedBuff,
     FedSAM,
@@ -27,7 +26,6 @@ from flcog.callbacks import (
     SystemModel,
 )
 from flcog.method import Method
-from flcog.models import Dropout
 from flcog.server.round import averaged
 from flcog.wire.envelope import changes_of
 
@@ -83,22 +81,6 @@ def test_clients_send_truth_values_and_short_integers(executor: str, methods: Se
     assert torch.equal(run.buffers["model.left"], torch.tensor(200 - rounds * 4, dtype=torch.uint8))
 
 
-@both_executors
-def test_a_mask_of_truth_values_masks_as_one_of_numbers(executor: str) -> None:
-    runs = [
-        train(module=classifier(network=lambda kind=kind: Counting(kind)), executor=executor)
-        for kind in (torch.bool, torch.float64)
-    ]
-    assert all(torch.equal(runs[1].params[name], value) for name, value in runs[0].params.items())
-
-
-@both_executors
-def test_differential_privacy_leaves_truth_values_as_they_were(executor: str) -> None:
-    run = train(DPFedAvg(), module=classifier(network=Counting), executor=executor, rounds=1)
-    assert torch.equal(run.buffers["model.trained"], torch.zeros(20, dtype=torch.bool))
-    assert torch.equal(run.buffers["model.left"], torch.tensor(200, dtype=torch.uint8))
-
-
 def mean_of(received: Tensor, values: Tensor) -> Tensor:
     """The server's buffer after clients of equal weight have sent these values."""
     changes = changes_of({"b": values}, {"b": received})
@@ -123,12 +105,6 @@ def test_large_whole_numbers_stay_exact() -> None:
     assert moved["n"].tolist() == [10**12 + 1, 2**24 + 3]
 
 
-def test_changes_beyond_the_range_of_whole_numbers_stay_in_it() -> None:
-    now = {"flag": torch.tensor(False), "low": torch.tensor(3, dtype=torch.uint8), "high": torch.tensor(250, dtype=torch.uint8)}
-    moved = averaged(now, {"flag": torch.tensor(-1.0), "low": torch.tensor(-7.0), "high": torch.tensor(9.0)})
-    assert {name: value.item() for name, value in moved.items()} == {"flag": False, "low": 0, "high": 255}
-
-
 def test_variances_do_not_become_negative() -> None:
     now = {"norm.running_mean": torch.tensor(0.5), "norm.running_var": torch.tensor([0.5, 0.5])}
     moved = averaged(now, {"norm.running_mean": torch.tensor(-0.75), "norm.running_var": torch.tensor([-0.75, -0.25])})
@@ -142,46 +118,6 @@ def test_lossy_codecs_leave_no_negative_variance(codec: Method) -> None:
 
     trainer = train(codec, module=classifier(network=network), rounds=6, local_steps=8)
     assert float(trainer.buffers["model.1.running_var"].min()) >= 0
-
-
-class Rotating(nn.Linear):
-    """A linear network after a rotation of pairs of inputs, by complex numbers or by sines and cosines."""
-
-    def __init__(self, is_complex: bool = True, persistent: bool = False) -> None:
-        super().__init__(NUM_FEATURES, NUM_CLASSES)
-        self.register_buffer("turns", torch.polar(torch.ones(3), torch.arange(3.0)), persistent=persistent)
-        self.is_complex = is_complex
-
-    def forward(self, x: Tensor) -> Tensor:
-        first, second = x.unflatten(1, (3, 2)).unbind(2)
-        if self.is_complex:
-            return super().forward(torch.view_as_real(torch.complex(first, second) * self.turns).flatten(1))
-        sine, cosine = torch.arange(3.0).sin(), torch.arange(3.0).cos()
-        return super().forward(torch.stack([first * cosine - second * sine, first * sine + second * cosine], 2).flatten(1))
-
-
-@pytest.mark.parametrize("options", EXECUTORS, ids=str)
-@pytest.mark.parametrize("precision", ["32-true", "64-true"])
-def test_temporary_complex_buffers_keep_their_values(precision: str, options: dict[str, Any]) -> None:
-    network = Rotating()
-    runs = [
-        train(module=classifier(network=make), precision=precision, **options)
-        for make in (lambda: network, lambda: Rotating(False))
-    ]
-    assert torch.equal(network.turns, Rotating().turns) and network.turns.dtype == torch.complex64
-    assert_close(runs[0].params, runs[1].params, 1e-6)
-
-
-def test_complex_tensors_that_clients_would_send_are_refused() -> None:
-    with pytest.raises(
-        ValueError, match=r"^Classifier: model.turns is torch.complex64, and .*, or register it with persistent=False$"
-    ):
-        train(module=classifier(network=lambda: Rotating(persistent=True)))
-    network = nn.Linear(NUM_FEATURES, NUM_CLASSES, dtype=torch.complex64)
-    with pytest.raises(
-        ValueError, match=r"^Classifier: model.weight is torch.complex64, .* call torch.view_as_complex in forward$"
-    ):
-        train(module=classifier(network=lambda: network))
 
 
 class Slowing(nn.Linear):
@@ -335,24 +271,3 @@ def test_clients_begin_with_the_temporary_buffers_that_a_hook_has_set(tmp_path: 
             nn.functional.cross_entropy(reference(inputs), targets).backward()
             optimizer.step()
     assert_close(run.state, dict(reference.named_parameters()), 1e-10)
-
-
-def test_large_temporary_buffers_that_stay_as_they_are_are_not_copied() -> None:
-    class Masked(nn.Linear):
-        def __init__(self) -> None:
-            super().__init__(NUM_FEATURES, NUM_CLASSES)
-            self.register_buffer("mask", torch.ones(2**20, NUM_FEATURES, dtype=torch.bool), persistent=False)
-            self.register_buffer("wide", torch.ones(1).expand(NUM_CLASSES), persistent=False)
-
-        def forward(self, x: Tensor) -> Tensor:
-            return self.wide * super().forward(x * self.mask[: len(x)])
-
-    trainer = train(module=classifier(network=Masked), rounds=1)
-    version = trainer.run.model.buffers["model.mask"]._version
-    trainer.train_round()
-    assert trainer.run.model.buffers["model.mask"]._version == version
-
-
-def test_models_without_temporary_buffers_have_nothing_to_renew() -> None:
-    network = nn.Sequential(nn.Linear(NUM_FEATURES, 8), nn.BatchNorm1d(8), Dropout(0.5), nn.Linear(8, NUM_CLASSES))
-    assert not train(module=classifier(network=lambda: network), rounds=1).run.model.initial

@@ -3,7 +3,6 @@
 These tests record programs as for ``torch.compile`` and run the recording, because torch's compiler takes many seconds for each.
 """
 
-import logging
 import warnings
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -34,7 +33,6 @@ from torch.fx.experimental.proxy_tensor import make_fx
 import flcog
 from flcog.callbacks import SCAFFOLD, FedProx, FedReg
 from flcog.client.executor import Choice
-from flcog.execute import compiler
 from flcog.execute.optimizer import TensorOptimizer
 from flcog.schedules import Piecewise
 
@@ -291,17 +289,3 @@ def test_autocast(programs: list[int]) -> None:
         runs = [train(compile=c, **options) for c in (True, False)]
     assert_close(runs[0].params, runs[1].params, 1e-2)
     assert len(programs) == 1
-
-
-def test_a_cpu_run_is_not_told_that_it_has_no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    """torch logs this while it looks for a C++ compiler, if CUDA's toolkit is installed."""
-    said, log = list[str](), logging.getLogger("torch.utils.cpp_extension")
-    handler = logging.Handler()
-    handler.emit = lambda record: said.append(record.getMessage())  # type: ignore[method-assign]
-    monkeypatch.setattr(log, "handlers", [handler])
-    monkeypatch.setattr(log, "filters", [])
-    monkeypatch.setattr(torch, "compile", as_recorded)
-    compiler.compiled(Tensor.zero_, [torch.zeros(1)])
-    log.warning("No CUDA runtime is found, using CUDA_HOME='%s'", "/usr/local/cuda")
-    log.warning("The compiler is %s", "too old")
-    assert said == ["The compiler is too old"]

@@ -3,14 +3,12 @@
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from contracts.registry import CASES
 from copy_queues import Delayed
-from harness import SGD, SIZES, assert_close, classifier, fit, make_trainer, train
-from torch import Tensor
+from harness import SGD, assert_close, classifier, fit, make_trainer, train
 
-from engine.test_sources import Announced, Told
+from engine.test_sources import Announced
 
 STATEFUL = ("SCAFFOLD", "FedCOG", "GradientNoise", "MOON-batchnorm")
 
@@ -52,12 +50,6 @@ def test_the_next_samples_are_on_their_way_while_a_device_computes(executor: str
     assert last == 0
 
 
-def test_without_the_wait_a_run_computes_with_rubbish(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("flcog.data.reading.copy_queue_of", lambda device: Delayed(waits=False))
-    with pytest.raises((ValueError, IndexError, RuntimeError)):
-        run("loop")
-
-
 @pytest.mark.parametrize("executor", ["loop", "vmap"])
 @pytest.mark.parametrize("name", STATEFUL)
 def test_states_and_draws_that_come_later_train_the_same_model(
@@ -85,23 +77,4 @@ def test_states_that_were_read_from_the_disk_come_later_too(tmp_path: Path, queu
     assert_close(resumed.state, whole.state, 0)
 
 
-class Damaged(Told):
-    """The samples of client 7 cannot be read."""
-
-    def read(self, indices: np.ndarray, keys: np.ndarray | None) -> Tensor:
-        if indices.max() >= DAMAGED:
-            raise ValueError(f"sample {indices.max()} cannot be read")
-        return super().read(indices, keys)
-
-
-DAMAGED = sum(SIZES[:7])
 """The index of client 7's first sample. Client 7 is the last client, but trains second, because only client 3 has more samples."""
-
-
-def test_what_cannot_be_read_ahead_is_the_next_clients_error(queue: Delayed, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("engine.test_sources.Told", Damaged)
-    trainer = make_trainer(None, local_epochs=1, clients_per_round=8)
-    trainer.prepare(classifier(), Announced(batch_size=5))
-    with pytest.raises(ValueError, match="cannot be read") as caught:
-        trainer.train_round()
-    assert "client 7, round 1, local step" in caught.value.__notes__[0]

@@ -26,7 +26,6 @@ from engine.test_selection import Listed
 from flcog.callbacks import SCAFFOLD
 from flcog.execute import choice, compiled_steps
 from flcog.execute import graphs as cuda_graphs
-from flcog.execute.graphs import Cuda
 
 pytestmark = needs_compiler
 
@@ -242,50 +241,6 @@ def test_where_memory_runs_out_on_one_stream_more_those_before_go_on(
         graphs = run(case, case.method, executor="loop", compile="graphs")
     assert len(caught) == 1 and graphs.executor.clients_at_once == device.captured == fits
     assert_close(graphs.state, run(case, case.method, executor="loop").state, 1e-11)
-
-
-def test_what_goes_wrong_while_capturing_leaves_no_stream_behind(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Until about torch 2.14, torch's own context does not restore the stream if the capture cannot be ended."""
-    current, waits, graphs = ["main"], list[tuple[str, str]](), list[Any]()
-
-    class Stays:
-        def __init__(self, graph: Any, **options: Any) -> None:
-            graphs.append(options)
-
-        def __enter__(self) -> None:
-            current[0] = graphs[0]["stream"]
-
-        def __exit__(self, *error: Any) -> None:
-            raise RuntimeError("operation failed due to a previous error during capture")
-
-    @contextmanager
-    def on(self: Cuda, stream: Any) -> Iterator[None]:
-        before, current[0] = current[0], stream
-        try:
-            yield
-        finally:
-            current[0] = before
-
-    monkeypatch.setattr(Cuda, "on", on)
-    monkeypatch.setattr(Cuda, "current", lambda self: current[0])
-    monkeypatch.setattr(Cuda, "wait", lambda self, waiting, other: waits.append((waiting, other)))
-    monkeypatch.setattr(torch.cuda, "CUDAGraph", lambda: None)
-    monkeypatch.setattr(torch.cuda, "graph", Stays)
-    collecting = list[bool]()
-    with pytest.raises(RuntimeError, match="previous error"):
-        Cuda().capture(lambda: collecting.append(gc.isenabled()), "side")
-    assert collecting == [True] * cuda_graphs.WARM_UPS + [False], "freeing an older graph would end the capture"
-    assert gc.isenabled()
-    assert current == ["main"] and graphs == [{"stream": "side", "capture_error_mode": "thread_local"}]
-    assert waits == [("side", "main"), ("main", "side")]
-    waits.clear()
-
-    def runs_out() -> None:
-        raise torch.OutOfMemoryError
-
-    with pytest.raises(torch.OutOfMemoryError):
-        Cuda().capture(runs_out, "side")
-    assert waits[-1] == ("main", "side"), "steps that were begun use tensors that are let go of"
 
 
 @pytest.mark.parametrize("executor", ["loop", "vmap"])

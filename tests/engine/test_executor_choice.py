@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 import flcog
 from flcog.data import Samples, Splits
-from flcog.execute.batched import Batched
+from flcog.execute.stacked_clients import StackedClients
 
 
 class Plain(L.LightningModule):
@@ -68,11 +68,10 @@ def test_a_batched_program_that_has_run_is_never_given_up(monkeypatch: pytest.Mo
     trainer.prepare(classifier(), TinyData())
     trainer.train_round()
 
-    def fails(self: Any, assignment: Any) -> Any:
+    def fails(*arguments: Any) -> Any:
         raise RuntimeError("out of memory")
-        yield
 
-    monkeypatch.setattr(Batched, "run", fails)
+    monkeypatch.setattr(StackedClients, "train", fails)
     with pytest.raises(RuntimeError, match="out of memory"):
         trainer.train_round()
     assert trainer.executor.name == "vmap"

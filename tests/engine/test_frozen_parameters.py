@@ -114,17 +114,6 @@ def test_layers_train_in_the_mode_that_the_module_gave_them(kind: type[Resting],
     )
 
 
-def test_evaluations_and_fits_leave_modes_as_they_were(tmp_path: Path) -> None:
-    module = Resting("constructor")
-    before = [layer.training for layer in module.modules()]
-    make_trainer(tmp_path).test(module, TinyData())
-    assert [layer.training for layer in module.modules()] == before
-    for rounds in (1, 2):
-        fit(tmp_path, module=module, rounds=rounds, eval_every=1)
-        assert [layer.training for layer in module.modules()] == before
-    assert sum(before) == len(before) - 3
-
-
 def test_a_module_in_evaluation_mode_trains_in_it_with_a_warning(tmp_path: Path) -> None:
     with pytest.warns(UserWarning, match=r"Found \d module\(s\) in eval mode at the start of training"):
         trainer = fit(tmp_path, module=Resting("nowhere").eval(), rounds=1)
@@ -190,21 +179,6 @@ def test_a_resume_beside_other_frozen_weights_takes_the_runs_own(tmp_path: Path)
     assert_close(dict(other.model.state_dict()), dict(whole.run.model.module.model.state_dict()), 0)
     measured = make_trainer(tmp_path, SCAFFOLD(), eval_every=1).test(adapted(seed=6), TinyData(), str(whole.run_dir))
     assert measured["test/loss"] == whole.rows[-1]["test/loss"]
-
-
-def test_without_the_file_only_the_same_weights_will_do(tmp_path: Path) -> None:
-    run = fit(tmp_path, module=adapted(), rounds=1, eval_every=1).run_dir
-    (frozen,) = run.glob("checkpoints/frozen-*")  # type: ignore[union-attr]
-    content = frozen.read_bytes()
-    frozen.unlink()
-    fit(tmp_path, module=adapted(), rounds=2, eval_every=1, ckpt_path=str(run))
-    assert frozen.read_bytes() == content
-    frozen.write_bytes(content[:-100])
-    with pytest.raises(ValueError, match=rf"{frozen.name} is no readable flcog checkpoint"):
-        fit(tmp_path, module=adapted(seed=5), rounds=3, eval_every=1, ckpt_path=str(run))
-    frozen.unlink()
-    with pytest.raises(ValueError, match=rf"last.ckpt was trained with other frozen weights than the model's: .*{frozen.name}$"):
-        fit(tmp_path, module=adapted(seed=5), rounds=3, eval_every=1, ckpt_path=str(run))
 
 
 def _freeze(module: Any) -> None:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 import flcog
 from engine.test_executor_choice import Plain
-from flcog.core.global_streams import kept_streams, moved, seed_streams, streams
+from flcog.core.global_streams import moved, seed_streams, streams
 from flcog.settings import can_compile
 
 pytestmark = pytest.mark.filterwarnings("error")
@@ -105,16 +105,3 @@ def test_a_training_step_that_draws_from_numpy() -> None:
 
     with pytest.warns(UserWarning, match="falls back to loop: Scales.training_step draws from NumPy's global stream$"):
         train(module=Scales(), executor="vmap", rounds=1)
-
-
-def test_kept_streams_continue_as_if_nothing_had_been_drawn() -> None:
-    seed_streams(3)
-    expected = [draw() for draw in DRAWS.values()]
-    seed_streams(3)
-    with kept_streams() as before:
-        assert moved(before) == []
-        for draw in DRAWS.values():
-            draw()
-        np.random.randn()  # noqa: NPY002 -- fills the cache of the second normal number
-        assert moved(before) == list(DRAWS)
-    assert moved(before) == [] and [draw() for draw in DRAWS.values()] == expected

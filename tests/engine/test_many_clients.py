@@ -2,7 +2,6 @@
 
 import tracemalloc
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,17 +13,12 @@ from torch.utils._pytree import tree_leaves
 
 import flcog
 from flcog.callbacks import (
-    Availability,
     DiurnalAvailability,
     FedBuff,
     OverSelect,
     PoissonSampling,
-    PowerOfChoice,
-    RoundRobin,
     SystemModel,
-    UniformSelection,
 )
-from flcog.callbacks.selection.availability import _trace
 from flcog.core.randomness import make_rng
 from flcog.datamodules import RandomData
 from flcog.method import ClientPool, Method, Selection
@@ -59,13 +53,6 @@ def test_poisson_sampling_with_availability(unbiased: bool) -> None:
     )
     assert 60 < few < 200 and 60 < many < 200
     assert large < 1.5 * small < 150_000 and asked < 300
-
-
-@pytest.mark.parametrize("method", [UniformSelection(), RoundRobin(), PowerOfChoice(candidates=200)], ids=repr)
-def test_other_selections_with_availability(method: Selection) -> None:
-    (few, small, _), (many, large, asked) = (selected_of(method, number) for number in (MILLION // 100, MILLION))
-    assert few == many == 100
-    assert large < 1.5 * small < 300_000 and asked < 2000
 
 
 @pytest.mark.slow
@@ -107,11 +94,3 @@ class _NothingLarge(TorchDispatchMode):
         found = func(*args, **(kwargs or {}))
         assert all(leaf.numel() < self.number / 2 for leaf in tree_leaves(found) if isinstance(leaf, torch.Tensor)), func
         return found
-
-
-def test_a_trace_takes_twenty_bytes_for_each_row(tmp_path: Path) -> None:
-    path, rows = tmp_path / "trace.csv", 1000
-    path.write_text("client,from,until\n" + "".join(f"{row},{row},{row + 5}\n" for row in range(rows)))
-    assert Availability(trace=str(path)).available(np.array([3, 9]), 0, 0).tolist() == [False, False]
-    trace = _trace(str(path), 0)
-    assert sum(part.nbytes for part in trace[:3]) == 20 * rows and all(part.base is None for part in trace[:3])

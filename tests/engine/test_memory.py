@@ -21,7 +21,7 @@ from flcog.execute.job import Job
 from flcog.execute.memory import activation_bytes
 from flcog.execute.one_client import OneClient
 from flcog.execute.stacked_clients import StackedClients
-from flcog.method import ExecutorNote, MemoryNote, Notes
+from flcog.method import MemoryNote, Notes
 from flcog.run import hosting
 from flcog.run.observers.summary import peak_memory
 from flcog.run.session import Session
@@ -45,17 +45,6 @@ def test_where_memory_runs_out_half_as_many_clients_go_on(monkeypatch: pytest.Mo
         halved = train(SCAFFOLD(), executor="vmap", chunk_size=5)
     assert len(caught) == 1 and halved.executor.name == "vmap" and halved.executor.clients_at_once == 2
     assert_close(halved.params, small.params, 0)
-
-
-def test_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    trainer = make_trainer(None, executor="vmap", chunk_size=5)
-    trainer.prepare(classifier(), TinyData())
-    let_memory_run_out(monkeypatch, 1)
-    with pytest.warns(UserWarning) as caught:
-        trainer.train_round()
-    told = [str(warning.message) for warning in caught]
-    assert len(told) == 2 and "2 are tried" in told[0] and "falls back to loop" in told[1] and "out of memory" in told[1]
-    assert trainer.executor.name == "loop"
 
 
 @needs_compiler
@@ -82,7 +71,7 @@ def test_compiled_steps_have_no_room_for_more_either(monkeypatch: pytest.MonkeyP
 
 def test_the_loop_that_takes_over_has_the_memory_of_what_failed(monkeypatch: pytest.MonkeyPatch) -> None:
     held: list[weakref.ref[Tensor]] = []
-    client = OneClient._client
+    client = OneClient._begin
 
     def fails(self: Any, assignment: Any, works: Any) -> Any:
         chunk = torch.zeros(len(works))
@@ -96,7 +85,7 @@ def test_the_loop_that_takes_over_has_the_memory_of_what_failed(monkeypatch: pyt
     trainer = make_trainer(None, executor="vmap")
     trainer.prepare(classifier(), TinyData())
     monkeypatch.setattr(StackedClients, "train_chunk", fails)
-    monkeypatch.setattr(OneClient, "_client", looked)
+    monkeypatch.setattr(OneClient, "_begin", looked)
     with pytest.warns(UserWarning, match="falls back to loop: .*no batching rule"):
         trainer.train_round()
 
@@ -146,11 +135,6 @@ GIB = 2**30
 
 
 @pytest.fixture(autouse=True)
-def nothing_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("memory_reserved", "memory_allocated"):
-        monkeypatch.setattr(torch.cuda, name, lambda device: 3 * GIB)
-
-
 @pytest.mark.parametrize(
     ("taken", "per_device", "expected"),
     [
@@ -173,31 +157,6 @@ def test_what_others_have_taken_of_a_gpu_is_left_to_them(
     assert [note.text.partition(":")[0] for note in notes] == (
         [f"{-(-int(taken) // GIB)}.0 GiB of the GPU's 80.0 GiB are taken"] if taken > 10 * GIB else []
     )
-
-
-def test_what_torch_keeps_of_an_earlier_run_is_free(monkeypatch: pytest.MonkeyPatch) -> None:
-    """This is the case in a second fit of a notebook, and in all but the first variant of flcog bench --vary."""
-    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (30 * GIB, 80 * GIB))
-    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: 45 * GIB)
-    notes = Notes()
-    assert memory.chunk_bytes(Processes(device=torch.device("cuda", 0)), notes) == 40 * GIB and not list(notes)
-
-
-def test_processes_have_as_many_clients_at_a_time_as_the_one_with_the_least(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (80 * GIB, 80 * GIB))
-    asked: list[int] = []
-
-    def largest(self: Processes, number: int) -> int:
-        asked.append(number)
-        return max(number, -10 * GIB)  # the number of another process
-
-    monkeypatch.setattr(Processes, "largest", largest)
-    assert memory.chunk_bytes(Processes(0, 2, torch.device("cuda", 0)), Notes()) == 10 * GIB
-    assert asked == [0, -40 * GIB], "all have come before one asks"
-
-
-def test_on_a_cpu_each_core_has_caches_of_its_own() -> None:
-    assert len({memory.chunk_bytes(Processes(per_device=count), Notes()) for count in (1, 4)}) == 1
 
 
 def fitted(root: Path, rounds: int, ckpt_path: Path | None = None, data: Any = None, **options: Any) -> Session:
@@ -248,17 +207,3 @@ def test_a_compiled_run_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
         resumed = fitted(tmp_path, 2, half.directory, **options)
     assert half.engine.clients.executor.clients_at_once == resumed.engine.clients.executor.clients_at_once == 4
     assert half.engine.clients.executor.compiled and resumed.engine.clients.executor.compiled
-
-
-@pytest.mark.slow
-def test_a_run_that_went_on_in_the_loop_stays_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It stays there even if there is enough memory now, unless the user sets another executor."""
-    with computing_there():
-        with monkeypatch.context() as patch:
-            let_memory_run_out(patch, 1)
-            with pytest.warns(UserWarning, match="falls back to loop"):
-                half = fitted(tmp_path, 1)
-        resumed = fitted(tmp_path, 2, half.directory)
-        assert half.engine.clients.executor.name == resumed.engine.clients.executor.name == "loop"
-        assert ExecutorNote("loop (as the checkpoint says)") in resumed.engine.notes
-        assert fitted(tmp_path, 3, half.directory, executor="vmap-patches").engine.clients.executor.name == "vmap-patches"

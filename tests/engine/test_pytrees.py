@@ -196,38 +196,3 @@ def test_real_samples_are_shuffled_as_they_are() -> None:
 def test_methods_that_make_inputs_refuse_them(name: str) -> None:
     with pytest.raises(ValueError, match=f"{name} takes inputs that are one tensor, .* are a dict: remove it"):
         train(CASES[name].method, module=classifier(ByName), data=Halves())
-
-
-def test_methods_that_read_labels_refuse_several() -> None:
-    with pytest.raises(ValueError, match="FedDM takes targets that are one tensor"):
-        train(CASES["FedDM"].method, module=Weighted(Plain(), SGD), data=OnlyTargets())
-
-
-class OnlyTargets(Halves):
-    def __init__(self) -> None:
-        super().__init__(labelled=True)
-
-    def _cut(self, samples: Samples) -> Samples:
-        return Samples(samples.inputs, super()._cut(samples).targets)
-
-
-def test_a_classifier_refuses_several_targets() -> None:
-    with pytest.raises(ValueError, match="Classifier learns from one tensor of targets, and the training set's are a dict"):
-        train(module=classifier(Plain), data=OnlyTargets())
-
-
-class Other(ByName):
-    def features(self, left: Tensor, right: Tensor) -> Tensor:  # type: ignore[override]
-        return self.inner.features(torch.cat([left, right], 1))
-
-
-def test_names_that_the_network_does_not_have() -> None:
-    with pytest.raises(ValueError, match=r"Other.features takes left, right, and .* left, right, ids: leave out ids"):
-        train(module=classifier(Other), data=Halves())
-
-
-def test_parts_of_different_lengths() -> None:
-    with pytest.raises(ValueError, match="the inputs have 3 and 4 rows"):
-        Samples({"a": torch.zeros(3), "b": torch.zeros(4)}, torch.zeros(3))
-    with pytest.raises(ValueError, match="the targets have no rows"):
-        Samples(torch.zeros(3), {})

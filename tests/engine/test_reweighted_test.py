@@ -1,7 +1,6 @@
 """``data.client_test: reweighted`` tests clients on the whole test set, with the classes weighted as in the client's data."""
 
 import copy
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,7 @@ from harness import MOMENTUM, TinyData, classifier, fit, make_trainer, states_by
 from torch import nn
 
 from flcog.callbacks import ClientFairness, Ditto, FedProx, FedRep, FineTune, LocalModels
-from flcog.data import Federation, Splits
+from flcog.data import Federation
 
 pytestmark = pytest.mark.filterwarnings("error")
 
@@ -60,26 +59,6 @@ def test_fairness_and_fedrep_know_it(tmp_path: Path) -> None:
     rows = fit(tmp_path, FedRep(body_share=0.5), ClientFairness(), data=TinyData(**REWEIGHTED), rounds=1, eval_every=1).history
     row = rows[0]
     assert row["test/personal_accuracy_variance"] == pytest.approx((100 * row["test/personal_accuracy_std"]) ** 2)
-
-
-def test_what_has_no_classes_to_weigh() -> None:
-    for data, message in (
-        (
-            TinyData(targets="regression", **REWEIGHTED),
-            "client_test=reweighted weighs the classes of a test set; TinyData has the task",
-        ),
-        (Untested(**REWEIGHTED), "Untested has no test set: give a fraction"),
-    ):
-        with pytest.raises(ValueError, match=message):
-            data.setup()
-    for wrong in ("reweigted", 1.0, -0.1):
-        with pytest.raises(ValueError, match="or client_test must be reweighted; got"):
-            TinyData(client_test=wrong)
-
-
-class Untested(TinyData):
-    def load(self) -> Splits:
-        return replace(super().load(), test=None)
 
 
 def test_a_checkpoint_is_tested_likewise(tmp_path: Path) -> None:

@@ -20,7 +20,6 @@ from harness import (
     needs_compiler,
     train,
 )
-from torch.utils._python_dispatch import TorchDispatchMode
 from two_processes import on_one_and_two_processes
 
 import flcog
@@ -42,9 +41,7 @@ from flcog.callbacks import (
     RoundRobin,
     SystemModel,
 )
-from flcog.core.randomness import fold, sample_without_replacement
 from flcog.method import ClientPool, Method, Participants, SamplingLaw, Selection, Slot
-from flcog.server import round as rounds
 
 pytestmark = pytest.mark.filterwarnings("error")
 
@@ -123,45 +120,6 @@ def test_selections_resume_bit_for_bit(method: Selection, tmp_path: Path) -> Non
     resumed = setting(rounds=6, ckpt_path=str(half.run_dir))
     assert distance(resumed.state, whole.state) == 0
     assert [row["clients/participating"] for row in resumed.rows] == [row["clients/participating"] for row in whole.rows]
-
-
-def test_without_a_selection_the_clients_are_those_of_earlier_versions() -> None:
-    """A run with this seed had these clients before selections existed, and saved runs must resume with the same clients."""
-    trainer = train(local_steps=1)
-    drawn = [[client.id for client in round] for round in trainer.recorded]
-    assert drawn == [[0, 2, 3, 4, 6], [2, 3, 4, 5, 6], [0, 2, 3, 6, 7]]
-
-
-class Counting(TorchDispatchMode):
-    def __init__(self) -> None:
-        super().__init__()
-        self.count = 0
-
-    def __torch_dispatch__(self, op: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.count += 1
-        return op(*args, **(kwargs or {}))
-
-
-def operators_of_a_round(*methods: Method) -> int:
-    trainer = make_trainer(None, *methods)
-    trainer.prepare(classifier(), TinyData())
-    trainer.train_round()
-    with Counting() as counting:
-        trainer.train_round()
-    return counting.count
-
-
-@each
-def test_without_a_selection_a_round_runs_no_further_operator(methods: Sequence[Method], monkeypatch: pytest.MonkeyPatch) -> None:
-    count = operators_of_a_round(*methods)
-
-    def as_before(engine: Any, server: Any) -> Participants:
-        key = fold(engine.seed, server.round, "cohort")
-        return Participants(sample_without_replacement(engine.num_clients, engine.cohort_size, key))
-
-    monkeypatch.setattr(rounds, "select", as_before)
-    monkeypatch.setattr(rounds, "remember", lambda *args: None)
-    assert operators_of_a_round(*methods) == count
 
 
 def test_a_selection_of_clients_that_are_not_available_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

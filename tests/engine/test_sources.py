@@ -72,21 +72,6 @@ def test_what_is_read_next_is_announced(whole_batches: bool) -> None:
     assert [kind for kind, _ in data.seen[: data.seen.index(("asked", asked[0]))]].count("told") >= 2
 
 
-def test_large_batches_are_not_announced_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("flcog.data.reading.AHEAD_BYTES", 5 * 6 * 8)  # the bytes of five samples
-    data = Announced(whole_batches=True, batch_size=5)
-    trainer = make_trainer(None, local_epochs=1)
-    trainer.prepare(classifier(), data)
-    reader, requests = trainer.run.engine.reader, [(np.arange(first, first + 5), None) for first in range(0, 30, 5)]
-    data.seen.clear()
-    assert len(list(reader.each(trainer.federation.train, requests))) == 6
-    assert [kind for kind, _ in data.seen] == ["told", "asked"] * 6
-    data.seen.clear()
-    monkeypatch.setattr("flcog.data.reading.AHEAD_BYTES", 5 * 6 * 8 + 1)
-    list(reader.each(trainer.federation.train, requests))
-    assert [kind for kind, _ in data.seen] == ["told", "told", *["asked", "told"] * 4, "asked", "asked"]
-
-
 def test_each_client_has_keys_of_its_own() -> None:
     trainer = train(data=Announced(), rounds=2, executor="loop")
     keys = np.concatenate([work.keys for works in trainer.works for work in works])

@@ -29,7 +29,7 @@ from torch import Tensor, nn
 import flcog
 from engine.test_executor_choice import Pictures, Plain
 from flcog.callbacks import SCAFFOLD, FedDyn
-from flcog.execute.sequential import Sequential
+from flcog.execute.placements import Chunks
 from flcog.execute.threads import Threads
 from flcog.method import Context, Method
 from flcog.models import Dropout
@@ -66,7 +66,7 @@ def test_side_by_side_is_one_by_one(options: dict[str, Any]) -> None:
     alone = train(module=module(), **(rest | {"chunk_size": 1}))
     torch.manual_seed(0)
     together = train(module=module(), **({"chunk_size": 3} | rest))
-    assert isinstance(together.executor.placement, Threads) and type(alone.executor.placement) is Sequential
+    assert isinstance(together.executor.placement, Threads) and type(alone.executor.placement) is Chunks
     assert_close(together.state, alone.state, 0)
     assert together.rows == alone.rows
 
