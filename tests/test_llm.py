@@ -19,10 +19,8 @@ from flcog.datamodules import Dirichlet, InstructionData
 from flcog.datamodules.instruction_data import TEMPLATES
 from flcog.functional.apply import ModelFunction
 from flcog.models import CausalLM, InstructionTuning, LoRA
-from flcog.models.causal_lm import scales
 from flcog.models.instruction_tuning import answer_losses
 from flcog.models.lora import adapters
-from flcog.run.hosting import host_clients
 
 SUMS = [
     {"instruction": f"Add {a} and {b}", "output": str(a + b), "category": "large" if a + b > 6 else "small"}
@@ -398,27 +396,6 @@ def test_a_named_decoder_is_not_in_checkpoints_and_a_changed_one_is_refused(
 
 
 @pytest.mark.slow
-def test_clients_elsewhere_refuse_weights_of_other_scales(tmp_path: Path, llama: str) -> None:
-    """Quantised weights are integers with scales. The same integers with other scales are other weights."""
-    pytest.importorskip("bitsandbytes")
-    files = pytest.importorskip("safetensors.torch")
-    other = str(shutil.copytree(llama, tmp_path / "other"))
-    tensors = files.load_file(Path(other, "model.safetensors"))
-    files.save_file({name: 2 * value for name, value in tensors.items()}, Path(other, "model.safetensors"), {"format": "pt"})
-    options: dict[str, Any] = {"rounds": 1, "local_steps": 1, "logger": False, "accelerator": "cpu"}
-    settings = flcog.FederatedTrainer(**options).settings
-    hosted = host_clients(settings, [], module(llama, weights="8bit"), data(tmp_path, llama).only([0]))
-    population = hosted.roll_call().population
-    same, doubled, whole = (
-        ModelFunction(module(base, weights=weights)) for base, weights in ((llama, "8bit"), (other, "8bit"), (llama, "run"))
-    )
-    hosted.set_up(population, same.constants | scales(same.module))
-    for wrong in (doubled, whole):
-        with pytest.raises(ValueError, match=r"differs from the server's: load the same decoder, with the same weights="):
-            hosted.set_up(population, wrong.constants | scales(wrong.module))
-
-
-@pytest.mark.slow
 def test_a_folder_has_a_file_for_each_client(tmp_path: Path, llama: str) -> None:
     (tmp_path / "clients").mkdir()
     for client, size in enumerate((3, 1, 5)):
@@ -477,37 +454,6 @@ def test_bad_arguments(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, "transformers", None)
     with pytest.raises(ValueError, match=r"CausalLM needs transformers, which is not installed: pip install 'flcog\[llm\]'"):
         CausalLM("x")
-
-
-@pytest.mark.slow
-def test_bad_combinations(tmp_path: Path, llama: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fails(message: str, model: InstructionTuning, *methods: Any, **options: Any) -> None:
-        with pytest.raises(ValueError, match=message):
-            fit(tmp_path, model, data(tmp_path, llama), *methods, **options)
-
-    fails("not for unlabelled data: remove it, or name the targets", module(llama), callbacks.FedDisco())
-    fails("weights=bfloat16 needs trainer.precision=bf16-mixed or bf16-true", module(llama, weights="bfloat16"))
-    fails("gradient_checkpointing cannot repeat", module(llama, gradient_checkpointing=True), callbacks.FedSAM())
-    with pytest.raises(ValueError, match="weights must be run, bfloat16, 8bit or 4bit; got '2bit'"):
-        CausalLM(llama, weights="2bit")  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="is neither a folder with a tokenizer"):
-        InstructionData(write_lines(tmp_path / "a.jsonl", SUMS), str(tmp_path / "nothing")).load()
-    with pytest.raises(ValueError, match=r"^CausalLM.* is neither a folder with a decoder"):
-        CausalLM(str(tmp_path / "nothing"))
-    monkeypatch.setitem(__import__("sys").modules, "bitsandbytes", None)
-    with pytest.raises(ValueError, match=r"needs bitsandbytes, which is not installed: pip install 'flcog\[quantized\]'"):
-        CausalLM(llama, weights="4bit")
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("batch_size", [5, 18], ids=["batches of different lengths", "one batch"])
-def test_predictions_are_refused_with_the_ways_to_get_answers(tmp_path: Path, llama: str, batch_size: int) -> None:
-    source = data(tmp_path, llama, eval_batch_size=batch_size)
-    trainer = fit(tmp_path, module(llama), source, rounds=1, local_steps=1)
-    with pytest.raises(
-        ValueError, match=r"^InstructionTuning makes no predictions .* GeneratedAnswers .* flcog export RUN --format peft"
-    ):
-        trainer.predict(datamodule=source)
 
 
 @pytest.mark.slow

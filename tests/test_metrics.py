@@ -62,6 +62,13 @@ def test_multilabel_as_torchmetrics_has_it() -> None:
             assert computed[f"{letter}-{name}"] == pytest.approx(float(theirs.mean()), abs=1e-6)
 
 
+def test_logits_within_the_unit_interval_are_still_logits() -> None:
+    torch.manual_seed(2)
+    outputs, targets = torch.rand(30, 3), torch.randint(0, 2, (30, 3))
+    outputs[:7] *= 9  # only one batch has values outside the interval
+    assert scores(multilabel_metrics(3), outputs, targets) == pytest.approx(multilabel_reference(outputs, targets), abs=1e-6)
+
+
 def test_large_logits_keep_their_order() -> None:
     """As float32 probabilities they would all be 1."""
     outputs, targets = torch.tensor([[20.0], [30.0], [25.0], [40.0]]), torch.tensor([[0], [1], [0], [1]])

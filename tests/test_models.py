@@ -227,6 +227,27 @@ def test_dropout_against_integers(key: int) -> None:
     assert torch.equal(dropout(torch.ones(2, 3, 4)) != 0, expected)
 
 
+@pytest.mark.parametrize("p", [0.1, 0.5, 0.9])
+def test_dropout_rate_and_independence(p: float) -> None:
+    dropout = Dropout(p)
+    masks = torch.stack([dropout(torch.ones(200, 300)) != 0 for _ in range(4)]).double()
+    deviation = math.sqrt(p * (1 - p) / 60_000)
+    assert (masks.mean((1, 2)) - (1 - p)).abs().max() < 5 * deviation
+    # Whole rows or columns are not dropped together. A mask is correlated neither with the next mask nor with shifted masks.
+    assert masks.mean(1).std() == pytest.approx(math.sqrt(p * (1 - p) / 200), rel=0.2)
+    assert masks.mean(2).std() == pytest.approx(math.sqrt(p * (1 - p) / 300), rel=0.2)
+    flat = masks.flatten(1)
+    for other in (flat[1], flat[0].roll(1), flat[1].roll(1), flat[1].roll(-1), flat[0].roll(300)):
+        assert abs(torch.corrcoef(torch.stack([flat[0], other]))[0, 1]) < 5 / math.sqrt(60_000)
+
+
+def test_dropout_ignores_padding_rows() -> None:
+    unpadded, padded = Dropout(), Dropout()
+    x = torch.randn(5, 3, 2)
+    for _ in range(2):
+        assert torch.equal(padded(torch.cat([x, torch.zeros(3, 3, 2)]))[:5], unpadded(x))
+
+
 def test_dropout_moves_on_and_can_be_set_back() -> None:
     dropout, x = Dropout(), torch.ones(4, 8)
     first, second = dropout(x), dropout(x)

@@ -14,7 +14,7 @@ from flcog.core.files import RUN_REMEDY, write_table
 from flcog.core.randomness import make_rng
 from flcog.core.types import Slot
 from flcog.data import Federation
-from flcog.functional.apply import apply_of
+from flcog.functional.apply import Apply
 from flcog.method import Callback, ClientView, Run
 
 
@@ -81,7 +81,7 @@ def generate_as_client(run: Run, method: FedCOG, num_samples: int, classes: Tens
     if classes is not None:
         draws["labels"] = classes if view.task == "classification" else torch.eye(view.num_classes)[classes]
     draws = torch.utils._pytree.tree_map(lambda tensor: tensor.to(device), draws)
-    apply = apply_of(run.model, run.buffers)
+    apply = Apply(run.model, run.buffers)
     last = (kept["params"], kept["buffers"]) if kept else None
     return make_inputs(method, apply, draws, (run.params, run.buffers), last)
 

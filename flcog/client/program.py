@@ -11,7 +11,7 @@ from torch.utils import _pytree as pytree
 
 from flcog.core.gradients import gradients_of
 from flcog.core.types import Batch, Params, Slot
-from flcog.functional.apply import Apply, apply_of
+from flcog.functional.apply import Apply
 from flcog.functional.model_function import ModelFunction
 from flcog.method import Attack, ClientData, Context, GlobalModel, Gradient, GradientFunction, Method, Optimisation, Stage, Upload
 from flcog.method.given import as_given, untouched
@@ -73,7 +73,7 @@ class Program:
 
     def apply(self, buffers: Params, live: bool = False) -> Apply:
         """The model in training mode with these buffers, as hooks receive it."""
-        return apply_of(self.model, buffers, live, self.local_step)
+        return Apply(self.model, buffers, live, self.local_step)
 
     def contexts(
         self, tensors: ClientTensors, buffers: Params, step: int | Tensor, means: Sequence[Slot] | None = None

@@ -30,12 +30,7 @@ class NormsInOneType(TorchFunctionMode):
 
 
 def batched_layers(model: ModelFunction, patches: bool) -> Callable[[], AbstractContextManager[Any]]:
-    """A context manager for the computations of batched clients.
-
-    Args:
-        model: the clients'.
-        patches: whether convolutions are products of matrices.
-    """
+    """A context manager for the computations of batched clients."""
     norms = model.mixes_rows and _is_mixed(model)
     if patches and norms:
         return _both

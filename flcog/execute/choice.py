@@ -41,12 +41,6 @@ class ChosenExecutor:
     torch has no error of its own for a program that cannot be batched. So if the first chunk of a batched program fails, because of a
     method's hook, clients run one after another from then on. If they fail, too, the user sees that error. A round for which a hook has
     frozen parameters runs in Lightning's loops.
-
-    Args:
-        job: describes the model and the clients.
-        wanted: the user's setting.
-        notes: receives the choice and its reason.
-        processes: which must all make the same choice.
     """
 
     def __init__(self, job: Job, wanted: Wanted, notes: Notes, processes: Processes) -> None:
@@ -77,11 +71,11 @@ class ChosenExecutor:
             choice = Choice("vmap" if auto else wanted, _chunk(job, patches=wanted == "vmap-patches"), job.compile)
             if not (obstacle := self._probed(choice)):
                 self._leave_uncompiled(self._draw)
-                small, shared = (
-                    "a small model: a step's Python outweighs its arithmetic",
-                    "clients share the accelerator's kernels",
-                )
-                why = (small if job.on_cpu else shared) if auto else ""
+                why = ""
+                if auto and job.on_cpu:
+                    why = "a small model: a step's Python outweighs its arithmetic"
+                elif auto:
+                    why = "clients share the accelerator's kernels"
                 return choice._replace(compiled=self._job.compile), "; ".join(filter(None, [why, self._tip()]))
         if wanted.startswith("vmap"):
             warnings.warn(f"executor={wanted} falls back to loop: {obstacle}", stacklevel=3)

@@ -29,13 +29,6 @@ class CompiledSteps(Steps):
 
     Chunks are padded with inactive clients, and batches with masked rows. Chunks and batches that would be mostly padding run
     uncompiled, and so do batches of models that feel padding. These rules depend only on the chunk, so a resumed run does the same.
-
-    Args:
-        learner: the model and the optimiser.
-        programs: the run's compiled programs.
-        clients: the number of clients in a chunk.
-        rows: the number of rows in a batch.
-        lanes: the number of lanes, which take turns.
     """
 
     def __init__(self, learner: Learner, programs: Programs, clients: int, rows: int, lanes: int = 1) -> None:

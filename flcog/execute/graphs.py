@@ -110,11 +110,7 @@ class GraphLane(Lane):
         self._device.wait(self._device.current(), self._stream)
 
     def _on_stream(self, *trees: Any) -> AbstractContextManager[Any]:
-        """A context manager that queues work on the lane's stream, behind the present work of the current stream.
-
-        Args:
-            trees: tensors of the current stream that the lane's stream reads.
-        """
+        """A context manager that queues work on the lane's stream, behind the present work of the current stream."""
         for tensor in pytree.tree_leaves(trees):
             self._device.lend(tensor, self._stream)
         self._device.wait(self._stream, self._device.current())
@@ -122,11 +118,7 @@ class GraphLane(Lane):
 
 
 class Graphs(Programs):
-    """Captured local steps, one graph for each lane. They are not compiled first, which would take longer than it saves.
-
-    Args:
-        notes: receives a note with the time that capturing took.
-    """
+    """Captured local steps, one graph for each lane. They are not compiled first, which would take longer than it saves."""
 
     verb, kind = "captured", "graphs"
 

@@ -64,11 +64,7 @@ class StepProgram(NamedTuple):
 
 
 class Lane:
-    """The tensors of a program. One chunk of clients after another is copied to them, trains there, and is copied out.
-
-    Args:
-        program: runs on the tensors.
-    """
+    """The tensors of a program. One chunk of clients after another is copied to them, trains there, and is copied out."""
 
     def __init__(self, program: StepProgram) -> None:
         self.function, self.tensors = program.function, [layout.empty() for layout in program.layouts]

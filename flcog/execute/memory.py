@@ -16,7 +16,7 @@ from flcog.core.text import human
 from flcog.core.types import Batch
 from flcog.execute.job import Job
 from flcog.execute.patches import ConvolutionsAsPatches
-from flcog.functional.apply import apply_of
+from flcog.functional.apply import Apply
 from flcog.method import MemoryNote, Notes
 
 T = TypeVar("T")
@@ -38,12 +38,7 @@ STEP = 2**30
 
 
 def chunk_bytes(processes: Processes, notes: Notes) -> int:
-    """The memory that a chunk may take, which is the same in every process.
-
-    Args:
-        processes: some of them may share the device. Their data are on it already.
-        notes: receives a note if other programs use the GPU.
-    """
+    """The memory that a chunk may take, which is the same in every process."""
     device = processes.device
     if device.type != "cuda":
         return CHUNK_BYTES[True] if device.type == "cpu" else CHUNK_BYTES[False] // processes.per_device
@@ -74,14 +69,7 @@ def attempt(run: Callable[[], T], may_retry: bool) -> T | None:
 
 
 def back_off(executor: str, too_many: int, clients: int, make_room: Callable[[], None]) -> None:
-    """Warn that memory ran out and that fewer clients train at a time from here on, and free memory.
-
-    Args:
-        executor: the name of the executor.
-        too_many: the number of clients at a time until now.
-        clients: the new number of clients at a time.
-        make_room: drops tensors that were made for more clients.
-    """
+    """Warn that memory ran out and that fewer clients train at a time from here on, and free memory."""
     warnings.warn(
         f"executor={executor}: {too_many} clients at a time do not fit into memory, {clients} are tried from here on; "
         f"trainer.chunk_size={clients} says so from the start",
@@ -97,10 +85,6 @@ def activation_bytes(job: Job, patches: bool = False) -> int:
 
     They are counted on two samples, so the count is the same in every run. If the pass fails, the count is 0, and the error comes
     again when a client trains.
-
-    Args:
-        job: describes the model and its batches.
-        patches: whether convolutions are products of matrices, so that their patches are stored.
     """
     model = job.model
     own = {_place(tensor) for tensor in (*model.params.values(), *model.constants.values())}
@@ -117,7 +101,7 @@ def activation_bytes(job: Job, patches: bool = False) -> int:
         hooks = saved_tensors_hooks(keep, lambda tensor: tensor)
         batch = Batch(*job.reader(job.reader.federation.train, np.repeat(job.reader.federation.partition.indices[:1], 2)))
         with kept_streams(job.device), torch.enable_grad(), hooks, ConvolutionsAsPatches() if patches else nullcontext():
-            apply_of(model, buffers).loss(model.params, batch)
+            Apply(model, buffers).loss(model.params, batch)
     except Exception:
         return 0
     return sum(storage.nbytes() for place, storage in kept.items() if place not in own) * job.rows // 2

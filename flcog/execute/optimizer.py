@@ -32,10 +32,6 @@ def stepper(optimizer: torch.optim.Optimizer, params: list[Tensor]) -> Stepper:
 
     ``torch.optim.Optimizer.step`` opens a profiler range, looks for hooks and looks up every parameter's state: for a small model
     this takes as long as its backward pass. Plain SGD is therefore computed here, and is equal to torch's bit for bit.
-
-    Args:
-        optimizer: new, or with its state cleared, because a client starts without momentum.
-        params: all parameters that it updates.
     """
     if is_plain_sgd(optimizer, params):
         (group,) = optimizer.param_groups
@@ -71,12 +67,8 @@ def _sgd(
 ) -> None:
     """One step of SGD in place: torch's formula, in torch's order.
 
-    Args:
-        group: the optimiser's settings.
-        params, gradients: of the group.
-        velocity: of the parameters. An empty list is filled; a program, whose tensors are fixed, passes zeros.
-        rate: the learning rate; a tensor in a program, which serves all rounds.
-        step: its number, in a program.
+    An empty list of velocities is filled. A program, whose tensors are fixed, passes zeros, the number of the step, and the rate as a
+    tensor, because it serves all rounds.
     """
     if group["maximize"]:
         gradients = list(torch._foreach_neg(gradients))
@@ -101,13 +93,7 @@ def _sgd(
 def optimizer_like(
     optimizer: torch.optim.Optimizer, counterparts: Mapping[int, Tensor], **settings: Any
 ) -> torch.optim.Optimizer:
-    """The same optimiser, with its settings and groups, on other tensors.
-
-    Args:
-        optimizer: to be copied.
-        counterparts: the other tensors, by the ``id`` of the parameters that they replace.
-        settings: replace the optimiser's own settings of these names, if it has any.
-    """
+    """The same optimiser, with its settings and groups, on other tensors."""
     kind: Callable[..., torch.optim.Optimizer] = type(optimizer)
     accepted = inspect.signature(kind).parameters
     own = {name: value for name, value in settings.items() if name in accepted}
@@ -119,10 +105,6 @@ class TensorOptimizer:
     """The user's optimiser as a function of tensors: parameters, gradients, state and learning rates. Programs need this form.
 
     torch's optimisers count their steps in Python, unless they run compiled or captured. Here they always count in tensors.
-
-    Args:
-        optimizer: the user's, which must be elementwise.
-        params: its parameters, by name.
     """
 
     def __init__(self, optimizer: torch.optim.Optimizer, params: Params) -> None:
@@ -153,14 +135,7 @@ class TensorOptimizer:
         return {name: dict(optimizer.state[params[name]]) for names in self._groups for name in names}
 
     def __call__(self, params: Params, gradients: Params, state: State, step: Tensor, rates: Sequence[Tensor]) -> None:
-        """One step, in place.
-
-        Args:
-            params, gradients: by name.
-            state: of the parameters.
-            step: its number; SGD with dampening treats the first step differently.
-            rates: the learning rates of the groups.
-        """
+        """One step, in place."""
         if self._is_sgd:
             for names, group, rate in zip(self._groups, self._optimizer.param_groups, rates, strict=True):
                 values, slopes = ([tensors[name] for name in names] for tensors in (params, gradients))

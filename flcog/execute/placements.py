@@ -28,11 +28,6 @@ class Chunks:
 
     The sequential placement, which trains one client at a time, is the oracle for all others. If memory runs out, the chunks that
     follow have half as many clients.
-
-    Args:
-        trainer: trains a chunk.
-        clients_at_once: the number of clients in a chunk.
-        name: ``loop``, ``vmap``, ``vmap-patches``, or ``lightning`` for Lightning's loops.
     """
 
     def __init__(self, trainer: ClientTrainer, clients_at_once: int = 1, name: str = "loop") -> None:
@@ -65,11 +60,6 @@ class Streams:
 
     The kernels are the plain loop's, without grouped convolutions. The GPU receives whole steps, and if the kernels of one client
     leave it partly idle, the kernels of another client run beside them.
-
-    Args:
-        trainer: trains one client.
-        steps: the trainer's, which replay captured steps on as many lanes as clients train at a time.
-        clients_at_once: the number of streams.
     """
 
     name = "loop"
@@ -125,11 +115,7 @@ AnyPlacement = Chunks | Threads | Streams
 def make_placement(job: Job, choice: Choice, notes: Notes, logs: Sequence[str] = ()) -> AnyPlacement:
     """The placement and the steps that a choice names.
 
-    Args:
-        job: describes the model and the clients.
-        choice: which placement and which steps.
-        notes: receives a note with the time that compiling took.
-        logs: the columns that a module's own step logs. The sums of compiled steps must exist before the first step.
+    ``logs`` are the columns that a module's own step logs: the sums of compiled steps must exist before the first step.
     """
     name, at_once, compiled = choice
     if name == "lightning":

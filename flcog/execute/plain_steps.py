@@ -52,10 +52,7 @@ class Steps:
     def run(self, assignment: Assignment, works: Sequence[ClientWork], chunk: Chunk) -> Chunk | None:
         """The clients after their last step; None if they must be stacked and run again, because compiling failed.
 
-        Args:
-            assignment: the round's.
-            works: the clients; the first has the most steps.
-            chunk: the padded clients before their first step. Its tensors may change.
+        The first client has the most steps. The tensors of the chunk may change.
         """
         raise NotImplementedError
 

@@ -24,7 +24,7 @@ from flcog.execute.job import Job
 from flcog.execute.one_client import OneClient
 from flcog.execute.threads import Threads
 from flcog.execute.trainer import Learner
-from flcog.functional.apply import apply_of
+from flcog.functional.apply import Apply
 from flcog.functional.model_function import ModelFunction
 from flcog.functional.step_log import LOGGED
 from flcog.method import GlobalModel, Gradient, Optimisation
@@ -55,13 +55,7 @@ class Findings(NamedTuple):
 
 
 def probe(job: Job, choice: Choice, make: MakePlacement) -> Findings:
-    """Train two clients for two steps, each alone and both in a placement, on copies of the module with other weights.
-
-    Args:
-        job: describes the model and the clients.
-        choice: the placement.
-        make: makes a placement.
-    """
+    """Train two clients for two steps, each alone and both in a placement, on copies of the module with other weights."""
     with kept_streams(job.device):
         try:
             return _Probe(job, choice, make).findings()
@@ -182,7 +176,7 @@ class _Probe:
         if not named:
             return ""
         buffers = {name: value.clone() for name, value in model.buffers.items()}
-        loss = apply_of(model, buffers).loss(model.params, next(iter(batches(work, self._job.reader))))
+        loss = Apply(model, buffers).loss(model.params, next(iter(batches(work, self._job.reader))))
         gradients = gradients_of(loss, named, materialize=False)
         return next((name for name, value in zip(named, gradients, strict=True) if value is None), "")
 

@@ -18,11 +18,7 @@ from flcog.settings import Compile
 
 
 class Programs:
-    """The compiled programs of a run, one for each list of methods that act in a round. Threads share them.
-
-    Args:
-        notes: receives a note with the time that compiling took.
-    """
+    """The compiled programs of a run, one for each list of methods that act in a round. Threads share them."""
 
     verb: str = "compiled"
     kind: Compile = True

@@ -31,10 +31,6 @@ class StackedClients:
     """Trains stacked clients: one batched forward and backward pass, and one optimiser step for all.
 
     An elementwise optimiser on stacked parameters equals one optimiser per client. A client that has finished is frozen.
-
-    Args:
-        learner: the model and the optimiser, whose settings are copied.
-        steps: runs the local steps of a chunk.
     """
 
     def __init__(self, learner: Learner, steps: Steps) -> None:
@@ -157,12 +153,7 @@ def _repeat(value: Tensor, times: int) -> Tensor:
 
 
 def _stack(trees: list[Any], methods: Sequence[Method] = ()) -> Any:
-    """The clients' trees as one tree of stacked tensors. Without tensors in the first, nothing is walked through.
-
-    Args:
-        trees: of the clients.
-        methods: to which the parts of a tree belong; an error names the one whose parts differ.
-    """
+    """The clients' trees as one tree of stacked tensors. Without tensors in the first, nothing is walked through."""
     for method, first, *others in zip(methods, *trees, strict=False):
         if (odd := next((slot for slot in others if unlike_keys(first, slot)), None)) is not None:
             raise ValueError(

@@ -18,15 +18,12 @@ from flcog.data.reading import Reader
 def stacked_batches(
     works: Sequence[ClientWork], reader: Reader, num_rows: int | None = None
 ) -> Iterator[tuple[Tree, Tree, Tensor | None]]:
-    """The inputs, targets and mask of each step. Several steps are read at a time.
+    """The inputs, targets and mask of each step; with ``num_rows``, every batch has so many rows, and a mask.
+
+    Several steps are read at a time. The first client has the most steps.
 
     The rows of all steps, and the masks, are computed and moved to the device before the first step, because an accelerator would
     wait for numbers that arrive at each step. A step needs only the shape of its mask, which is known without the device.
-
-    Args:
-        works: the chunk's clients; the first has the most steps.
-        reader: reads their samples.
-        num_rows: if given, every batch has this number of rows, and a mask.
     """
     num_steps, width = works[0].num_steps, num_rows or _width(works)
     positions, mask = stacked_positions(works, num_steps, width)

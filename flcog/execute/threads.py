@@ -20,13 +20,7 @@ class Threads:
 
     torch splits one small batch badly over cores, and clients well: clients share nothing until their changes are added up, and
     torch holds Python's lock only between kernels. Results come in the order of the sequential placement, so sums are the same.
-
-    Args:
-        learner: the model and the optimiser.
-        clients_at_once: the number of threads.
-        threads_each: how many threads torch may use for each client.
-        make: makes a thread's trainer.
-        renews: whether each round copies the module again, because hooks between rounds may have changed it.
+    Each round copies the module again if it ``renews``, because hooks between rounds may have changed it.
     """
 
     name = "loop"

@@ -33,8 +33,9 @@ class Apply:
     logged: Params = {}
     """The values that the module's own ``training_step`` has logged in the last pass of :meth:`loss`."""
 
-    def __init__(self, model: ModelFunction, buffers: Params, live: bool = False) -> None:
-        self.model, self.buffers, self._live = model, dict(buffers), live
+    def __init__(self, model: ModelFunction, buffers: Params, live: bool = False, step: int = 0) -> None:
+        # Live, the module is called directly with its own parameters. A module's own training_step gets the step as batch_idx.
+        self.model, self.buffers, self._live, self._step = model, dict(buffers), live, step
         self._seen: list[tuple[Params, Tree, Tensor, Tensor]] = []
 
     def _call(self, params: Params, function: Callable[..., Any], *args: Any) -> Any:
@@ -46,7 +47,7 @@ class Apply:
     def __call__(self, params: Params, inputs: Tree) -> Tensor:
         if seen := self._recall(params, inputs):
             return seen[1]
-        if not self.model.module.has_features:  # type: ignore[union-attr]
+        if not _has_features(self.model):
             return self._call(params, forward, inputs)
         features, outputs = self._call(params, _features_and_outputs, inputs)
         self._seen.append((dict(params), inputs, features, outputs))  # a hook may assign into its dict
@@ -71,41 +72,37 @@ class Apply:
         return self.model.module.per_example_loss(outputs, targets)  # type: ignore[operator,union-attr]
 
     def loss(self, params: Params, batch: Batch) -> Tensor:
-        """The task loss: the mean over the batch's rows that count."""
-        return masked_mean(self.per_example_loss(self(params, batch.inputs), batch.targets), batch.mask)
+        """The task loss: the mean over the batch's rows that count, or what the module's own ``training_step`` returns."""
+        module: Any = self.model.module
+        if not self.model.trains_itself:
+            return masked_mean(module.per_example_loss(self(params, batch.inputs), batch.targets), batch.mask)
+        _require_loss(module)
+        with self.model.log.of_a_step() as self.logged, logging_to(module, self.model.log.take):
+            if self._live and _are_same(params, self.model.params):
+                with self.model.autocast():
+                    return loss_of(module, module.training_step(*step_arguments(module, batch.given, self._step)))
+            return loss_of(module, self._call(params, call_step, batch.given, self._step))
 
     def with_buffers(self, buffers: Params) -> "Apply":
         """The same model in training mode with other buffers, for a second pass in the same local step."""
-        return type(self)(self.model, buffers)
+        return type(self)(self.model, buffers, step=self._step)
 
     def frozen(self, params: Params, buffers: Params) -> "Frozen":
         """A model in evaluation mode, whose buffers stay as they are."""
-        return Frozen(self.model, params, buffers)
-
-
-def apply_of(model: ModelFunction, buffers: Params, live: bool = False, step: int = 0) -> Apply:
-    """Make the :class:`Apply` of a model, for every kind of module.
-
-    Args:
-        model: the client's model.
-        buffers: the model's buffers, which change in training.
-        live: whether the module may be called directly with its own parameters.
-        step: the client's local step.
-    """
-    return PlainApply(model, buffers, live, step) if model.trains_itself else Apply(model, buffers, live)
+        return Frozen(self.model, params, buffers, self._step)
 
 
 class Frozen:
     """A model in evaluation mode, as a function of its inputs."""
 
-    def __init__(self, model: ModelFunction, params: Params, buffers: Params) -> None:
-        self._model, self._params, self._buffers = model, params, buffers
+    def __init__(self, model: ModelFunction, params: Params, buffers: Params, step: int = 0) -> None:
+        self._model, self._params, self._buffers, self._step = model, params, buffers, step
 
     def _call(self, function: Callable[..., Any], *args: Any) -> Any:
         return self._model.frozen(self._params, self._buffers, function, *args)
 
     def __call__(self, inputs: Tree) -> Tensor:
-        if not self._model.module.has_features:  # type: ignore[union-attr]
+        if not _has_features(self._model):
             return self._call(forward, inputs)
         return self._call(_features_and_outputs, inputs)[1]
 
@@ -119,58 +116,15 @@ class Frozen:
 
     def loss(self, batch: Batch) -> Tensor:
         """The task loss: the mean over the batch's rows that count."""
-        losses: Tensor = self._model.module.per_example_loss(self(batch.inputs), batch.targets)  # type: ignore[operator,union-attr]
-        return masked_mean(losses, batch.mask)
-
-
-class PlainApply(Apply):
-    """The model of a module with its own ``training_step``, which returns the loss.
-
-    Args:
-        step: the client's local step, which ``training_step`` receives as ``batch_idx``.
-    """
-
-    def __init__(self, model: ModelFunction, buffers: Params, live: bool = False, step: int = 0) -> None:
-        super().__init__(model, buffers, live)
-        self.step = step
-
-    def __call__(self, params: Params, inputs: Tree) -> Tensor:
-        return self._call(params, forward, inputs)
-
-    def loss(self, params: Params, batch: Batch) -> Tensor:
-        module: Any = self.model.module
-        require_loss(module)
-        with self.model.log.of_a_step() as self.logged, logging_to(module, self.model.log.take):
-            if self._live and _are_same(params, self.model.params):
-                with self.model.autocast():
-                    return loss_of(module, module.training_step(*step_arguments(module, batch.given, self.step)))
-            return loss_of(module, self._call(params, call_step, batch.given, self.step))
-
-    def with_buffers(self, buffers: Params) -> "Apply":
-        return PlainApply(self.model, buffers, step=self.step)
-
-    def frozen(self, params: Params, buffers: Params) -> "Frozen":
-        return PlainFrozen(self.model, params, buffers, self.step)
-
-
-class PlainFrozen(Frozen):
-    """The same in evaluation mode."""
-
-    def __init__(self, model: ModelFunction, params: Params, buffers: Params, step: int) -> None:
-        super().__init__(model, params, buffers)
-        self._step = step
-
-    def __call__(self, inputs: Tree) -> Tensor:
-        return self._call(forward, inputs)
-
-    def loss(self, batch: Batch) -> Tensor:
         module: Any = self._model.module
-        require_loss(module)
+        if not self._model.trains_itself:
+            return masked_mean(module.per_example_loss(self(batch.inputs), batch.targets), batch.mask)
+        _require_loss(module)
         with logging_to(module, lambda *value, **options: None):
             return loss_of(module, self._call(call_step, batch.given, self._step))
 
 
-def require_loss(module: Any) -> None:
+def _require_loss(module: Any) -> None:
     """Refuse to ask a module with manual optimisation for its loss."""
     if not module.automatic_optimization:
         raise ValueError(
@@ -186,6 +140,10 @@ OwnForward = Callable[[Callable[[Params, Tree], Tensor], Params, Tree], Tensor]
 def _are_same(one: Params, other: Params) -> bool:
     """Whether two dicts hold the same tensors: each hook is given a dict of its own."""
     return one is other or (list(one) == list(other) and all(map(operator.is_, one.values(), other.values())))
+
+
+def _has_features(model: ModelFunction) -> bool:
+    return not model.trains_itself and bool(model.module.has_features)
 
 
 def _features(module: Any, inputs: Tree) -> Tensor:

@@ -11,13 +11,7 @@ from flcog.functional.model_function import ModelFunction, forward
 
 
 def recomputed_statistics(model: ModelFunction, params: Params, buffers: Params, batches: Iterable[Tree]) -> Params:
-    """The buffers with the means of BatchNorm's statistics over batches, computed with these parameters.
-
-    Args:
-        model: the client's model.
-        params, buffers: its weights.
-        batches: inputs; a batch of one sample has no variance and is left out.
-    """
+    """The buffers with the means of BatchNorm's statistics over batches, computed with these parameters."""
     norms = [layer for layer in model.module.modules() if isinstance(layer, nn.modules.batchnorm._BatchNorm)]
     momenta = [norm.momentum for norm in norms]
     fresh = {name: torch.zeros_like(b) if name.endswith("num_batches_tracked") else b.clone() for name, b in buffers.items()}

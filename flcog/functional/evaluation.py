@@ -49,17 +49,7 @@ class Steps(Protocol):
 
 
 class Evaluator:
-    """Evaluates models on a federation's sets. Every process evaluates its share of the rows.
-
-    Args:
-        model: the client's model.
-        reader: reads the federation's samples.
-        batch_size: the number of rows per forward pass.
-        processes: the processes, which divide the rows among themselves.
-        limits: for each split the number of batches to evaluate (int), or their fraction (float).
-        own: evaluates a module by its own steps.
-        inference_mode: whether the central sets are evaluated in torch's inference mode.
-    """
+    """Evaluates models on a federation's sets. Every process evaluates its share of the rows."""
 
     def __init__(
         self,
@@ -107,14 +97,10 @@ class Evaluator:
         split: Literal["val", "test"] = "test",
         lasting: bool = False,
     ) -> dict[str, float]:
-        """Compute loss and metrics on a set.
+        """The loss and the metrics on some rows of a set, or on all.
 
-        Args:
-            params, buffers: the model's.
-            samples: the set.
-            indices: some of its rows, if not all.
-            split: the purpose of the set, which selects a module's own ``validation_step`` or ``test_step``.
-            lasting: whether the module keeps what its step leaves, such as a ``MaxMetric`` of all rounds.
+        The split selects a module's own ``validation_step`` or ``test_step``. ``lasting``, the module keeps what its step leaves, such
+        as a ``MaxMetric`` of all rounds.
         """
         kind: Kind = "validation" if split == "val" else "test"
         loaders, self.joins, found = self._loaders(samples, indices, split), {}, dict[str, float]()
@@ -211,11 +197,8 @@ class Evaluator:
     ) -> Tensor:
         """The mean score on each class of a set, [num_classes]; NaN for classes without samples.
 
-        Args:
-            params, buffers: the model's.
-            samples: the set.
-            alone: whether this process evaluates all rows, because other processes do not have the model.
-            own: the outputs of a personal model that are not those of one model alone.
+        ``alone``, this process evaluates all rows, because other processes do not have the model. ``own`` makes the outputs of a
+        personal model that are not those of one model alone.
         """
         num_classes = self.federation.num_classes
         sums = torch.zeros(2, num_classes, dtype=torch.float64, device=float64_device(self.processes.device))
@@ -236,13 +219,7 @@ class Evaluator:
 
     @torch.no_grad()
     def on_rows(self, params: Params, buffers: Params, rows: np.ndarray, own: OwnForward | None = None) -> float:
-        """A model's mean score on some rows of the training set, computed by this process alone.
-
-        Args:
-            params, buffers: the model's.
-            rows: of the training set.
-            own: the outputs of a personal model that are not those of one model alone.
-        """
+        """A model's mean score on some rows of the training set, computed by this process alone."""
         total = 0.0
         for inputs, targets in self.batches(self.federation.train, rows):
             outputs = self._outputs(params, buffers, inputs, own)
@@ -257,13 +234,7 @@ class Evaluator:
 
 
 def rows_within(limit: int | float, count: int, batch_size: int) -> int:
-    """The number of rows that a limit leaves of a set.
-
-    Args:
-        limit: a number of batches, or a part of all batches, which is rounded down.
-        count: the number of the set's rows.
-        batch_size: of the evaluation.
-    """
+    """The number of rows that a limit leaves of a set."""
     batches = -(-count // batch_size)
     return min(count, batch_size * (limit if isinstance(limit, int) else int(limit * batches)))
 

@@ -34,12 +34,7 @@ class _Dispatch(nn.Module):
 
 
 class ModelFunction:
-    """A module as a function of (parameters, buffers, inputs). The module is called directly if the parameters are its own.
-
-    Args:
-        module: the client's module, on its device.
-        autocast: the precision plugin's context for forward passes.
-    """
+    """A module as a function of (parameters, buffers, inputs). The module is called directly if the parameters are its own."""
 
     def __init__(self, module: L.LightningModule, autocast: Callable[[], AbstractContextManager[Any]] = nullcontext) -> None:
         self.module = module

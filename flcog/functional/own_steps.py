@@ -36,11 +36,7 @@ def call_step(module: Any, batch: Tree, index: int) -> Any:
 
 
 class PureTrainer:
-    """The trainer of a pure step, whose epoch is the round. A step that reads more of its trainer than this is not pure.
-
-    Args:
-        round: counted from 0.
-    """
+    """The trainer of a pure step, whose epoch is the round. A step that reads more of its trainer than this is not pure."""
 
     training, validating, testing, predicting, sanity_checking = True, False, False, False, False
     global_rank, local_rank, world_size, is_global_zero = 0, 0, 1, True
@@ -65,12 +61,7 @@ OPTIONS = tuple(inspect.signature(L.LightningModule.log_dict).parameters)[2:]
 
 @contextmanager
 def logging_to(module: L.LightningModule, log: Callable[..., None]) -> Iterator[None]:
-    """Redirect a module's ``self.log`` to a function, because there is no ``Trainer`` that would receive the values.
-
-    Args:
-        module: the module.
-        log: takes the name, the value, and the options of ``self.log`` by name.
-    """
+    """Redirect a module's ``self.log`` to a function, because there is no ``Trainer`` that would receive the values."""
 
     def one(name: str, value: Any, *given: Any, **options: Any) -> None:
         log(name, value, **dict(zip(OPTIONS, given, strict=False)), **options)

@@ -56,14 +56,7 @@ class StepLog:
 
 
 def add_step(totals: Params, loss: Tensor, logged: Mapping[str, Tensor], alive: Tensor | None = None) -> None:
-    """Add a step's loss and logged values to a client's sums, in place.
-
-    Args:
-        totals: the sums, with the loss as ``loss``.
-        loss: the task loss.
-        logged: the other values.
-        alive: under vmap, the clients that still train.
-    """
+    """Add a step's loss and logged values to a client's sums, in place."""
     totals["loss"] += loss if alive is None else torch.where(alive, loss, 0.0)
     for name, value in logged.items():
         for key, term in ((LOGGED + name, value), (STEPS + name, torch.ones_like(value))):

@@ -56,12 +56,7 @@ class Finding(NamedTuple):
 
 
 def advise(engine: Engine, server: ServerState) -> list[Finding]:
-    """All findings. The run stays as it is; an error of a hook is raised.
-
-    Args:
-        engine: of a run with few local steps, for a whole round is tried.
-        server: the state before its first round.
-    """
+    """All findings. The run stays as it is; an error of a hook is raised. A whole round is tried, so a client takes few steps."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # a hook that warns does so in its round
         findings = [*options_without_effect(engine), *missing_feedback(engine)]
@@ -114,13 +109,7 @@ def missing_feedback(engine: Engine) -> Iterator[Finding]:
 
 
 class Trial:
-    """A client's first local step with one method alone, on random numbers. Nothing is kept.
-
-    Args:
-        engine: of the run.
-        server: the state before its first round.
-        method: the method.
-    """
+    """A client's first local step with one method alone, on random numbers. Nothing is kept."""
 
     def __init__(self, engine: Engine, server: ServerState, method: Method) -> None:
         self.engine, self.server, self.method = engine, server, method

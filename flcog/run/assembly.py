@@ -60,11 +60,7 @@ class Assembly:
     processes: Processes
 
     def with_clients_here(self, workspace: Path | None) -> tuple[Engine, ServerState]:
-        """A run whose clients are in this process and its peers.
-
-        Args:
-            workspace: a folder where methods may keep files that runs share; None to write no files.
-        """
+        """A run whose clients are in this process and its peers."""
         notes, server, federation = self._begin()
         federation, exchanges = self._exchanged(federation, server.ledger, workspace)
         self._make_states(server, federation.num_clients)
@@ -73,11 +69,7 @@ class Assembly:
         return _checked(self._engine(clients, clients, exchanges, clients.roll_call(), notes), server)
 
     def with_clients_elsewhere(self, clients: RemoteClients) -> tuple[Engine, ServerState]:
-        """A run whose clients are in other processes. It exchanges their data by messages, and reads only the central sets of its own.
-
-        Args:
-            clients: the clients.
-        """
+        """A run whose clients are in other processes. It exchanges their data by messages, and reads only the central sets of its own."""
         check_separate(self.methods)
         if self.processes.count > 1:
             raise ValueError(
@@ -147,15 +139,7 @@ class Assembly:
     def _engine(
         self, clients: Clients, own: ClientRuntime, exchanges: dict[str, Exchange], roll_call: RollCall, notes: Notes
     ) -> Engine:
-        """The engine.
-
-        Args:
-            clients: the clients.
-            own: a runtime in this process, whose evaluator measures the model on the central sets.
-            exchanges: before round 1, by method.
-            roll_call: the clients, and the sizes of their data.
-            notes: choices made on the user's behalf.
-        """
+        """The engine."""
         optimizer, federation = self.client.optimizer, own.federation
         return Engine(
             settings=self.settings,

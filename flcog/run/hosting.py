@@ -63,12 +63,6 @@ class HostedClients:
     """The clients of one process, for a server in another process: it begins a run, exchanges data, and then runs rounds.
 
     After :meth:`set_up` it has all functions of a :class:`flcog.client.runtime.ClientRuntime`.
-
-    Args:
-        methods: in their order of action.
-        seed: of the run.
-        federation: the clients' data, on their device.
-        build: makes a runtime for the data after all exchanges.
     """
 
     states: ClientStore | None = None
@@ -222,16 +216,7 @@ def check_data(
 def make_runtime(
     settings: Settings, methods: Sequence[Method], client: ClientModel, data: HostedData, processes: Processes, notes: Notes
 ) -> ClientRuntime:
-    """Make the runtime of the clients, with the executor that trains them.
-
-    Args:
-        settings: of the training.
-        methods: in their order of action.
-        client: the model that clients train, and its optimiser.
-        data: the clients' data.
-        processes: the processes, which divide the clients among themselves.
-        notes: receives the choices made on the user's behalf.
-    """
+    """Make the runtime of the clients, with the executor that trains them."""
     function, optimizer, federation = client.function, client.optimizer, data.federation
     reader = make_reader(settings, function, federation, processes.device)
     batching = _batching(settings, methods, data, reader)

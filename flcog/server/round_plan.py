@@ -9,7 +9,7 @@ import torch
 from flcog.client.messages import ClientTask, Download
 from flcog.core.randomness import make_rng
 from flcog.core.types import Params
-from flcog.functional.apply import apply_of
+from flcog.functional.apply import Apply
 from flcog.method import Cohort, Method, ParameterMask, Participants, PrivateSum, Workload, method_of
 from flcog.server.engine import Engine
 from flcog.server.state import ServerState
@@ -116,7 +116,7 @@ def weigh(
         num_clients=engine.num_clients,
         num_samples=num_samples,
         weights=num_samples / num_samples.sum(),
-        apply=apply_of(engine.model, server.buffers),
+        apply=Apply(engine.model, server.buffers),
         buffers=server.buffers,
         optimisation=engine.optimisation(server.round),
         metrics=metrics,

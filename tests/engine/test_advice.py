@@ -66,15 +66,6 @@ class Median(Method):
 
 
 @dataclass(frozen=True)
-class MedianOfAll(Median):
-    """Takes the same median, but for the parameters that the first client has sent."""
-
-    def server_step(self, server: Any, params: Any, delta: Any, messages: Any, cohort: Any) -> Any:
-        names = messages.individual[0].delta
-        return {name: torch.stack([u.delta[name] for u in messages.individual]).median(0).values for name in names}, server
-
-
-@dataclass(frozen=True)
 class Replacing(Workload):
     """Ignores the values that it receives, in several hooks."""
 

@@ -13,17 +13,13 @@ from harness import (
     NUM_FEATURES,
     SGD,
     BatchNormFeatures,
-    TinyData,
     assert_close,
     fit,
-    make_trainer,
     train,
-    without_times,
 )
 from torch import Tensor, nn
 
 import flcog
-from flcog.callbacks import SCAFFOLD
 from flcog.execute.threads import Threads
 from flcog.models import MLP, LoRA
 from flcog.models.lora import Still
@@ -166,19 +162,6 @@ def test_a_checkpoint_names_one_file_with_them(tmp_path: Path) -> None:
     assert_close(weights, {n: v.detach().double() for n, v in adapted().named_parameters() if not v.requires_grad}, 0)
     plain = fit(tmp_path, rounds=1, eval_every=1).run_dir
     assert not list(plain.glob("checkpoints/frozen-*"))  # type: ignore[union-attr]
-
-
-@pytest.mark.slow
-def test_a_resume_beside_other_frozen_weights_takes_the_runs_own(tmp_path: Path) -> None:
-    whole = fit(tmp_path, SCAFFOLD(), module=adapted(), rounds=4, eval_every=1)
-    half = fit(tmp_path, SCAFFOLD(), module=adapted(), rounds=2, eval_every=1)
-    other = adapted(seed=5)
-    resumed = fit(tmp_path, SCAFFOLD(), module=other, rounds=4, eval_every=1, ckpt_path=str(half.run_dir))
-    assert_close(resumed.state, whole.state, 0)
-    assert without_times(resumed.rows) == without_times(whole.rows)
-    assert_close(dict(other.model.state_dict()), dict(whole.run.model.module.model.state_dict()), 0)
-    measured = make_trainer(tmp_path, SCAFFOLD(), eval_every=1).test(adapted(seed=6), TinyData(), str(whole.run_dir))
-    assert measured["test/loss"] == whole.rows[-1]["test/loss"]
 
 
 def _freeze(module: Any) -> None:

@@ -101,11 +101,6 @@ def test_the_servers_labels_are_those_of_its_clients() -> None:
         trainer.prepare(classifier(), data)
 
 
-def test_hosts_without_class_names_agree_with_all() -> None:
-    names = ("ant", "bee", "cat")
-    assert RemoteClients([Answers(call(5, 0)), Answers(call(0, 5, class_names=names))]).begin(OWN, False).class_names == names
-
-
 def test_answers_after_an_error_in_a_round_are_not_taken_for_later_ones() -> None:
     """A refused reply of the first host closes the round, and the second host's answer comes before that to the next request."""
     hosts = [Answers(call(5, 0), train=["first"]), Answers(call(0, 5), train=["second"])]

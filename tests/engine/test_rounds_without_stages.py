@@ -4,7 +4,6 @@ from collections import Counter
 from typing import Any
 
 import pytest
-import torch
 from harness import TinyData, classifier, make_trainer
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -21,9 +20,7 @@ from flcog.callbacks import (
     SystemModel,
     TopK,
 )
-from flcog.client.program import ClientTensors, Program
-from flcog.method import GlobalModel, Method, Optimisation, Upload
-from flcog.method.returned import check_pair, check_scalar, check_upload
+from flcog.method import Method
 
 
 class Counted(TorchDispatchMode):
@@ -57,25 +54,3 @@ def test_stages_that_do_not_act_cost_no_operator(executor: str, method: Method) 
     later += [PoissonSampling(start_round=9), SystemModel(start_round=9), OverSelect(start_round=9)]
     assert operators_of_a_round(executor, method, *later) == plain
     assert operators_of_a_round(executor, method, ClipUpdate()).total() > plain.total()
-
-
-def test_the_envelope_of_fedavg_is_made_without_an_operator() -> None:
-    trainer = make_trainer(None)
-    trainer.prepare(classifier(), TinyData())
-    model = trainer.run.engine.model
-    program = Program(model, [], [], GlobalModel(dict(model.params), {}), Optimisation(0.1, 0.0, 0.0))
-    delta = {name: torch.ones_like(value) for name, value in model.params.items()}
-    with Counted() as counted:
-        envelope, _, manifest = program.finish(delta, dict(model.params), {}, ClientTensors([], [], [], 4, 10, 0.5))
-    assert not counted.counts and manifest.fields is None
-    assert all(envelope.delta[name] is value for name, value in delta.items())
-
-
-def test_results_of_hooks_are_checked_without_an_operator() -> None:
-    method, loss, params = FedProx(), torch.zeros(()), {"weight": torch.zeros(4, 8), "bias": torch.zeros(4)}
-    upload = Upload(dict(params), {})
-    with Counted() as counted:
-        assert check_pair(method, "start", (dict(params), {}), params, "inputs") == (params, {})
-        assert check_scalar(method, "loss", loss) is loss
-        assert check_upload(method, upload, params) == upload
-    assert not counted.counts
