@@ -41,7 +41,10 @@ class Chunks:
                 chunk = group[done : done + self.clients_at_once]
                 self.trainer.announce(assignment, group[done + len(chunk) :][: len(chunk)])
                 # Reduced once: if memory runs out again, another program took it, or a single client does not fit.
-                result = attempt(partial(self.trainer.train, assignment, chunk), len(chunk) > 1 and not self._has_reduced)
+                if len(chunk) == 1 or self._has_reduced:
+                    result: Result | None = self.trainer.train(assignment, chunk)
+                else:
+                    result = attempt(partial(self.trainer.train, assignment, chunk), may_retry=True)
                 if result is None:
                     self._reduce(len(chunk))
                 else:

@@ -53,10 +53,10 @@ def receive(engine: Engine, server: ServerState, round: Round, asked: Asked, dir
     )
     may_be_lost = engine.clients.may_be_lost or any(method.allows_lost_replies for method in round.methods)
     asked = _with_keys(engine, round, asked)
-    with closing(_train(engine, asked, mine)) as arriving:
-        replies: Iterable[ClientReply] = expected(arriving, mine, round.number, may_be_lost)
+    with closing(_replies(engine, asked, mine, round.number, may_be_lost)) as arriving:
+        replies: Iterable[ClientReply] = arriving
         if may_be_lost:
-            round, replies, somebody_idle = arrived(engine, server, round, tasks, list(replies))
+            round, replies, somebody_idle = arrived(engine, server, round, tasks, list(arriving))
             mine = [task for task in mine if task.client in round.plans]
         if engine.clients.here is None:  # executors in this process always return clients in the same order
             replies = in_order(replies, mine)
@@ -123,12 +123,32 @@ def _aggregate(engine: Engine, round: Round, received: Download, directions: boo
     return SealedAggregate(received, round.methods, round.cohort, on_bad_update, engine.processes.device)
 
 
-def _train(engine: Engine, asked: Asked, mine: Sequence[ClientTask]) -> Generator[ClientReply, None, None]:
-    """Train this process's clients, one broadcast after another. Every process takes part for every broadcast."""
+def _replies(
+    engine: Engine, asked: Asked, mine: Sequence[ClientTask], round: int, may_be_lost: bool
+) -> Generator[ClientReply, None, None]:
+    """Train this process's clients, one broadcast after another. Every process takes part for every broadcast.
+
+    Clients that reply without a task or twice are refused, and clients that send no reply, unless it may be lost.
+    """
     clients = {task.client for task in mine}
+    waiting = set(clients)
     for received, tasks in asked:
         with closing(engine.clients.train(received, [task for task in tasks if task.client in clients])) as replies:
-            yield from replies
+            for reply in replies:
+                for client in reply.clients:
+                    if client not in waiting:
+                        fault = "two replies to one task" if client in clients else "a reply without a task"
+                        raise ValueError(
+                            f"client {client} has sent {fault} in round {round + 1}: each client replies once to its own task"
+                        )
+                    waiting.remove(client)
+                yield reply
+    if waiting and not may_be_lost:
+        first = next(task.client for task in mine if task.client in waiting)
+        raise ValueError(
+            f"{len(waiting)} of {len(mine)} clients have sent no reply to their task in round {round + 1}; the first is client {first}. "
+            "A run continues without lost replies only if a method sets allows_lost_replies = True"
+        )
 
 
 def arrived(
@@ -157,26 +177,6 @@ def part_of(reply: ClientReply, clients: Collection[int]) -> ClientReply:
     envelope = map_once(lambda value: value.index_select(0, index.to(value.device)), reply.envelope)
     own, masked, plain = ([values[k] for k in rows] for values in (reply.clients, reply.masked_bytes, reply.masked_plain_bytes))
     return reply._replace(clients=own, envelope=envelope, masked_bytes=masked, masked_plain_bytes=plain)
-
-
-def expected(replies: Iterable[ClientReply], tasks: Sequence[ClientTask], round: int, may_be_lost: bool) -> Iterator[ClientReply]:
-    """Yield the replies, and refuse clients that reply without a task or twice, and clients that send no reply."""
-    waiting = {task.client for task in tasks}
-    for reply in replies:
-        for client in reply.clients:
-            if client not in waiting:
-                fault = "two replies to one task" if any(client == task.client for task in tasks) else "a reply without a task"
-                raise ValueError(
-                    f"client {client} has sent {fault} in round {round + 1}: each client replies once to its own task"
-                )
-            waiting.remove(client)
-        yield reply
-    if waiting and not may_be_lost:
-        first = next(task.client for task in tasks if task.client in waiting)
-        raise ValueError(
-            f"{len(waiting)} of {len(tasks)} clients have sent no reply to their task in round {round + 1}; the first is client {first}. "
-            "A run continues without lost replies only if a method sets allows_lost_replies = True"
-        )
 
 
 def in_order(replies: Iterable[ClientReply], tasks: Sequence[ClientTask]) -> Iterator[ClientReply]:
