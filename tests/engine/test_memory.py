@@ -135,6 +135,11 @@ GIB = 2**30
 
 
 @pytest.fixture(autouse=True)
+def nothing_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("memory_reserved", "memory_allocated"):
+        monkeypatch.setattr(torch.cuda, name, lambda device: 3 * GIB)
+
+
 @pytest.mark.parametrize(
     ("taken", "per_device", "expected"),
     [
