@@ -6,17 +6,16 @@ from typing import Any, Literal, Protocol
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from flcog.client_module import ClientModule
 from flcog.core.precision import float64_device, to_float64_device
 from flcog.core.processes import Processes
-from flcog.core.trees import Tree, first_leaf
+from flcog.core.trees import Tree, first_leaf, num_rows
 from flcog.core.types import Params
 from flcog.data import Federation, Partition, Samples
 from flcog.data.reading import Reader
 from flcog.functional.apply import OwnForward
-from flcog.functional.batchnorm_statistics import recomputed_statistics
 from flcog.functional.model_function import ModelFunction, forward, one_tensor
 from flcog.metrics import SetFigures, pooled_figures
 
@@ -213,9 +212,21 @@ class Evaluator:
 
     @torch.no_grad()
     def statistics(self, params: Params, buffers: Params, rows: np.ndarray) -> Params:
-        """Return the buffers with BatchNorm's statistics recomputed for these parameters on some rows of the training set."""
-        batches = (inputs for inputs, _ in self.batches(self.federation.train, rows))
-        return recomputed_statistics(self.model, params, buffers, batches)
+        """The buffers with the means of BatchNorm's statistics over some rows of the training set, computed with these parameters."""
+        norms = [layer for layer in self.model.module.modules() if isinstance(layer, nn.modules.batchnorm._BatchNorm)]
+        momenta = [norm.momentum for norm in norms]
+        fresh = {name: torch.zeros_like(b) if name.endswith("num_batches_tracked") else b.clone() for name, b in buffers.items()}
+        self.model.renew_buffers()
+        try:
+            for norm in norms:
+                norm.momentum = None  # the mean over batches
+            for inputs, _ in self.batches(self.federation.train, rows):
+                if num_rows(inputs) > 1:
+                    self.model.training(params, fresh, forward, inputs)
+        finally:
+            for norm, momentum in zip(norms, momenta, strict=True):
+                norm.momentum = momentum
+        return fresh
 
     @torch.no_grad()
     def on_rows(self, params: Params, buffers: Params, rows: np.ndarray, own: OwnForward | None = None) -> float:

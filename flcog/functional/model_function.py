@@ -234,3 +234,12 @@ def one_tensor(module: nn.Module, outputs: Any) -> Tensor:
         f"{type(module).__name__}.forward returns {form(outputs)}, and outputs are one tensor: write a predict_step, "
         "whose results trainer.predict returns as they are"
     )
+
+
+def without_negative_variances(buffers: Params) -> Params:
+    """The buffers, with BatchNorm's variances raised to 0 where noise or a lossy codec has made them negative: they would give NaN.
+
+    >>> without_negative_variances({"norm.running_mean": torch.tensor(-1.0), "norm.running_var": torch.tensor(-1.0)})
+    {'norm.running_mean': tensor(-1.), 'norm.running_var': tensor(0.)}
+    """
+    return {name: value.clamp(min=0) if name.endswith("running_var") else value for name, value in buffers.items()}

@@ -6,7 +6,7 @@ from torch.utils import _pytree as pytree
 
 from flcog.client.messages import ClientTask, Download
 from flcog.core.randomness import make_rng
-from flcog.functional.batchnorm_statistics import without_negative_variances
+from flcog.functional.model_function import without_negative_variances
 from flcog.method import Broadcast, BroadcastStage, Method, method_of
 from flcog.method.given import broadcast_of
 from flcog.server.engine import Engine

@@ -11,7 +11,7 @@ from flcog.client.messages import ClientTask, Download
 from flcog.core.precision import float64_device
 from flcog.core.trees import containers_copied
 from flcog.core.types import Params, Slot
-from flcog.functional.batchnorm_statistics import without_negative_variances
+from flcog.functional.model_function import without_negative_variances
 from flcog.method import (
     OBSERVER_HOOKS,
     AsynchronousRounds,

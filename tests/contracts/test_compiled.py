@@ -12,7 +12,7 @@ from torch._dynamo.utils import counters
 from contracts.case import Case
 from contracts.registry import CASES, client_states, run
 from flcog.callbacks.parts.noise import normal
-from flcog.execute import compiler
+from flcog.execute import programs
 
 pytestmark = [needs_compiler, pytest.mark.slow, pytest.mark.long, pytest.mark.filterwarnings("error:trainer.compile")]
 
@@ -46,7 +46,7 @@ def test_keyed_noise_stays_where_it_belongs() -> None:
     def fill(key: Tensor, place: Tensor) -> None:
         place.copy_(normal(key, 3, (83,)))
 
-    compiler.compiled(fill, [torch.tensor(5), torch.empty(83)])(torch.tensor(5), place[:83])
+    programs.compiled(fill, [torch.tensor(5), torch.empty(83)])(torch.tensor(5), place[:83])
     torch.testing.assert_close(place[:83], normal(torch.tensor(5), 3, (83,)))
     assert bool((place[83:] == 1).all())
 
@@ -62,6 +62,6 @@ def test_what_was_compiled_is_read_from_disk(monkeypatch: pytest.MonkeyPatch, tm
     for _ in range(2):
         torch._dynamo.reset()
         counters.clear()
-        compiler.compiled(program, examples)(*examples)
+        programs.compiled(program, examples)(*examples)
         hits.append(counters["aot_autograd"]["autograd_cache_hit"] + counters["inductor"]["fxgraph_cache_hit"])
     assert hits[0] == 0 and hits[1] > 0
