@@ -12,7 +12,7 @@ from torch import nn
 import flcog
 from flcog.commands.cli import main
 from flcog.models import MLP, HuggingFace, LoRA
-from flcog.run.metrics_rows import read_rows
+from flcog.run.metrics_table import read_rows
 
 pytestmark = pytest.mark.slow
 
@@ -83,7 +83,7 @@ def test_a_small_transformer_learns_ag_news_tokens_by_its_adapters(tmp_path: Pat
     (tmp_path / "config.yaml").write_text(config)
     main(["fit", "-c", str(tmp_path / "config.yaml")])
     (run,) = (tmp_path / "runs").glob("2*")
-    rows, _ = read_rows(run / "metrics.csv")
+    rows = read_rows(run / "metrics.csv")
     assert rows[-1]["test/accuracy"] > 0.85
     saved = torch.load(run / "checkpoints" / "last.ckpt", weights_only=True)
     trained = sum(value.numel() for value in saved["params"].values())

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from flcog.commands.of_a_run import IMPORT_FROM, import_only_from
 from flcog.core.commands import parser_of
-from flcog.run.record import read_config, read_record
+from flcog.run.saved_run import read_config, read_record
 
 ADDRESS = re.compile(r"https?://[^\s,;)]*[^\s,;).:]")
 

@@ -5,7 +5,6 @@ from pathlib import Path
 from flcog.commands.of_a_run import IMPORT_FROM, checkpoint_of, open_run
 from flcog.core.commands import parser_of
 from flcog.core.files import short
-from flcog.run.directory import own_file
 from flcog.run.export import SUFFIXES
 
 
@@ -22,7 +21,7 @@ def export(arguments: list[str]) -> None:
     )
     parser.add_argument("--import-from", type=Path, metavar="FOLDER", help=IMPORT_FROM)
     options = parser.parse_args(arguments)
-    output = options.output or own_file(options.run, f"model{SUFFIXES.get(options.format, '')}")
+    output = options.output or options.run / f"model{SUFFIXES.get(options.format, '')}"
     checkpoint = checkpoint_of(options.run, options.checkpoint)
     cli = open_run(options.run, options.import_from)
     cli.trainer.export(output, options.format, cli.model, cli.datamodule, str(checkpoint))

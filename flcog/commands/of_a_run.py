@@ -6,7 +6,7 @@ from pathlib import Path
 
 from flcog.commands.command_cli import CommandCLI
 from flcog.core.fabric import make_fabric
-from flcog.run.record import read_config
+from flcog.run.saved_run import read_config
 
 IMPORT_FROM = (
     "a folder with your own modules that the run's config names. Without it nothing is imported from the run's folder or the working "

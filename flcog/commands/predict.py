@@ -8,7 +8,6 @@ import numpy as np
 from flcog.commands.of_a_run import IMPORT_FROM, checkpoint_of, open_run
 from flcog.core.commands import parser_of
 from flcog.core.files import short
-from flcog.run.directory import own_file
 from flcog.run.predictions import by_name, write_predictions
 
 
@@ -24,7 +23,7 @@ def predict(arguments: list[str]) -> None:
     parser.add_argument("--output", type=Path, help="a .csv or .npz; predictions.csv in the run's directory by default")
     parser.add_argument("--import-from", type=Path, metavar="FOLDER", help=IMPORT_FROM)
     options = parser.parse_args(arguments)
-    output = options.output or own_file(options.run, "predictions.csv")
+    output = options.output or options.run / "predictions.csv"
     if output.suffix not in (".csv", ".npz"):
         raise ValueError(f"predictions are written as .csv or .npz; got {output}")
     checkpoint = checkpoint_of(options.run, options.checkpoint)

@@ -2,7 +2,7 @@
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -12,51 +12,38 @@ MOST_UNDER_WAY = 64 * 2**20
 """The total size in bytes of the copies that may be started ahead of time."""
 
 
-class CopyQueue(Protocol):
-    """A queue of copies beside a device's queue of computations. Each queue runs in its own order, independent of the other."""
-
-    def copy(self, tensor: Tensor) -> Tensor:
-        """Start to copy a tensor to the device, or return it if it is there. The copy's memory belongs to this queue."""
-
-    def mark(self) -> Any:
-        """Mark the point in this queue after all copies that were started so far."""
-
-    def wait(self, mark: Any) -> None:
-        """Start later computations only after that point."""
-
-    def keep(self, copy: Tensor) -> None:
-        """Keep this copy's memory until the queued computations have finished, even if the tensor is deleted earlier."""
-
-
-class CudaCopyQueue:
+class CopyQueue:
     """A second CUDA stream that copies from pinned memory, because copies from other memory block the CPU.
 
-    Args:
-        device: the GPU.
+    Each of the two queues, of copies and of computations, runs in its own order, independent of the other.
     """
 
     def __init__(self, device: torch.device) -> None:
         self._device, self._stream = device, torch.cuda.Stream(device)
 
     def copy(self, tensor: Tensor) -> Tensor:
+        """Start to copy a tensor to the device, or return it if it is there. The copy's memory belongs to this queue."""
         if tensor.is_cuda:
             return tensor
         with torch.cuda.stream(self._stream):
             return sent(tensor, self._device)
 
     def mark(self) -> Any:
+        """Mark the point in this queue after all copies that were started so far."""
         return self._stream.record_event()
 
     def wait(self, mark: Any) -> None:
+        """Start later computations only after that point."""
         torch.cuda.current_stream(self._device).wait_event(mark)
 
     def keep(self, copy: Tensor) -> None:
+        """Keep this copy's memory until the queued computations have finished, even if the tensor is deleted earlier."""
         copy.record_stream(torch.cuda.current_stream(self._device))
 
 
 def copy_queue_of(device: torch.device) -> CopyQueue | None:
     """A device's second queue, or None."""
-    return CudaCopyQueue(device) if device.type == "cuda" else None
+    return CopyQueue(device) if device.type == "cuda" else None
 
 
 def sent(tensor: Tensor, device: torch.device) -> Tensor:
@@ -76,12 +63,7 @@ def pins(device: torch.device) -> bool:
 
 
 class Arriving:
-    """A tree of tensors that is being copied to the device.
-
-    Args:
-        tree: the tensors to copy.
-        queue: the queue that copies them.
-    """
+    """A tree of tensors that a queue copies to the device."""
 
     def __init__(self, tree: Any, queue: CopyQueue) -> None:
         self._queue, self._copies = queue, list[Tensor]()
@@ -107,9 +89,7 @@ class Arriving:
 class Ahead:
     """Trees in the order of their expected use. While one is in use, the next are being copied.
 
-    Args:
-        trees: the trees, which can be used repeatedly and in any order.
-        queue: the queue that copies them.
+    They can be used repeatedly and in any order.
     """
 
     def __init__(self, trees: Sequence[Any], queue: CopyQueue) -> None:

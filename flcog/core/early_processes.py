@@ -22,10 +22,7 @@ waiting: list[subprocess.Popen[str]] = []
 def prepare(count: int, imported: str, run: str) -> None:
     """Start ``count`` processes, at most as many as there are other cores.
 
-    Args:
-        count: the processes of the run besides this one.
-        imported: the module that they import at once.
-        run: the function without arguments that they call later, as "module:function".
+    They import a module at once, and later call a function without arguments, given as "module:function".
     """
     if not any(name in os.environ for name in STARTED_BY_OTHERS):
         code = (

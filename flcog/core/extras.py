@@ -7,11 +7,6 @@ from typing import Any
 def require(package: str, what: str, extra: str) -> Any:
     """Import an optional package, or raise an error in one line that tells how to install it.
 
-    Args:
-        package: the package.
-        what: the name of the class that needs it.
-        extra: the extra of flcog that installs it.
-
     >>> require("no_such_package", "Table", "pandas")
     Traceback (most recent call last):
     ValueError: Table needs no_such_package, which is not installed: pip install 'flcog[pandas]'

@@ -18,11 +18,7 @@ MOST_PER_CORE = 4
 
 
 class SharedDevices(DDPStrategy):
-    """Several processes on each device. They communicate through gloo, since NCCL refuses two processes on one GPU.
-
-    Args:
-        processes_per_device: the number of processes on each device.
-    """
+    """Several processes on each device. They communicate through gloo, since NCCL refuses two processes on one GPU."""
 
     def __init__(self, processes_per_device: int) -> None:
         super().__init__(process_group_backend="gloo")

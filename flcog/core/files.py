@@ -34,13 +34,7 @@ def replacing(
 
     The data are written to a temporary file beside it and flushed to the disk. The file is renamed, and then the folder is
     flushed. After a kill or a power cut there is the old file or the new one, never half a file. If writing fails, the temporary
-    file is removed and the old file stays.
-
-    Args:
-        path: the file.
-        mode: whether it contains bytes or text.
-        remedy: the advice if it cannot be written.
-        permissions: as for chmod. They are set before the file has contents.
+    file is removed and the old file stays. Permissions, as for chmod, are set before the file has contents.
     """
     path = Path(path)
     with clear_errors(path, remedy):
@@ -81,14 +75,6 @@ def replacing_folder(path: Path, remedy: str = REMEDY) -> Iterator[Path]:
         except BaseException:
             shutil.rmtree(aside, ignore_errors=True)
             raise
-        _flush_folder(path.parent)
-
-
-def put_in_place(finished: Path, path: Path, remedy: str = REMEDY) -> None:
-    """Flush a finished file to the disk, then rename it to ``path``."""
-    with clear_errors(path, remedy):
-        _flush(finished)
-        os.replace(finished, path)
         _flush_folder(path.parent)
 
 

@@ -13,13 +13,7 @@ _CPU = torch.device("cpu")
 
 
 class Streams(NamedTuple):
-    """The states of the global random streams.
-
-    Args:
-        torch: of torch's streams on the CPU and on an accelerator, where ``nn.Dropout`` draws.
-        numpy: of the functions of ``numpy.random``.
-        python: of the functions of ``random``.
-    """
+    """The states of the global random streams."""
 
     torch: list[Tensor]
     numpy: dict[str, Any]

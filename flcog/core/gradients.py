@@ -12,10 +12,7 @@ from flcog.core.types import Params
 def gradients_of(loss: Tensor, params: Params, materialize: bool = True) -> tuple[Any, ...]:
     """The gradients of the parameters, in their order.
 
-    Args:
-        loss: a scalar.
-        params: the parameters, which require gradients.
-        materialize: whether a parameter that the loss does not use has a gradient of 0 instead of None.
+    With ``materialize``, a parameter that the loss does not use has a gradient of 0 instead of None.
     """
     try:
         return torch.autograd.grad(loss, list(params.values()), allow_unused=True, materialize_grads=materialize)
@@ -27,13 +24,7 @@ def gradients_of(loss: Tensor, params: Params, materialize: bool = True) -> tupl
 
 
 def refuse_freezing(hook: str, module: nn.Module, trained: Collection[str]) -> None:
-    """Refuse a hook that has frozen a parameter which the clients train, or freed another one.
-
-    Args:
-        hook: its name.
-        module: its module.
-        trained: the names of the parameters that the clients train.
-    """
+    """Refuse a hook that has frozen a parameter which the clients train, or freed another one."""
     for name, parameter in module.named_parameters():
         if parameter.requires_grad != (name in trained):
             raise ValueError(_refusal(hook, name))

@@ -21,11 +21,7 @@ PATIENCE = 5.0
 
 @contextmanager
 def asked(source: Any = None) -> Iterator[None]:
-    """Load names from the hub, or from its local cache if the hub cannot be reached.
-
-    Args:
-        source: the name. Files, folders and other objects need no hub.
-    """
+    """Load names from the hub, or from its local cache if the hub cannot be reached."""
     if source is not None and (not isinstance(source, str | Path) or Path(source).exists()):
         yield
         return
@@ -40,13 +36,7 @@ def asked(source: Any = None) -> Iterator[None]:
 
 @contextmanager
 def loading(source: Any, kind: str, owner: str) -> Iterator[None]:
-    """Load a part of transformers' from a folder or the hub, or make it of a configuration. A failure is explained in one line.
-
-    Args:
-        source: a folder, a name on the hub, or the dict of a configuration.
-        kind: the kind of the part, such as ``tokenizer``.
-        owner: the class that needs it.
-    """
+    """Load a part of transformers' from a folder or the hub, or make it of a configuration. A failure is explained in one line."""
     try:
         with asked(source):
             yield

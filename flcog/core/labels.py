@@ -10,10 +10,7 @@ from torch import Tensor
 def require_labels(labels: np.ndarray | Tensor, num_classes: int, where: str) -> None:
     """Raise an error that names the first label that is not a whole number from 0 to below ``num_classes``.
 
-    Args:
-        labels: one per sample.
-        num_classes: the number of classes.
-        where: the file and the entry that contain the labels, for the error.
+    ``where`` names the file and the entry that contain the labels.
     """
     values = labels.cpu().numpy() if isinstance(labels, Tensor) else np.asarray(labels)
     if values.dtype.kind not in "iuf" or values.ndim != 1:

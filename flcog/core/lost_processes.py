@@ -8,7 +8,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any, NamedTuple
@@ -59,8 +59,8 @@ class _Relatives:
         self.parent: int | None = None
         self.idle = threading.Event()
         """Set while this process does not train, so that it does not wait for others."""
-        self.advice: Callable[[], str] = str
         self.idle.set()
+        self.advice: Callable[[], str] = str
         self.has_failed = False
         """Whether this process left a run by an error. Another process may then wait for it in a collective."""
         self._has_spoken = False
@@ -69,9 +69,7 @@ class _Relatives:
         """Return the processes that have ended. Processes that ended by themselves come first."""
         codes = [(rank, child.poll()) for rank, child in enumerate(self.children, 1)]
         dead = sorted((Death(rank, code) for rank, code in codes if code is not None), key=lambda d: d.code == WITHOUT_A_WORD)
-        if self.parent is not None and os.getppid() != self.parent:
-            dead.append(Death(0, None))
-        return dead
+        return dead + ([Death(0, None)] if self.parent is not None and os.getppid() != self.parent else [])
 
     def verdict(self, dead: list[Death]) -> ProcessDied | SystemExit:
         """Choose how this process ends. One process prints the reason, the others print nothing."""
@@ -83,9 +81,8 @@ class _Relatives:
         return ProcessDied(f"{dead[0] if dead else 'another process died or cannot be reached'}: {self.advice()}")
 
     def let_one_speak(self) -> None:
-        """Make sure that a single process prints an error.
+        """End the others, or wait to be ended by the first process, which fails for the same reason and prints the error.
 
-        The first process kills the others, which fail for the same reason or because they lost the first. The others wait for that.
         If the first process continues, only this process has failed, and it prints its error.
         """
         self.end_children()
@@ -100,23 +97,19 @@ class _Relatives:
             if child.poll() is None:
                 child.kill()
 
-    def watch_children(self, child_processes: list[subprocess.Popen[Any]]) -> None:
-        self.children = child_processes
-        self.watch()
-
-    def watch(self) -> None:
+    def watch(self, child_processes: Sequence[subprocess.Popen[Any]] = ()) -> None:
+        """End this process if the network does not, for example in a long computation or before the processes are connected."""
+        self.children = list(child_processes)
         threading.Thread(target=self._watch, name="flcog-processes", daemon=True).start()
 
     def _watch(self) -> None:
-        """End this process if the network does not, for example in a long computation or before the processes are connected."""
         while True:
             time.sleep(0.5)
-            if self.idle.is_set() or not any(death.code != 0 for death in self.deaths()) or self.idle.wait(PATIENCE):
-                continue
-            verdict = self.verdict(self.deaths())
-            if isinstance(verdict, ProcessDied):
-                say(f"flcog: error: {verdict}")
-            os._exit(2 if isinstance(verdict, ProcessDied) else int(str(verdict.code)))
+            if not self.idle.is_set() and any(death.code != 0 for death in self.deaths()) and not self.idle.wait(PATIENCE):
+                verdict = self.verdict(self.deaths())
+                if isinstance(verdict, ProcessDied):
+                    say(f"flcog: error: {verdict}")
+                os._exit(2 if isinstance(verdict, ProcessDied) else int(str(verdict.code)))
 
 
 _relatives = _Relatives()
@@ -133,7 +126,7 @@ def launch(fabric: Fabric, num_nodes: int, per_device: int = 1) -> None:
         _relatives.watch()
     # Lightning's own observer kills this process without a message.
     lightnings = subprocess_script._launch_process_observer, subprocess_script.subprocess
-    subprocess_script._launch_process_observer = _relatives.watch_children
+    subprocess_script._launch_process_observer = _relatives.watch
     subprocess_script.subprocess = SimpleNamespace(Popen=early_processes.start)  # type: ignore[assignment]
     try:
         with processes.starting_processes():
@@ -196,11 +189,7 @@ def fails_for_all() -> Iterator[None]:
 
 @contextmanager
 def watched(advice: Callable[[], str]) -> Iterator[None]:
-    """Raise an error if a process dies while the processes depend on each other.
-
-    Args:
-        advice: tells the user how to resume.
-    """
+    """Raise an error if a process dies while the processes depend on each other. ``advice`` tells the user how to resume."""
     _relatives.advice = advice
     _relatives.idle.clear()
     try:

@@ -57,10 +57,8 @@ def main_metric(metrics: Mapping[str, float], selecting: bool = False) -> str | 
 
     Where a module logs its figures for each of several loaders, those of the first loader count.
 
-    Args:
-        metrics: an evaluation's figures.
-        selecting: whether the metric will choose a model. This uses the validation set if there is one, because the best of many
-            test figures is too good. Other uses prefer the test set.
+    The metric that chooses a model (``selecting``) is from the validation set if there is one, because the best of many test figures
+    is too good. Other uses prefer the test set.
     """
     for split in ("val", "test") if selecting else ("test", "val"):
         for place in ("", f"{OF_A_LOADER}0"):
@@ -122,10 +120,7 @@ def is_share(metric: str, values: Iterable[float]) -> bool:
 class Monitor:
     """A metric that an observer watches at evaluations.
 
-    Args:
-        name: the figure's column in ``metrics.csv``. None means the main metric.
-        mode: whether larger (max) or smaller (min) is better. None decides by the name.
-        selecting: whether it chooses a model (see :func:`main_metric`).
+    None instead of a name means the main metric; None instead of a mode decides by the name.
     """
 
     def __init__(self, name: str | None, mode: Mode | None, selecting: bool = True) -> None:

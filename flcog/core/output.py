@@ -8,39 +8,29 @@ from typing import Any
 
 
 class LossyStream:
-    """A text stream whose writes never fail. Text that cannot be written is dropped.
-
-    Args:
-        stream: the stream to write to. All other attributes are the stream's own.
-    """
+    """A text stream whose writes never fail. Text that cannot be written is dropped. All other attributes are the stream's own."""
 
     def __init__(self, stream: Any) -> None:
         self._stream = stream
 
     def write(self, text: str) -> int:
-        try:
-            self._stream.write(text)
-        except UnicodeEncodeError:
-            encoding = self._stream.encoding
-            self.write(text.encode(encoding, "backslashreplace").decode(encoding))
-        except (OSError, ValueError) as error:  # ValueError: the stream was closed
-            self._give_up(error)
+        encoding = getattr(self._stream, "encoding", None) or "utf-8"
+        with self._dropping():
+            self._stream.write(text.encode(encoding, "backslashreplace").decode(encoding))
         return len(text)
 
-    def writelines(self, lines: Any) -> None:
-        for line in lines:
-            self.write(line)
-
     def flush(self) -> None:
-        try:
+        with self._dropping():
             self._stream.flush()
-        except (OSError, ValueError) as error:
-            self._give_up(error)
 
-    def _give_up(self, error: Exception) -> None:
+    @contextmanager
+    def _dropping(self) -> Iterator[None]:
         """Send all later output nowhere. Otherwise Python, which flushes once more as it ends, would exit with status 120."""
-        if not isinstance(error, BlockingIOError):  # a slow reader may catch up
-            discard(self._stream)
+        try:
+            yield
+        except (OSError, ValueError) as error:  # ValueError: the stream was closed
+            if not isinstance(error, BlockingIOError):  # a slow reader may catch up
+                discard(self._stream)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._stream, name)

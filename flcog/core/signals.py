@@ -40,8 +40,7 @@ class RoundDropped(BaseException):
 class StopSignals:
     """Handles signals between :meth:`listen` and :meth:`leave`.
 
-    Args:
-        tell: prints a message for the user. Called inside a signal handler.
+    ``tell`` prints a message for the user, inside a signal handler.
     """
 
     def __init__(self, tell: Callable[[str], None]) -> None:
@@ -62,11 +61,7 @@ class StopSignals:
         put_back(self._before)
 
     def rounds_begin(self, shared: bool) -> None:
-        """From here on the run is saved after a signal. Before, every signal ends the run immediately.
-
-        Args:
-            shared: whether other processes train the same rounds.
-        """
+        """From here on the run is saved after a signal. Before, every signal ends the run immediately."""
         self._stage, self._shared = "rounds", shared
 
     def rounds_end(self) -> None:
@@ -90,11 +85,7 @@ class StopSignals:
     def stop(self, number: int, leads: bool, round: int) -> BaseException:
         """Return the exception that ends the run between two rounds because of a signal.
 
-        Args:
-            number: the signal's.
-            leads: whether this process is the first of several. Only its exit status counts. A status other than 0 of another
-                process makes Fabric kill the first before it has ended.
-            round: the number of finished rounds.
+        Only the first process's exit status counts. A status other than 0 of another makes Fabric kill the first before it has ended.
         """
         if not leads:
             return RunStopped(0)

@@ -25,9 +25,7 @@ class Source(ABC):
     def read(self, indices: np.ndarray, keys: np.ndarray | None) -> Tree:
         """Return the inputs of some samples as tensors on the CPU.
 
-        Args:
-            indices: the samples.
-            keys: each sample's randomness, or None if its input is always the same.
+        A sample's key is its randomness. Without keys, the inputs are always the same.
         """
 
     def expect(self, indices: np.ndarray, keys: np.ndarray | None) -> None:  # noqa: B027 - a source may have no use for it

@@ -163,10 +163,7 @@ def moved(tree: Tree, move: Callable[[Any], Any]) -> Tree:
 def call(network: Callable[..., Any], inputs: Tree, remedy: str = "leave out {unknown}") -> Any:
     """Call ``network(inputs)``, or ``network(**inputs)`` if the inputs are a dict of the parameters of the network's forward.
 
-    Args:
-        network: the network, or a function.
-        inputs: its inputs.
-        remedy: against a dict of which the network takes some keys alone.
+    The ``remedy`` is advised where the network takes some keys of a dict alone.
 
     >>> call(lambda words, mask=None: words, {"words": 1})
     1

@@ -22,11 +22,7 @@ BASES = {"flcog", "lightning", "pytorch_lightning", "torch", "torchvision"}
 def call_hook(owner: Any, hook: str, *arguments: Any, where: str = "") -> Any:
     """Call a hook of a callback or a module.
 
-    Args:
-        owner: the callback or module.
-        hook: its name.
-        arguments: the hook's.
-        where: the rest of the note, such as the round.
+    ``where`` is the rest of the note of an error, such as the round.
     """
     try:
         return getattr(owner, hook)(*arguments)
@@ -39,9 +35,7 @@ def call_hook(owner: Any, hook: str, *arguments: Any, where: str = "") -> Any:
 def logging_as(module: Any, callback: Any) -> Iterator[None]:
     """Let a callback log as the module does by ``self.log`` and ``self.log_dict``, which Lightning attaches to callbacks.
 
-    Args:
-        module: the module whose hooks surround the callback's.
-        callback: the callback. Attributes of its own with these names stay.
+    Attributes of its own with these names stay.
     """
     names = [name for name in ("log", "log_dict") if not hasattr(callback, name)]
     vars(callback).update((name, getattr(module, name)) for name in names)
@@ -53,15 +47,7 @@ def logging_as(module: Any, callback: Any) -> Iterator[None]:
 
 
 def call_callback(callback: Any, hook: str, trainer: Any, module: Any, *arguments: Any, where: str = "") -> None:
-    """Call a hook of a callback of Lightning's.
-
-    Args:
-        callback: the callback.
-        hook: its name.
-        trainer, module: the hook's first arguments.
-        arguments: the others.
-        where: the rest of the note of an error, such as the round.
-    """
+    """Call a hook of a callback of Lightning's."""
     with logging_as(module, callback):
         call_hook(callback, hook, trainer, module, *arguments, where=where)
 

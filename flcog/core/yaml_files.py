@@ -37,10 +37,7 @@ def load_yaml(path: Path, loader: type[yaml.SafeLoader] = yaml.SafeLoader) -> An
 def refuse_doubles(path: Path, node: Any, seen: set[int] | None = None) -> None:
     """Refuse a key that a mapping has twice, because YAML would use the last value.
 
-    Args:
-        path: the file.
-        node: of the file, by ``yaml.compose``.
-        seen: the nodes before it: an alias may contain itself.
+    An alias may contain itself, so nodes that were ``seen`` are not visited again.
     """
     seen = set() if seen is None else seen
     if id(node) in seen:

@@ -22,7 +22,6 @@ from flcog.method.devices import AvailabilityModel, Workload
 from flcog.method.given import drawn, first_contact
 from flcog.method.method import CLIENT_HOOKS, HOOKS, OBSERVER_HOOKS, Method, method_of
 from flcog.method.notes import (
-    ChangedCode,
     ChangedSetting,
     ExecutorNote,
     MemoryNote,
@@ -53,7 +52,6 @@ __all__ = [
     "Broadcast",
     "BroadcastStage",
     "Callback",
-    "ChangedCode",
     "ChangedSetting",
     "ClientData",
     "ClientPool",

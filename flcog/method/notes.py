@@ -53,12 +53,6 @@ class ChangedSetting(Note):
     topic = "changed"
 
 
-class ChangedCode(Note):
-    """Classes of the user's own whose code differs from that of the run that wrote the checkpoint."""
-
-    topic = "changed"
-
-
 class Notes:
     """The notes of one run, in the order of their arrival. Observers receive each of them once, through ``on_note``.
 

@@ -2,11 +2,12 @@
 
 import itertools
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
@@ -30,25 +31,14 @@ class SavedClientStates:
     all states, apart from states that kept checkpoints need. Files never change, and are removed when no checkpoint refers to
     them. Memory holds the states that have changed since the last checkpoint, and the most recently used ones. Others are read on
     demand. Without a folder all states stay in memory.
-
-    Args:
-        directory: the folder of the files, or None.
-        rank: this process's number.
-        check: called with the file, the client and the state after reading. Raises an error for a state that does not fit.
     """
 
-    def __init__(self, directory: Path | None, rank: int, check: Callable[[Path, int, States], None] | None = None) -> None:
-        self.directory, self.rank, self._check = directory, rank, check
+    def __init__(self, directory: Path | None, rank: int) -> None:
+        self.directory, self.rank = directory, rank
         self.owner: dict[int, int] = {}
         """The process that owns each stateful client. The same on every process."""
         self.files: dict[int, str] = {}
         """The file of each client's state, for the clients of all processes."""
-        self.run_id = ""
-        """The run's name, which is stored in its files. Other files are never removed."""
-        self._own: set[str] = set()
-        """Files that the run has written."""
-        self._foreign: set[str] = set()
-        """Files in the same folder that it has not written."""
         self._memory: dict[int, States] = {}
         """In memory, the most recently used last."""
         self._sizes: dict[int, int] = {}
@@ -116,10 +106,8 @@ class SavedClientStates:
         states = {client: self._memory[client] for client in (*self._changed, *moving) if client in self._memory}
         states |= self._read([client for client in moving if client not in states])
         name = self._new_name(round)
-        payload: dict[str, Any] = {"format": checkpoint.FORMAT, "run_id": self.run_id}
-        payload["clients"] = {client: states[client] for client in sorted(states)}
-        checkpoint.write(self.directory / name, payload)
-        self._own.add(name)
+        content = {client: states[client] for client in sorted(states)}
+        checkpoint.write(self.directory / name, {"format": checkpoint.FORMAT, "clients": content})
         self._held[name] = len(states)
         self.files |= dict.fromkeys(states, name)
         self._changed.clear()
@@ -132,44 +120,27 @@ class SavedClientStates:
         self.owner = {client: position % world_size for position, client in enumerate(sorted(files))}
         for state in (self._memory, self._sizes, self._changed, self._held):
             state.clear()
-        self._own |= set(files.values())
         # Read every file now, so that damage is reported before the first round and not when a client is sampled.
         for clients in _by_file(self.clients, self.files).values():
             self.fetch(clients)
 
     def prune(self, keep: set[str]) -> None:
-        """Remove files that this run wrote and that no checkpoint refers to. Everything else in the folder stays."""
-        if self.directory is None or not self.directory.is_dir() or self.directory.is_symlink():
-            return
-        for path in self.directory.iterdir():
-            if path.name not in keep and path.name not in self._foreign:
-                if self._wrote(path):
-                    path.unlink(missing_ok=True)
-                else:
-                    self._foreign.add(path.name)
-
-    def _wrote(self, path: Path) -> bool:
-        """Return whether this run wrote a file, according to its name and either the run's records or the file's header."""
-        if not FILE_NAME.fullmatch(path.name) or path.is_symlink() or not path.is_file():
-            return False
-        return path.name in self._own or checkpoint.run_of_states(path) == self.run_id
+        """Remove files of states that no checkpoint refers to."""
+        for path in self.directory.iterdir() if self.directory is not None and self.directory.is_dir() else ():
+            if path.name not in keep and FILE_NAME.fullmatch(path.name):
+                path.unlink(missing_ok=True)
 
     def _has(self, client: int) -> bool:
         return client in self._memory or (client in self.files and self.owner.get(client, self.rank) == self.rank)
 
     def _read(self, clients: Sequence[int]) -> Iterator[tuple[int, States]]:
-        """Read clients' states from the disk, each file once."""
+        """Read clients' states from the disk, each file once. Copies, so that the rest of the file can be freed."""
         for name, wanted in _by_file(clients, self.files).items():
             assert self.directory is not None
-            path = self.directory / name
-            stored = checkpoint.read_states(path, wanted, tested=name in self._held)
+            stored = checkpoint.read(self.directory / name, tested=name in self._held, mmap=True)["clients"]
             self._held[name] = len(stored)
             for client in wanted:
-                # Copies, so that the rest of the file can be freed.
-                own = pytree.tree_map(lambda value: value.clone() if isinstance(value, Tensor) else value, stored[client])
-                if self._check is not None:
-                    self._check(path, client, own)
-                yield client, own
+                yield client, pytree.tree_map_only(Tensor, torch.clone, stored[client])
 
     def _left_behind(self) -> list[int]:
         """Return this process's clients in files with less than half of their states current. They move to a new file."""

@@ -1,4 +1,8 @@
-"""Describes an experiment: its model, data, partition and settings. Checkpoints store this, and a resumed run compares it."""
+"""What makes two runs the same experiment: a checkpoint stores it, and a resumed run compares it.
+
+These are the seed, the list of methods, the partition, the names and shapes of tensors, and the configuration without the options in
+``HOW_IT_RUNS``.
+"""
 
 import dataclasses
 import hashlib
@@ -8,30 +12,24 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-from torch import Tensor
-
 from flcog.client.model import ClientModel
-from flcog.core.arguments import by_name, constructor_arguments, digest, plain
-from flcog.core.masking import masked
+from flcog.core.arguments import by_name, constructor_arguments, plain
 from flcog.core.text import clipped
-from flcog.core.trees import leaves
-from flcog.data import FederatedDataModule, Samples
-from flcog.method import Method
-from flcog.run.users_code import code_of
+from flcog.core.types import Params
+from flcog.data import FederatedDataModule
+from flcog.method import ChangedSetting, Method, Note, WarningNote
+from flcog.run import checkpoint
+from flcog.run.initial_weights import Origin, other_origin
 from flcog.settings import Settings
-
-HASHED_BYTES = 32 * 2**20
-"""The most bytes of a set's inputs that are hashed, which takes a tenth of a second."""
 
 HOW_IT_RUNS = (
     *("rounds", "callbacks", "seed", "executor", "chunk_size", "compile", "accelerator", "strategy", "devices", "num_nodes"),
     *("processes_per_device", "logger", "default_root_dir", "resume_changed", "fast_dev_run", "num_sanity_val_steps"),
     *("gradient_clip_val", "gradient_clip_algorithm"),
     *("enable_progress_bar", "enable_checkpointing", "enable_model_summary", "inference_mode", "limit_predict_batches"),
+    "client_strategy",
 )
 """Arguments of the trainer that a resumed run may change. Methods, clipping among them, and the seed are compared separately."""
-
 
 VARIES = re.compile(r"(^|\.)(seed|partition_seed|default_root_dir|save_dir|dirpath|init_from\.file)$")
 """Settings in which repetitions of a run differ."""
@@ -44,41 +42,21 @@ def describe(
     data: FederatedDataModule,
     config: Mapping[str, Any] | None,
 ) -> dict[str, Any]:
-    """Describe the experiment and all its settings by name, in numbers and strings only.
+    """Describe the experiment by names, in numbers and strings only.
 
     On the command line the arguments of model and data are in ``config``; in Python they are read from the objects' attributes.
     """
-    federation = data.federation  # before methods exchange anything
-    module, optimizer = client.function.module, client.optimizer
+    federation, optimizer = data.federation, client.optimizer  # before methods exchange anything
     groups = [{name: value for name, value in group.items() if name != "params"} for group in optimizer.param_groups]
-    stored_inputs = [leaf for leaf in leaves(federation.train.inputs) if isinstance(leaf, Tensor)]
     rates = groups[0] if len(groups) == 1 else {str(number): group for number, group in enumerate(groups)}
+    # The optimiser's real settings count, not the arguments that the module kept for making it.
+    model = plain(client.function.module) | {"optimizer": {"": type(optimizer), **rates}}
     return {
         "clients": federation.num_clients,
-        "partition": federation.split.hash,
-        "trained_on": federation.partition.hash,
-        "targets": "-".join(map(digest, leaves(federation.train.targets) or stored_inputs)),
-        "inputs": {part: _inputs(samples) for part in ("train", "val", "test") if (samples := getattr(federation, part))},
-        "layers": {name: type(layer).__qualname__ for name, layer in module.named_modules()},
+        "partition": federation.partition.hash,
         **describe_settings(settings, methods, config),
-        "objects": by_name(
-            {
-                # The optimiser's real settings count, not the arguments that the module kept for making it.
-                "model": plain(module) | {"optimizer": {"": type(optimizer), **rates}},
-                "layer": {name: layer.extra_repr() for name, layer in module.named_modules() if layer.extra_repr()},
-                "data": data,
-            }
-        ),
-        "code": code_of(
-            {"model": [*module.modules(), optimizer], "data": [data, *vars(data).values()]} | {m.name: [m] for m in methods}
-        ),
+        "objects": by_name({"model": model, "data": data}),
     }
-
-
-def _inputs(samples: Samples) -> str:
-    """The digests of a set's stored inputs, or of evenly spread rows of a large set; empty for inputs that are made when they are read."""
-    stored = [leaf for leaf in leaves(samples.inputs) if isinstance(leaf, Tensor | np.ndarray)]
-    return "-".join(digest(leaf[:: max(1, -(-leaf.nbytes // HASHED_BYTES))]) for leaf in stored)
 
 
 def describe_settings(settings: Settings, methods: Iterable[Method], config: Mapping[str, Any] | None) -> dict[str, Any]:
@@ -96,34 +74,18 @@ def fingerprint(*parts: Any) -> str:
     return hashlib.sha256(json.dumps(known, sort_keys=True, default=str).encode()).hexdigest()[:16]
 
 
-def check_same(path: Path, saved: Mapping[str, Any], present: Mapping[str, Any]) -> None:
-    """Refuse another model, other data or another partition."""
-    for name in {**saved["layers"], **present["layers"]}:
-        before, now = saved["layers"].get(name), present["layers"].get(name)
-        if before != now:
-            raise ValueError(
-                f"{path} holds another model: {name or 'it'} is {before or 'nothing'} there, {now or 'nothing'} here. "
-                "Use the model of the run that wrote it"
-            )
-    if saved["targets"] != present["targets"]:
-        raise ValueError(
-            f"{path} was written by a run on other training samples: use the data set of that run, or start a new one"
-        )
-    for part, now in present["inputs"].items():
-        if saved.get("inputs", {}).get(part, now) != now:
-            raise ValueError(
-                f"{path} was written by a run with other inputs in the {part} set: use the data set of that run, or start a new one"
-            )
-    if (saved["partition"], saved["clients"]) != (present["partition"], present["clients"]):
-        raise ValueError(
-            f"{path} was written by a run with {saved['clients']} clients (partition {saved['partition']}); this one has "
-            f"{present['clients']} (partition {present['partition']}): use the same data.num_clients, partitioner and partition_seed"
-        )
-    if saved["trained_on"] != present["trained_on"]:
-        raise ValueError(
-            f"{path} was written by a run that held out other samples of its clients: use the same data.client_test, client_val "
-            "and partition_seed"
-        )
+def other_run(saved: Mapping[str, Any], methods: Sequence[Method], seed: int | None = None) -> str:
+    """How the methods of a checkpoint's run, and its seed if one is given, differ from this run's. Empty if they are the same."""
+    pairs: dict[str, tuple[Any, Any]] = {}
+    pairs["methods"] = _as_given(saved["methods"]), _as_given([method.name for method in methods])
+    if seed is not None:
+        pairs["seed"] = saved["seed"], seed
+    return "; ".join(f"{name} was {was}, is {now}" for name, (was, now) in pairs.items() if was != now)
+
+
+def _as_given(methods: Sequence[str]) -> list[str]:
+    """The names of methods as users give them: clipping is an option of the trainer."""
+    return ["gradient_clip_val" if name == "GradientClip" else name for name in methods]
 
 
 def differences(saved: Mapping[str, Any], present: Mapping[str, Any]) -> list[str]:
@@ -131,9 +93,58 @@ def differences(saved: Mapping[str, Any], present: Mapping[str, Any]) -> list[st
     both = saved["config"] is not None and present["config"] is not None
     lines = []
     for part in ("settings", "config" if both else "objects"):
-        before, now = masked(saved[part]), present[part]  # earlier checkpoints hold secrets as they are
-        for name in {**before, **now}:
-            was, value = before.get(name), now.get(name)
+        for name in {**saved[part], **present[part]}:
+            was, value = saved[part].get(name), present[part].get(name)
             if was != value and (was == was or value == value):
                 lines.append(f"{name} was {clipped(str(was))}, is {clipped(str(value))}")
     return lines
+
+
+def check_resumable(
+    path: Path,
+    saved: dict[str, Any],
+    settings: Settings,
+    methods: Sequence[Method],
+    tensors: Params,
+    present: Mapping[str, Any],
+) -> list[Note]:
+    """Refuse to resume another experiment. Returns a note for each changed setting."""
+    if difference := other_run(saved, methods, settings.seed):
+        raise ValueError(f"{path} was written by another run: {difference}. Use the same, or start a new run without ckpt_path")
+    checkpoint.check_same_model(path, saved["params"] | saved["buffers"], tensors)
+    if not saved["resumable"]:
+        raise ValueError(f"{path} has only a model for evaluation: resume from last.ckpt in the same folder")
+    before = saved["experiment"]
+    if (before["partition"], before["clients"]) != (present["partition"], present["clients"]):
+        raise ValueError(
+            f"{path} was written by a run with {before['clients']} clients (partition {before['partition']}); this one has "
+            f"{present['clients']} (partition {present['partition']}): use the same data.num_clients, partitioner, partition_seed, "
+            "client_test and client_val"
+        )
+    notes: list[Note] = []
+    if saved["round"] >= settings.rounds:
+        text = f"{saved['round']} rounds are done, and trainer.rounds is {settings.rounds}: there are no rounds left to train"
+        notes.append(WarningNote(text))
+    return notes + [ChangedSetting(change) for change in differences(before, present)]
+
+
+def other_configuration(
+    path: Path,
+    settings: Settings,
+    methods: Sequence[Method],
+    config: Mapping[str, Any] | None,
+    init_from: Origin | None,
+    may_change: bool,
+) -> str:
+    """Describe how the configuration of a checkpoint's run differs from this run's, before the model and the data are known.
+
+    Empty if they are equal, or if the checkpoint cannot be read, which will be reported when it is loaded.
+    """
+    saved = checkpoint.peek(path)
+    if not saved:
+        return ""
+    before = saved["experiment"]
+    different = other_run(saved, methods, settings.seed) or other_origin(before.get("init_from"), init_from)
+    if different or may_change:
+        return different
+    return "; ".join(differences(before, before | describe_settings(settings, methods, config)))

@@ -21,10 +21,7 @@ SUFFIXES: dict[Format, str] = {"state_dict": ".pt", "safetensors": ".safetensors
 def export(run: Session, path: Path, format: Format | None = None) -> None:
     """Write the global model, as it is evaluated, without anything of flcog's around it.
 
-    Args:
-        run: whose model.
-        path: the file.
-        format: by default that of the file's suffix. ``peft`` writes a folder with LoRA's adapters alone.
+    By default the format is that of the file's suffix. ``peft`` writes a folder with LoRA's adapters alone.
     """
     if format == "peft":
         write_adapters(run, path)

@@ -2,7 +2,6 @@
 the model has other frozen weights. A decoder that is loaded again by its name is not written; a changed one is refused."""
 
 import hashlib
-import warnings
 from pathlib import Path
 from typing import Any
 
@@ -17,24 +16,18 @@ from flcog.models.lora import adapters
 from flcog.run import checkpoint
 
 SAMPLE = 4096
-"""The most numbers of a tensor that are compared to find a change through ``.data``, which torch does not count."""
+"""The most numbers of a tensor that are compared to find a change."""
 
 
 class FrozenWeights:
     """What the clients' model holds and no optimiser changes, such as the pretrained weights beside which LoRA's adapters train.
 
     A step or a hook may change them, as the teacher of a student that is the mean of its last weights.
-
-    Args:
-        module: the model.
-        constants: the model's own tensors, which are written over where a checkpoint has others.
-        several: whether the run has several clients.
     """
 
-    def __init__(self, module: nn.Module, constants: Params, several: bool) -> None:
-        self._module, self._constants, self._scales, self._several = module, constants, scales(module), several
-        self._marks, self._digests = dict[str, Any](), dict[str, str]()
-        self._training = self._told = False
+    def __init__(self, module: nn.Module, constants: Params) -> None:
+        self._constants, self._scales = constants, scales(module)
+        self._digests = dict[str, tuple[Any, str]]()
         self._mine = set[str]()
         """The names of files that this run has written or read."""
         self._source, loaded = _loaded(module, constants)
@@ -44,42 +37,7 @@ class FrozenWeights:
     @property
     def name(self) -> str:
         """The file's name, which fixes its content and the decoder's; empty where nothing is frozen."""
-        self.look()
         return f"frozen-{self._digest(self._constants | self._scales)}.pt" if self._constants else ""
-
-    def look(self, training: bool = False) -> None:
-        """Find the tensors that have changed since the last look.
-
-        Args:
-            training: whether later changes are made by steps or hooks of the training.
-        """
-        now = {name: _mark(value) for name, value in self._constants.items()}
-        changed = [name for name in now if self._marks.get(name) not in (None, now[name])]
-        self._marks = now
-        for name in changed:
-            self._digests.pop(name, None)
-        if self._training and not self._told:
-            self._warn(changed)
-        self._training = self._training or training
-
-    def _warn(self, changed: list[str]) -> None:
-        """Say once what does not happen to frozen parameters that a step or a hook changes."""
-        present = {id(value) for value in self._module.parameters()}
-        lost = [name for name, value in self._constants.items() if isinstance(value, nn.Parameter) and id(value) not in present]
-        self._told = bool(lost or (changed and self._several))
-        if lost:
-            warnings.warn(
-                f"a step or a hook has put another tensor in the place of the frozen parameter {lost[0]}: checkpoints, and evaluations "
-                "after a step, hold the former values; change the values in place, as load_state_dict does",
-                stacklevel=3,
-            )
-        elif self._told:
-            more = f" and {len(changed) - 1} others" if len(changed) > 1 else ""
-            warnings.warn(
-                f"frozen parameters change during training ({changed[0]}{more}): they are not averaged or sent, and clients that train one "
-                "after another continue each other's values",
-                stacklevel=3,
-            )
 
     def write(self, path: Path, payload: dict[str, Any]) -> None:
         """Write a checkpoint. The file that it names is written before it, and those that no checkpoint names any more are deleted."""
@@ -97,40 +55,34 @@ class FrozenWeights:
 
     @torch.no_grad()
     def restore(self, path: Path, name: str) -> None:
-        """Take over the frozen weights beside which a checkpoint was trained.
-
-        Args:
-            path: the checkpoint.
-            name: the file that it names; empty where it names none.
-        """
+        """Take over the frozen weights beside which the checkpoint at ``path`` was trained, from the file that it names."""
         self._mine.add(name)
         if name in ("", self.name):
             return
-        if self._loaded and not self._written and not (path.parent / name).is_file():
-            raise ValueError(self._refusal(path))
-        saved, loaded = checkpoint.read_frozen(path.parent / name, path)
-        # Without a digest, the file has all frozen weights; only those of a quantised decoder are useless without its scales.
-        if (loaded or self._scales) and loaded != self._digest_of_loaded():
-            raise ValueError(self._refusal(path))
-        expected = self._written if loaded else self._constants
-        checkpoint.check_same_model(path.parent / name, saved, expected)
-        for key, constant in expected.items():
-            constant.copy_(saved[key])
+        file = path.parent / name
+        saved: dict[str, Any] = checkpoint.read(file) if file.is_file() else {"loaded": None}
+        if saved["loaded"] != self._digest_of_loaded():
+            raise ValueError(
+                f"{path} was trained with other frozen weights than {self._source or 'the model'} has now: load those, or restore {file}"
+            )
+        checkpoint.check_same_model(file, saved["params"], self._written)
+        for key, constant in self._written.items():
+            constant.copy_(saved["params"][key])
 
     def _digest_of_loaded(self) -> str:
         return self._digest(self._loaded | self._scales) if self._loaded else ""
 
     def _digest(self, params: Params) -> str:
-        """Sixteen hex digits that fix names, shapes, types and values."""
+        """Sixteen hex digits that fix names, shapes, types and values. A tensor is read again where torch counts a change."""
+        lines = []
         for name, value in params.items():
-            if name not in self._digests:
-                self._digests[name] = digest(value)
-        content = "\n".join(f"{name} {value.dtype} {tuple(value.shape)} {self._digests[name]}" for name, value in params.items())
-        return hashlib.sha256(content.encode()).hexdigest()[:16]
-
-    def _refusal(self, path: Path) -> str:
-        now = self._source or "the model"
-        return f"{path} was trained with other frozen weights than {now} has now: load those, such as an earlier revision"
+            numbers = value.detach().reshape(-1)
+            some = digest(numbers[:: max(1, len(numbers) // SAMPLE)])  # torch counts no changes through ``.data``
+            mark = value.data_ptr(), None if value.is_inference() else value._version, some
+            if name not in self._digests or self._digests[name][0] != mark:
+                self._digests[name] = mark, digest(value)
+            lines.append(f"{name} {value.dtype} {tuple(value.shape)} {self._digests[name][1]}")
+        return hashlib.sha256("\n".join(lines).encode()).hexdigest()[:16]
 
 
 def _loaded(module: nn.Module, constants: Params) -> tuple[str, list[str]]:
@@ -138,10 +90,3 @@ def _loaded(module: nn.Module, constants: Params) -> tuple[str, list[str]]:
     decoder = next(((name, part.source) for name, part in module.named_modules() if isinstance(part, CausalLM)), ("", ""))
     drawn = {f"{name}.{side}" for name, _ in adapters(module) for side in "AB"}
     return decoder[1], [name for name in constants if decoder[1] and name.startswith(f"{decoder[0]}.") and name not in drawn]
-
-
-def _mark(value: torch.Tensor) -> tuple[Any, ...]:
-    """What changes with a tensor: its place in memory, torch's count of changes, and some of its numbers."""
-    numbers = value.detach().reshape(-1)
-    counted = None if value.is_inference() else value._version
-    return value.data_ptr(), counted, digest(numbers[:: max(1, len(numbers) // SAMPLE)])

@@ -23,12 +23,7 @@ class HistoryFigure(Figure):
 
 
 def history_figure(rows: Sequence[Mapping[str, float]], columns: Sequence[str] = ()) -> Figure:
-    """Draw columns by round. Columns of the same measure share a chart.
-
-    Args:
-        rows: of a run.
-        columns: as ``metrics.csv`` names them; by default the main score and the losses.
-    """
+    """Draw columns by round. Columns of the same measure share a chart."""
     known = list(dict.fromkeys(name for row in rows for name in row if name != "round"))
     unknown = [name for name in columns if name not in known]
     if unknown or not known:

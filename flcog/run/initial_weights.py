@@ -1,25 +1,28 @@
 """Loads the weights of a checkpoint of Lightning's, or of a file of weights, into a model before round 1."""
 
+import hashlib
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
+import torch
 from torch import Tensor, nn
 
+from flcog.core.arguments import digest
 from flcog.core.lightning_packages import lightning_base
-from flcog.core.weight_files import PREFIX, digest_of, read_weights
+from flcog.core.text import reason
 
 Origin = dict[str, str]
 """The ``file`` of the weights that a run began with, and a digest of these ``weights``, which is empty if the file was not read."""
+
+PREFIX = "model."
+"""The prefix of a network's weights inside a client module."""
 
 
 def load_initial_weights(model: nn.Module, path: str | Path, resumes: bool = False) -> Origin:
     """Load weights into a model; other contents of the file, such as optimiser states, are ignored.
 
-    Args:
-        model: the user's module or network.
-        path: a checkpoint that ``lightning.Trainer`` or flcog wrote, or a file with a ``state_dict`` alone. Only tensors and primitives
-            are read from it, so that a file cannot run code.
-        resumes: whether a checkpoint will replace the weights. Their file may be gone then.
+    A run that ``resumes`` replaces them by its checkpoint's. The file may be gone then.
     """
     file = str(Path(path).resolve())
     if resumes and not Path(path).is_file():
@@ -27,53 +30,55 @@ def load_initial_weights(model: nn.Module, path: str | Path, resumes: bool = Fal
     if lightning_base(model, "LightningModule") is not None:
         model.configure_model()  # type: ignore[operator]  # it may make the layers
     own, given = model.state_dict(), read_weights(Path(path))
-    fitting = next((named for named in _namings(given) if named.keys() == own.keys()), None)
-    kind = type(model).__name__
+    # A file of a bare network fits a client module around it, and the reverse.
+    inside = {name.removeprefix(PREFIX): value for name, value in given.items()}
+    namings = [given, inside, {PREFIX + name: value for name, value in given.items()}]
+    fitting = next((weights for weights in namings if weights.keys() == own.keys()), None)
     if fitting is None:
         odd = sorted(own.keys() ^ given.keys())[0]
-        where = f"{kind} has no such weight" if odd in given else "the file lacks it"
-        raise ValueError(f"init_from={path} does not fit {kind}: {odd} ({where}): give weights of the same model")
-    for name, value in fitting.items():
-        if value.shape != own[name].shape:
-            raise ValueError(
-                f"init_from={path} does not fit {kind}: {name} has shape {list(value.shape)} there and {list(own[name].shape)} here: give "
-                "weights of the same model"
-            )
-    model.load_state_dict(fitting)
+        fault = f"{odd} ({'the model has no such weight' if odd in given else 'the file lacks it'})"
+    else:
+        other = [name for name in own if fitting[name].shape != own[name].shape]
+        fault = (
+            f"{other[0]} has shape {list(fitting[other[0]].shape)} there and {list(own[other[0]].shape)} here" if other else ""
+        )
+    if fault:
+        raise ValueError(f"init_from={path} does not fit {type(model).__name__}: {fault}: give weights of the same model")
+    model.load_state_dict(fitting or {})
     return {"file": file, "weights": digest_of(given)}
 
 
-def check_origin(path: Path, before: Origin | None, now: Origin | None, resumes: bool) -> None:
-    """Refuse other initial weights than those of a checkpoint's run.
-
-    Args:
-        path: the checkpoint.
-        before: the origin of its run's weights.
-        now: the origin that the user gave.
-        resumes: whether the run is resumed by the checkpoint's name, so that the user need not repeat ``init_from``.
-    """
-    if difference := other_origin(before, now, resumes):
+def read_weights(path: Path) -> dict[str, Tensor]:
+    """Read the weights, and nothing else, so that a file cannot run code."""
+    if not path.is_file():
+        raise ValueError(f"init_from={path} is no file: give a checkpoint of Lightning's, or a file with a state_dict")
+    try:
+        content: Any = torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:  # readers of archives and pickles raise nearly every kind of error
         raise ValueError(
-            f"{path} was written by a run with other initial weights: {difference}. Give the init_from of that run, or start a new run "
-            "without ckpt_path"
-        )
+            f"init_from={path} cannot be read as tensors, numbers and text ({reason(error)}): write the weights alone with "
+            "torch.save(module.state_dict(), FILE)"
+        ) from error
+    weights = content.get("state_dict", content) if isinstance(content, Mapping) else content
+    if not isinstance(weights, Mapping) or not weights or not all(isinstance(value, Tensor) for value in weights.values()):
+        raise ValueError(f"init_from={path} contains no weights: give a checkpoint of Lightning's, or a file with a state_dict")
+    return dict(weights)
+
+
+def digest_of(weights: Mapping[str, Tensor]) -> str:
+    """A digest that is the same for a network's weights and for those of a client module around it."""
+    lines = sorted(f"{name.removeprefix(PREFIX)} {digest(value)}\n" for name, value in weights.items())
+    return hashlib.sha256("".join(lines).encode()).hexdigest()[:16]
 
 
 def other_origin(before: Origin | None, now: Origin | None, resumes: bool = False) -> str:
-    """Describe the difference between two origins of weights. Empty if they are the same weights."""
+    """Describe the difference between two origins of weights; empty if they are the same weights.
+
+    A user who ``resumes`` a run by its checkpoint's name need not repeat ``init_from``.
+    """
     if before and now:
         same = before["weights"] == now["weights"] or (not now["weights"] and before["file"] == now["file"])
     else:
         same = not now and (resumes or not before)
     was, value = (origin["file"] if origin else "none" for origin in (before, now))
     return "" if same else f"init_from was {was}, is {value}" + (", which has other weights" if was == value else "")
-
-
-def _namings(given: Mapping[str, Tensor]) -> list[dict[str, Tensor]]:
-    """The weights under the names of a client module, and of the network in it."""
-    inside = {name.removeprefix(PREFIX): value for name, value in given.items()}
-    return [
-        dict(given),
-        *([inside] if len(inside) == len(given) else []),
-        {PREFIX + name: value for name, value in given.items()},
-    ]

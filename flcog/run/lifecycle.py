@@ -27,12 +27,7 @@ class Lifecycle:
     """Surrounds a training run, from before it is opened until it has ended in any way.
 
     Inside the context signals are answered. At its end an error is reported to the observers, trackers are closed, and the lock is
-    released.
-
-    Args:
-        fabric: whose first process prints.
-        observers: whose hooks are called, on every process.
-        hooks: the one among them that calls the hooks of Lightning's trainer.
+    released. Observers are called on every process; the ``hooks`` among them call those of Lightning's trainer.
     """
 
     def __init__(self, fabric: Fabric, observers: Sequence[Any], hooks: LightningHooks) -> None:
@@ -65,10 +60,7 @@ class Lifecycle:
     def train(self, run: Session, evaluate: Callable[[], dict[str, float]], num_sanity_val_steps: int) -> None:
         """Train until all rounds are done, an observer ends the run, or a signal stops it.
 
-        Args:
-            run: the run, opened.
-            evaluate: returns the metrics of an evaluation.
-            num_sanity_val_steps: the number of batches to evaluate before round 1, for a test. The metrics are discarded.
+        The metrics of the test before round 1, on ``num_sanity_val_steps`` batches, are discarded.
         """
         self._run, trainer = run, self._hooks.trainer
         privacy.begin(run.engine, run.server, run.spending.paid)
@@ -79,13 +71,9 @@ class Lifecycle:
                 with self._hooks.sanity_check(run), run.evaluator.limited_to(num_sanity_val_steps):
                     evaluate()
             self._hooks.on_train_start(run)
-            run.frozen.look(training=True)
-            first = run.round + 1
             self._stop.rounds_begin(shared=run.processes.together > 1 or not run.has_all_data)
             while run.round < run.settings.rounds and not run.should_stop and privacy.affordable(run.engine, run.server):
                 self._run_round(run, evaluate)
-                if run.round == first:
-                    run.frozen.look()
                 self._stop_if_signalled(run)
         self._stop.rounds_end()
         if run.round < run.settings.rounds and not privacy.affordable(run.engine, run.server):

@@ -17,12 +17,7 @@ from flcog.run.trackers import Trackers
 
 
 def open_run(request: Request, plan: Plan) -> Session:
-    """The session of a verb. A checkpoint is compared before methods exchange any data and before anything is written.
-
-    Args:
-        request: the user's arguments of the trainer and its verb.
-        plan: how the verb opens a run.
-    """
+    """The session of a verb. A checkpoint is compared before methods exchange any data and before anything is written."""
     settings, processes, trainer = request.settings, processes_of(request.fabric, request.lightning.together), request.lightning
     found = plan.find(request, processes)
     saved = None if found is None else CheckpointFile(found, checkpoint.read(found))

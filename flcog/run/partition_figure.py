@@ -1,13 +1,7 @@
-"""Bubble chart of a partition, as papers print it: clients across, classes up, a circle for each pair with its area by count.
-
-Figures are built without pyplot: no display, no global state, nothing to close.
-"""
+"""Bubble chart of a partition, as papers print it: clients across, classes up, a circle for each pair with its area by count."""
 
 import numpy as np
-from matplotlib.axes import Axes
-from matplotlib.collections import EllipseCollection
 from matplotlib.figure import Figure
-from matplotlib.lines import Line2D
 
 from flcog.data import Federation
 from flcog.data.label_statistics import label_table, num_labels
@@ -36,115 +30,54 @@ def partition_figure(federation: Federation, max_clients: int = 200, max_classes
     counts = table[clients][:, classes].toarray()
     names = [federation.class_names[c] if federation.class_names else str(c) for c in classes]
 
-    # All lengths are inches, so that the key's circles have the size of the chart's.
-    column, row, diameter = _lengths(counts)
-    width, height = column * len(clients), row * len(classes)
-    left, bottom, right, top = 0.5 + 0.068 * max(map(len, names)), 0.5, 1.45, 0.55
-    page = np.array([left + width + right, bottom + max(height, 0.9) + top])
-    figure = Figure(figsize=(float(page[0]), float(page[1])))
-
-    def axes_at(x: float, y: float, w: float, h: float) -> Axes:
-        return figure.add_axes((x / page[0], y / page[1], w / page[0], h / page[1]))
-
-    chart = axes_at(left, bottom, width, height)
-    _draw_circles(chart, counts, diameter / column, diameter / row)
-    _name_ticks(chart, clients, names, column, row)
-    _name_axes(chart, counts, table.shape, "Bin of the target" if federation.task == "regression" else "Class")
-    _draw_bars(axes_at(left, bottom + height + 0.06, width, 0.36), federation.partition.sizes[clients], upright=True)
-    _draw_bars(axes_at(left + width + 0.06, bottom, 0.36, height), per_class[classes], upright=False)
-    _draw_key(figure, max(1, int(counts.max())), diameter, (left + width + 0.5) / page[0], (bottom + height) / page[1])
-    return figure
-
-
-def _lengths(counts: np.ndarray) -> tuple[float, float, float]:
-    """The width of a column, the height of a row and the diameter of the largest circle.
-
-    Many clients make columns narrow: where a row is sparse, its circles may be wider than a column, so that the fullest row would fill
-    up by 60 %.
-    """
-    clients, classes = counts.shape
-    column = min(0.36, 9 / clients)
-    row = min(0.36, max(column, 2.4 / classes), 7 / classes)
-    fullest = np.sqrt(counts / max(1, counts.max())).sum(axis=0).max()
-    return column, row, 0.94 * min(row, max(column, 0.6 * column * clients / max(1, fullest)))
-
-
-def _name_axes(chart: Axes, shown: np.ndarray, table: tuple[int, ...], label: str) -> None:
-    """Name both axes. If the chart shows only a part of the table, the names say so."""
-    clients, classes = shown.shape
-    chart.set_xlabel("Client" if clients == table[0] else f"Client ({clients} of {table[0]:,})")
-    chart.set_ylabel(label if classes == table[1] else f"{label} ({classes} most frequent of {table[1]:,})")
-
-
-def _draw_circles(chart: Axes, counts: np.ndarray, width: float, height: float) -> None:
-    """``width`` and ``height`` are the largest circle's, in columns and rows."""
+    column = min(0.36, 9 / len(clients))  # the distances between circles, in inches
+    row = min(0.36, max(column, 2.4 / len(classes)), 7 / len(classes))
+    size = (column * len(clients) + 2.5, max(row * len(classes), 0.9) + 1.2)
+    figure = Figure(figsize=size, layout="constrained")
+    grid = figure.add_gridspec(2, 2, width_ratios=[size[0] - 2, 0.4], height_ratios=[0.4, size[1] - 1])
+    chart = figure.add_subplot(grid[1, 0], xlim=(-0.5, len(clients) - 0.5), ylim=(-0.5, len(classes) - 0.5))
     client, label = np.nonzero(counts)
-    scale = np.sqrt(counts[client, label] / counts.max(initial=1))
-    chart.set(xlim=(-0.5, counts.shape[0] - 0.5), ylim=(-0.5, counts.shape[1] - 0.5))
-    circles = EllipseCollection(
-        width * scale,
-        height * scale,
-        np.zeros_like(scale),
-        units="xy",
-        offsets=np.column_stack([client, label]),
-        offset_transform=chart.transData,
-        facecolor=_COLOUR,
-        alpha=0.85,
-        linewidth=0,
-        clip_on=False,
-        zorder=2,
+    area = (72 * 0.94 * min(row, max(column, 0.1))) ** 2 / counts.max(initial=1)
+    circles = chart.scatter(
+        client, label, area * counts[client, label], _COLOUR, alpha=0.85, linewidths=0, clip_on=False, zorder=2
     )
-    chart.add_collection(circles)
-
-
-def _name_ticks(chart: Axes, clients: np.ndarray, names: list[str], column: float, row: float) -> None:
-    shown_clients = np.arange(0, len(clients), _step(column, 0.3))
-    shown_classes = np.arange(0, len(names), _step(row, 0.14))
-    chart.set_xticks(shown_clients, [str(clients[i]) for i in shown_clients], fontsize=8)
-    chart.set_yticks(shown_classes, [names[i] for i in shown_classes], fontsize=8)
-    chart.tick_params(length=2, color=_BARS)
+    chart.set_xticks(shown := np.arange(0, len(clients), _step(column, 0.3)), clients[shown].astype(str), fontsize=8)
+    chart.set_yticks(shown := np.arange(0, len(classes), _step(row, 0.14)), [names[i] for i in shown], fontsize=8)
+    chart.set_xlabel("Client" + (f" ({len(clients)} of {table.shape[0]:,})" if len(clients) < table.shape[0] else ""))
+    most = f" ({len(classes)} most frequent of {table.shape[1]:,})" if len(classes) < table.shape[1] else ""
+    chart.set_ylabel(("Bin of the target" if federation.task == "regression" else "Class") + most)
     chart.grid(color=_GRID, linewidth=0.5, zorder=0)
     chart.set_axisbelow(True)
     chart.spines[:].set_color(_BARS)
 
-
-def _draw_bars(axes: Axes, totals: np.ndarray, *, upright: bool) -> None:
-    positions = np.arange(len(totals))
-    if upright:
-        axes.bar(positions, totals, width=0.8, color=_BARS)
-        axes.set(xlim=(-0.5, len(totals) - 0.5), xticks=[])
-        axes.set_yticks([totals.max()], [f"{totals.max():,}"], fontsize=7)
-    else:
-        axes.barh(positions, totals, height=0.8, color=_BARS)
-        axes.set(ylim=(-0.5, len(totals) - 0.5), yticks=[])
-        axes.set_xticks([totals.max()], [f"{totals.max():,}"], fontsize=7)
-    axes.tick_params(length=2, color=_BARS)
-    axes.spines[:].set_visible(False)
-
-
-def _draw_key(figure: Figure, largest: int, diameter: float, x: float, y: float) -> None:
-    """Circles of three round counts, at the chart's scale."""
-    digit = 10 ** (len(str(largest)) - 1)
-    first = largest // digit * digit
-    rounds = sorted({first, max(1, first // 4), max(1, first // 20)}, reverse=True)
-    markers = [
-        Line2D([], [], linestyle="", marker="o", color=_COLOUR, alpha=0.85, markeredgewidth=0, markersize=72 * diameter * size)
-        for size in np.sqrt(np.array(rounds) / largest)
-    ]
-    figure.legend(
-        markers,
-        [f"{count:,}" for count in rounds],
-        title="Samples",
-        title_fontsize=8,
-        fontsize=8,
-        loc="upper left",
-        bbox_to_anchor=(x, y),
-        frameon=False,
-        borderaxespad=0,
-        # In units of the font's size, 8 points: room for the largest circle.
-        handlelength=9 * diameter,
-        labelspacing=0.5 + 4.5 * diameter,
+    sizes = federation.partition.sizes[clients]
+    top = figure.add_subplot(grid[0, 0], sharex=chart)
+    top.bar(np.arange(len(clients)), sizes, width=0.8, color=_BARS)
+    top.set_yticks([sizes.max()], [f"{sizes.max():,}"], fontsize=7)
+    side = figure.add_subplot(grid[1, 1], sharey=chart)
+    side.barh(np.arange(len(classes)), per_class[classes], height=0.8, color=_BARS)
+    side.set_xticks([per_class.max()], [f"{per_class.max():,}"], fontsize=7)
+    for edge in (top, side):
+        edge.tick_params(length=2, color=_BARS)
+        edge.spines[:].set_visible(False)
+    top.tick_params(labelbottom=False, bottom=False)
+    side.tick_params(labelleft=False, left=False)
+    digit = 10 ** (len(str(counts.max(initial=1))) - 1)
+    first = counts.max(initial=1) // digit * digit
+    rounded = sorted({int(first), max(1, int(first) // 4), max(1, int(first) // 20)})
+    handles, labels = circles.legend_elements(
+        "sizes", num=rounded, func=lambda areas: areas / area, fmt="{x:,.0f}", color=_COLOUR, alpha=0.85, markeredgewidth=0
     )
+    figure.legend(
+        *(handles, labels),
+        title="Samples",
+        fontsize=8,
+        title_fontsize=8,
+        loc="outside right upper",
+        frameon=False,
+        labelspacing=1.8,
+    )
+    return figure
 
 
 def _step(spacing: float, wanted: float) -> int:

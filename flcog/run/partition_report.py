@@ -49,13 +49,7 @@ def partition_report(federation: Federation, max_rows: int = 30) -> tuple[Render
 
 
 def _numbers(federation: Federation, parts: dict[str, np.ndarray], labels: "_Labels | None") -> Numbers:
-    """The report's numbers.
-
-    Args:
-        federation: the data.
-        parts: the sizes of the clients' held-out parts.
-        labels: the labels of the partition; None without targets.
-    """
+    """The report's numbers."""
     sizes = federation.partition.sizes
     numbers: Numbers = {
         "clients": federation.num_clients,
@@ -78,12 +72,7 @@ def _numbers(federation: Federation, parts: dict[str, np.ndarray], labels: "_Lab
 class _Labels(NamedTuple):
     """The labels of a partition.
 
-    Args:
-        counts: the number of samples of each client and label, [clients, labels].
-        per_client: the number of labels of each client.
-        per_class: the number of samples of each label.
-        kl: each client's divergence from the uniform distribution.
-        pooled_kl: the divergence of all clients' samples together.
+    The divergences are from the uniform distribution, of each client and of all samples together.
     """
 
     counts: sparse.csr_array

@@ -15,12 +15,7 @@ from flcog.run.session import Session
 
 
 def write_adapters(run: Session, folder: Path) -> None:
-    """Write ``adapter_model.safetensors`` and ``adapter_config.json`` (https://github.com/huggingface/peft).
-
-    Args:
-        run: whose model.
-        folder: a new folder.
-    """
+    """Write ``adapter_model.safetensors`` and ``adapter_config.json`` (https://github.com/huggingface/peft)."""
     package = require("safetensors.torch", "peft's format", "export")
     params, found = run.evaluated_params(), dict(adapters(run.model.module))
     others = sorted(set(params) - {f"{name}.{side}" for name in found for side in "AB"})

@@ -3,7 +3,6 @@
 A plan chooses the checkpoint, compares it with the run, chooses the run's directory, and restores the state.
 """
 
-import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,19 +21,12 @@ from flcog.core.processes import Processes
 from flcog.core.writer_lock import WriterLock
 from flcog.data import FederatedDataModule
 from flcog.lightning.trainer import RoundsTrainer
-from flcog.method import Callback, ChangedCode, ChangedSetting, Method, Note
-from flcog.run import checkpoint
-from flcog.run.directory import (
-    check_run_directory,
-    find_checkpoint,
-    find_same_run,
-    new_run_directory,
-    run_of,
-)
-from flcog.run.initial_weights import Origin, check_origin
-from flcog.run.resuming import check_meant, check_resumable, other_configuration
+from flcog.method import Callback, ChangedSetting, Method, Note
+from flcog.run import checkpoint, experiment
+from flcog.run.directory import find_checkpoint, find_same_run, new_run_directory, run_of
+from flcog.run.initial_weights import Origin, other_origin
 from flcog.run.session import Session
-from flcog.run.trackers import Trackers, check_environment
+from flcog.run.trackers import Trackers
 from flcog.server import privacy
 from flcog.settings import Settings
 
@@ -44,31 +36,21 @@ _trained: WeakSet[nn.Module] = WeakSet()
 
 @dataclass(frozen=True)
 class Request:
-    """The user's arguments of the trainer and its verb.
-
-    Args:
-        settings: of the training.
-        methods: the methods, which act in this order.
-        observers: receive the run's events.
-        fabric: whose processes have started.
-        root: the folder of runs' directories.
-        config: the full configuration, if the command line knows it.
-        model: the user's module.
-        datamodule: the user's data.
-        lightning: the run's ``lightning.Trainer``.
-        clients: the clients, if they run in other processes.
-    """
+    """The user's arguments of the trainer and its verb."""
 
     settings: Settings
     methods: Sequence[Method]
     observers: Sequence[Callback]
     fabric: Fabric
+    """Its processes have started."""
     root: str
     config: dict[str, Any] | None
+    """The full configuration, if the command line knows it."""
     model: nn.Module
     datamodule: FederatedDataModule
     lightning: RoundsTrainer
     clients: RemoteClients | None = None
+    """The clients, if they run in other processes."""
 
 
 class CheckpointFile(NamedTuple):
@@ -80,11 +62,7 @@ class CheckpointFile(NamedTuple):
 
 @dataclass
 class Plan:
-    """How a verb opens a run.
-
-    Args:
-        ckpt_path: the checkpoint, or None.
-    """
+    """How a verb opens a run."""
 
     ckpt_path: str | None
     keep_files, trains, stage = True, True, TrainerFn.FITTING
@@ -99,7 +77,11 @@ class Plan:
                 f"ckpt_path must be the path of a checkpoint; got a {type(self.ckpt_path).__name__}: give validation and test sets "
                 "in the data, as in flcog.datamodules.TorchDataset(train, test, val)"
             )
-        difference = functools.partial(checkpoint.other_methods, names=[method.name for method in request.methods])
+
+        def difference(path: Path) -> str:
+            saved = checkpoint.peek(path)
+            return experiment.other_run(saved, request.methods) if saved else ""
+
         return cast(Path, processes.agree(find_checkpoint(self.ckpt_path, request.root, difference)))
 
     def origin(self, saved: CheckpointFile | None) -> Origin | None:
@@ -146,19 +128,14 @@ class EvaluationPlan(Plan):
 
 @dataclass
 class ByHandPlan(Plan):
-    """Start or resume a run without a directory, whose rounds the user drives.
-
-    Args:
-        ckpt_path: the checkpoint to resume from.
-        keep_files: whether methods may keep files that runs share.
-    """
+    """Start or resume a run without a directory, whose rounds the user drives."""
 
     keep_files: bool
 
     def check(self, request: Request, saved: CheckpointFile, client: ClientModel, described: Mapping[str, Any]) -> list[Note]:
-        notes = check_resumable(*saved, request.settings, request.methods, client.tensors, described)
+        notes = experiment.check_resumable(*saved, request.settings, request.methods, client.tensors, described)
         for note in notes:
-            if isinstance(note, ChangedCode | ChangedSetting):
+            if isinstance(note, ChangedSetting):
                 print(f"other numbers than the run's: {note.text}")
         return notes
 
@@ -172,27 +149,21 @@ class ByHandPlan(Plan):
 class FitPlan(Plan):
     """Train a new run in its own directory, or resume a run in its directory.
 
-    Args:
-        ckpt_path: the checkpoint to resume from. ``auto`` resumes the run of this configuration under the root, or starts one.
-        resume_changed: whether settings may differ from the checkpoint's. The summary shows the differences.
-        logger: the trackers, as the trainer received them.
-        lock: the right to write into the directory.
-        init_from: the origin of the weights in the model, if they are not the model's own.
+    ``ckpt_path="auto"`` resumes the run of this configuration under the root, or starts one.
     """
 
     resume_changed: bool
     logger: Logger | list[Logger] | bool | None
     lock: WriterLock
     init_from: Origin | None
+    """The origin of the weights in the model, if they are not the model's own."""
 
     def find(self, request: Request, processes: Processes) -> Path | None:
-        check_environment(self.logger)
         if self.ckpt_path == "auto":
             found = cast(Path | None, processes.decide(lambda: self._find_same_run(request)))
         else:
             found = super().find(request, processes)
         if found is not None and found.is_file():
-            check_run_directory(run_of(found))
             # Before anything is read, or another writer might change it meanwhile.
             processes.decide(lambda: _take(self.lock, run_of(found)))
         return found
@@ -204,19 +175,27 @@ class FitPlan(Plan):
             make_folder(root)
         _take(self.lock, root)
         mine = request.settings, request.methods, request.config, self.init_from
-        return find_same_run(root, lambda path: other_configuration(path, *mine, self.resume_changed))
+        return find_same_run(root, lambda path: experiment.other_configuration(path, *mine, self.resume_changed))
 
     def origin(self, saved: CheckpointFile | None) -> Origin | None:
         if saved is None:
             return self.init_from
         before = super().origin(saved)
-        check_origin(saved.path, before, self.init_from, resumes=self.ckpt_path not in (None, "auto"))
+        if difference := other_origin(before, self.init_from, resumes=self.ckpt_path != "auto"):
+            raise ValueError(
+                f"{saved.path} was written by a run with other initial weights: {difference}. Give the init_from of that run, or start "
+                "a new run without ckpt_path"
+            )
         return before
 
     def check(self, request: Request, saved: CheckpointFile, client: ClientModel, described: Mapping[str, Any]) -> list[Note]:
-        notes = check_resumable(*saved, request.settings, request.methods, client.tensors, described)
-        if not self.resume_changed:
-            check_meant(saved.path, notes)
+        notes = experiment.check_resumable(*saved, request.settings, request.methods, client.tensors, described)
+        changes = [note.text for note in notes if isinstance(note, ChangedSetting)]
+        if changes and not self.resume_changed:
+            raise ValueError(
+                f"{saved.path} was written with other settings: {'; '.join(changes)}. Put them back, start a new run without ckpt_path, "
+                "or set trainer.resume_changed to true to accept the changes"
+            )
         return notes
 
     def directory(self, request: Request, saved: CheckpointFile | None, processes: Processes) -> Path | None:

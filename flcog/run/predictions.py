@@ -27,10 +27,6 @@ def predict(run: Session, inputs: Tree | None = None) -> Predictions | list[Any]
     """Return the global model's predictions for some inputs, or for the test set (the validation set if there is no test set).
 
     A module with its own ``predict_step`` decides them: one result for each batch, as from ``lightning.Trainer``.
-
-    Args:
-        run: whose model, as it is evaluated.
-        inputs: the inputs, in the same form as the data set stores its own.
     """
     federation, module = run.federation, run.model.module
     if (alone := only_personal(run.engine, run.server)) is not None:
@@ -85,13 +81,7 @@ def _samples(federation: Federation, inputs: Tree) -> Samples:
 
 
 def _as_stored(given: Any, stored: Any, padded: bool) -> Tensor:
-    """Return the user's array in the type of the stored inputs; refuse values that this type cannot hold.
-
-    Args:
-        given: the user's array.
-        stored: a batch of the data set.
-        padded: whether each batch of the data set has lengths of its own.
-    """
+    """Return the user's array in the type of the stored inputs; refuse values that this type cannot hold."""
     array, like = np.asarray(given), torch.as_tensor(stored[:1])
     kind = str(like.dtype).removeprefix("torch.")
     if array.ndim == like.ndim - 1 and like.shape[-1] == 1 and not padded:

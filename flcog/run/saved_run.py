@@ -8,11 +8,27 @@ from typing import Any
 
 from lightning.pytorch.callbacks import Timer
 
+from flcog.core.yaml_files import load_yaml
 from flcog.run import checkpoint
 from flcog.run.directory import LAST
-from flcog.run.metrics_rows import Row, read_rows
-from flcog.run.record import read_config, read_record
-from flcog.run.round_order import fault_in
+from flcog.run.metrics_table import Row, read_rows
+
+
+def read_record(run: Path) -> dict[str, Any]:
+    """Read a run's run.yaml. Returns an empty dictionary if there is none."""
+    return _read(run / "run.yaml")
+
+
+def read_config(run: Path, name: str = "config.yaml") -> dict[str, Any]:
+    """Read a run's config.yaml, or an earlier one of a resumed run. Empty for a run that was started in Python."""
+    return _read(run / name)
+
+
+def _read(path: Path) -> dict[str, Any]:
+    content = load_yaml(path) if path.is_file() else {}
+    if not isinstance(content, dict):
+        raise ValueError(f"{path} must be a mapping of names to values; it holds {type(content).__name__}: restore a copy of it")
+    return content
 
 
 @dataclass(frozen=True)
@@ -33,23 +49,17 @@ class SavedRun:
     @property
     def rows(self) -> list[Row]:
         """The rows up to the first damaged line; none for a run that ended in its first round."""
-        return list(self._read()[0])
-
-    @property
-    def damage(self) -> str | None:
-        """The first fault of ``metrics.csv``: a damaged line, or a round that is missing or there twice."""
-        rows, damage = self._read()
-        return damage or fault_in([row["round"] for row in rows], 1)
+        return list(_parsed(read_rows, self.table) or [])
 
     @property
     def description(self) -> Mapping[str, Any]:
         """The content of ``run.yaml``; empty if the file is missing or damaged."""
-        return self._parsed("run.yaml", read_record)
+        return _parsed(_read, self.directory / "run.yaml") or {}
 
     @property
     def config(self) -> Mapping[str, Any]:
         """The content of ``config.yaml``; empty if the file is missing or damaged."""
-        return self._parsed("config.yaml", read_config)
+        return _parsed(_read, self.directory / "config.yaml") or {}
 
     @property
     def can_resume(self) -> bool:
@@ -71,25 +81,16 @@ class SavedRun:
         timer = checkpoint.peek(self.directory / LAST).get("callbacks", {}).get("Timer", {"time_elapsed": {}})
         return "max_time" if timer["time_elapsed"].get("train", 0.0) >= Timer(limit)._duration else ""
 
-    def _parsed(self, name: str, read: Callable[[Path], Mapping[str, Any]]) -> Mapping[str, Any]:
-        path = self.directory / name
-        try:
-            return _parse_once(read, self.directory, path.stat().st_mtime_ns if path.is_file() else 0)
-        except ValueError:
-            return {}
 
-    def _read(self) -> tuple[list[Row], str | None]:
-        if not self.table.is_file():
-            return [], None
-        about = self.table.stat()
-        return _read_once(self.table, about.st_mtime_ns, about.st_size)
+def _parsed(read: Callable[[Path], Any], path: Path) -> Any:
+    """The content of a file, read once for each of its versions; None if it is missing or damaged."""
+    try:
+        about = path.stat()
+        return _read_once(read, path, about.st_mtime_ns, about.st_size)
+    except (OSError, ValueError):
+        return None
 
 
 @functools.lru_cache(maxsize=4096)
-def _read_once(table: Path, changed: int, size: int) -> tuple[list[Row], str | None]:
-    return read_rows(table)
-
-
-@functools.lru_cache(maxsize=4096)
-def _parse_once(read: Callable[[Path], Mapping[str, Any]], directory: Path, changed: int) -> Mapping[str, Any]:
-    return read(directory)
+def _read_once(read: Callable[[Path], Any], path: Path, changed: int, size: int) -> Any:
+    return read(path)

@@ -1,32 +1,31 @@
 """A run in progress: its interface for observers, its files and trackers, its checkpoints."""
 
-import secrets
 from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
 
 from flcog.client.executor import Choice
 from flcog.core.files import OWNER_ONLY, write_yaml
 from flcog.core.masking import masked
 from flcog.core.types import Params, Slot
+from flcog.core.yaml_files import load_yaml
 from flcog.data import FederatedDataModule, Federation
 from flcog.lightning.checkpoint import entries as lightning_entries
 from flcog.lightning.checkpoint import warn_of_lost_hyperparameters
 from flcog.lightning.contract import is_users
 from flcog.lightning.trainer import RoundsTrainer
-from flcog.method import Callback, MethodRecord, TrackerNote, Uploads
+from flcog.method import Callback, MethodRecord, TrackerNote, Uploads, private_sum_of
 from flcog.run import checkpoint
-from flcog.run.checkpoint_contents import check_alike
 from flcog.run.client_states import SavedClientStates
-from flcog.run.client_states_check import check_client_states
 from flcog.run.description import describe, entries
-from flcog.run.directory import MetricsTable, environment, next_command, update_yaml
+from flcog.run.directory import environment, next_command, update_yaml
 from flcog.run.frozen_weights import FrozenWeights
+from flcog.run.metrics_table import MetricsTable
 from flcog.run.partition_report import partition_report, without_clients
-from flcog.run.remote_states import fetch_states, send_states
-from flcog.run.spending import Spending
 from flcog.run.trackers import Trackers
 from flcog.server.engine import Engine
 from flcog.server.evaluate import evaluated_params, only_personal
@@ -35,21 +34,31 @@ from flcog.server.traffic import Traffic
 from flcog.wire.ledger import Ledger
 
 
-class Session:
-    """A run, as :class:`flcog.method.Run` describes it to observers.
+class Spending:
+    """Writes the number of rounds for which a private run has paid, before a round is drawn, into a file of its own.
 
-    Args:
-        engine: the run's parts that are fixed before round 1.
-        server: the server's state, which changes in each round.
-        observers: the run's observers, whose states are saved in checkpoints.
-        experiment: the description of the experiment, which a resumed run must share.
-        config: the full configuration, if the command line knows it.
-        directory: the run's directory, or None if nothing is written.
-        clients: the folder of clients' states, or None if they stay in memory.
-        trackers: the run's trackers.
-        lightning: the run's ``lightning.Trainer``.
-        datamodule: the user's data.
+    A killed run that repeats a round has released it twice, and pays twice. Repeatable noise has no file, because a repeated round
+    releases the same numbers again.
     """
+
+    def __init__(self, path: Path | None) -> None:
+        self._path = path
+
+    @property
+    def paid(self) -> float:
+        """The number in the file, 0 without a file."""
+        return float(load_yaml(self._path)["rounds_paid"]) if self._path is not None and self._path.is_file() else 0
+
+    def record(self, engine: Engine, server: ServerState) -> None:
+        """Write the number, in the first process."""
+        private = private_sum_of(engine.methods)
+        if private is not None and private.secret and self._path is not None and engine.processes.is_first:
+            paid = private.paid(server.servers[private.name])
+            write_yaml(self._path, {"rounds_paid": int(paid) if paid == int(paid) else paid})
+
+
+class Session:
+    """A run, as :class:`flcog.method.Run` describes it to observers. Without a directory nothing is written."""
 
     def __init__(
         self,
@@ -69,8 +78,7 @@ class Session:
         self.model, self.evaluator = engine.model, engine.evaluator
         self.experiment, self.trackers, self.lightning, self.datamodule = experiment, trackers, lightning, datamodule
         self._should_stop = False
-        self.clients = engine.clients.store = SavedClientStates(clients, engine.processes.rank, self._check_states)
-        self.clients.run_id = engine.processes.agree(secrets.token_hex(8))
+        self.clients = engine.clients.store = SavedClientStates(clients, engine.processes.rank)
         self.table = MetricsTable(directory / "metrics.csv" if directory is not None and engine.processes.is_first else None)
         self.spending = Spending(directory / "spending.yaml" if directory is not None else None)
         self.resumed_from: dict[str, Any] | None = None
@@ -78,7 +86,7 @@ class Session:
         self._directory = directory
         self._setting: dict[str, Any] = {}
         """The contents of ``run.yaml``, empty if it is not written."""
-        self.frozen = FrozenWeights(engine.model.module, engine.model.constants, engine.num_clients > 1)
+        self.frozen = FrozenWeights(engine.model.module, engine.model.constants)
 
     # What observers see -----------------------------------------------------------------------------------------------------------
 
@@ -160,7 +168,7 @@ class Session:
         return MethodRecord(self.engine.exchanges.get(method), uploads, self._states(method))
 
     def _states(self, method: str) -> Iterator[tuple[int, Slot]]:
-        fetch_states(self.engine.clients, self.clients)
+        self._fetch_states()
         for client in self.clients.clients:
             if method in (states := self.clients.get(client)):
                 yield client, self.engine.to_device(states[method])
@@ -215,7 +223,7 @@ class Session:
     def save(self, path: Path, resumable: bool = True, pinned: Collection[str] | None = None) -> None:
         server, payload = self.server, self._payload(resumable)
         if resumable:
-            fetch_states(self.engine.clients, self.clients)
+            self._fetch_states()
             written = self.clients.save(server.round) if self.processes.replica == 0 else {}
             if self.processes.count == 1 or self.engine.clients.stateful:
                 for part in self.processes.gather(written):
@@ -244,18 +252,11 @@ class Session:
             "chosen_for": [self.settings.executor, self.processes.device.type],
             "observers": {name: observer.state_dict() for name, observer in checkpoint.named(self.observers)},
             "tracker_run": self.trackers.run_id,
-            "run_id": self.clients.run_id,
             "resumable": resumable,
         }
 
     def restore(self, path: Path, saved: dict[str, Any], resume: bool) -> None:
-        """Restore a checkpoint: only the model for an evaluation, or everything for a resumed run.
-
-        Args:
-            path: the checkpoint.
-            saved: its contents.
-            resume: whether the run is resumed.
-        """
+        """Restore a checkpoint: only the model for an evaluation, or everything for a resumed run."""
         server = self.server
         if resume:
             checkpoint.check_same_exchange(path, saved["exchanged"], self.engine.exchanges)
@@ -265,10 +266,10 @@ class Session:
         server.buffers = {name: saved["buffers"][name].to(value) for name, value in server.buffers.items()}
         self.frozen.restore(path, saved["frozen"])
         if saved["methods"] == names:
-            check_alike(path, "the server's state", saved["servers"], server.servers)
+            checkpoint.check_alike(path, "the server's state", saved["servers"], server.servers)
             server.servers = self.engine.to_device(saved["servers"])
-        server.round, server.seconds = saved["round"], saved.get("seconds", 0.0)
-        server.steps, server.rates = saved.get("steps", 0), saved.get("rates", ())  # older checkpoints have none
+        server.round, server.seconds = saved["round"], saved["seconds"]
+        server.steps, server.rates = saved["steps"], saved["rates"]
         if is_users(self.model.module, "on_load_checkpoint"):
             self.load_global_model()
             self.model.module.on_load_checkpoint(dict(saved))
@@ -288,23 +289,30 @@ class Session:
         if saved["executor"] and saved["chosen_for"] == here:
             self.engine.clients.executor.settle(Choice(*saved["executor"]), "as the checkpoint says")
         server.reported = {name: set(clients) for name, clients in saved["reported"].items()}
-        server.messages = {name: dict(sent) for name, sent in saved.get("messages", {}).items()}  # older checkpoints have none
+        server.messages = {name: dict(sent) for name, sent in saved["messages"].items()}
         server.ledger = Ledger.from_state(saved["ledger"])
-        if "traffic" in saved:  # older checkpoints have none
-            for round, broadcast in saved["traffic"]["broadcasts"].items():
-                check_alike(path, f"the broadcast of round {round + 1}", broadcast["params"], server.params)
-            server.traffic = Traffic.from_state(self.engine.to_device(saved["traffic"]), self.engine.seed)
-        self.clients.run_id = saved.get("run_id") or self.clients.run_id
+        server.traffic = Traffic.from_state(self.engine.to_device(saved["traffic"]), self.engine.seed)
         self._load_states(saved["clients"])
         for name, observer in checkpoint.named(self.observers):
-            checkpoint.load_observer(path, name, observer, saved["observers"].get(name, {}))
+            observer.load_state_dict(saved["observers"].get(name, {}))
         self.table.load(server.round)
         self.resumed_from = saved
 
     def _load_states(self, files: dict[int, str]) -> None:
         """Load the clients' states, and send them to clients in other processes."""
         self.clients.load(files, self.processes.count)
-        send_states(self.engine.clients, self.clients)
+        if not self.has_all_data:
+            self.engine.clients.restore(self.clients.by_client)
 
-    def _check_states(self, file: Path, client: int, states: dict[str, Any]) -> None:
-        check_client_states(file, client, states, self.engine, self.server)
+    def _fetch_states(self) -> None:
+        """Copy the states of clients in other processes that have changed. Clients in this process keep their states here anyway."""
+        if not self.has_all_data:
+            for client, states in self.engine.clients.snapshot().items():
+                known, present = pytree.tree_flatten(self.clients.get(client)), pytree.tree_flatten(states)
+                if known[1] != present[1] or not all(map(_equal, known[0], present[0])):
+                    self.clients.put(client, states)
+
+
+def _equal(one: Any, other: Any) -> bool:
+    both = isinstance(one, Tensor) and isinstance(other, Tensor)
+    return torch.equal(one, other) and one.dtype == other.dtype if both else one == other

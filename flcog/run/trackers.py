@@ -1,96 +1,94 @@
-"""A run's experiment trackers: W&B by default, or any Lightning loggers.
+"""A run's experiment trackers: W&B by default, or any of Lightning's loggers.
 
 They receive a round's row after the row and the checkpoint were written. Their errors become warnings, so that no round is lost.
 """
 
+import netrc
 import os
+import secrets
+import shlex
 import warnings
 from collections.abc import Callable, Sequence
-from operator import methodcaller
 from pathlib import Path
 from typing import Any, TypeVar
+from urllib.parse import urlsplit
+from weakref import WeakKeyDictionary
 
-from lightning.pytorch.loggers import Logger
+from lightning.pytorch.loggers import Logger, WandbLogger
 
-from flcog.core.files import RUN_REMEDY, write_figure
+from flcog.core.files import RUN_REMEDY, short, write_figure
 from flcog.core.lightning_packages import lightning_base
 from flcog.core.masking import masked, masked_text
 from flcog.core.text import first_line
-from flcog.run import wandb_tracker
-from flcog.run.directory import refuse_links_out
-from flcog.run.tracker import Tracker
-from flcog.run.wandb_tracker import WandbTracker, default_logger
 
 Loggers = Logger | Sequence[Logger] | bool | None
 """The trainer's argument ``logger``."""
 
-Asked = TypeVar("Asked", bound=Tracker)
 Answer = TypeVar("Answer")
+
+QUIET = {"silent": True, "console": "off", "x_disable_meta": True, "disable_git": True, "init_timeout": 30.0}
+"""W&B prints nothing of its own, sends no command line, in which secrets may be, and is offline if its server does not answer."""
+
+
+_before_any_fit: WeakKeyDictionary[Logger, dict[str, Any]] = WeakKeyDictionary()
+"""The attributes of loggers before their first fit, so that a second fit with the same logger has its own run and directory."""
 
 
 class Trackers:
-    """A run's trackers. An error of a tracker is a single warning, and the other trackers continue.
+    """Lightning's loggers during one fit. An error of a logger is a single warning, and the others continue.
 
-    Args:
-        logger: the user's loggers. ``True`` is W&B.
-        directory: the run's directory, which contains the loggers' relative paths.
-        run_id: the W&B run of a resumed run.
+    Relative paths of loggers begin in the run's directory. A resumed run continues its W&B run, and a W&B run that the fit has opened
+    ends with it.
     """
 
     def __init__(self, logger: Loggers = None, directory: Path = Path(), run_id: str | None = None) -> None:
-        self.directory = directory
-        self._setting: dict[str, Any] = {}
-        self._figures: list[tuple[str, Any, int]] = []
+        self.directory, self.loggers = directory, _listed(logger, directory)
+        self._setting, self._figures = dict[str, Any](), list[tuple[str, Any, int]]()
         self._is_open = False
-        self._trackers = [_tracker(each) for each in _listed(logger, directory)]
-        self._tell(lambda tracker: tracker.prepare(directory.absolute(), run_id))
-        for tracker in self._trackers:
-            folder = self._ask(tracker, lambda it: it.logger.save_dir)
-            if folder is not None and not isinstance(tracker, WandbTracker):
-                refuse_links_out(Path(folder), directory.absolute())
-
-    @property
-    def loggers(self) -> list[Logger]:
-        return [tracker.logger for tracker in self._trackers]
-
-    @property
-    def _wandb(self) -> list[WandbTracker]:
-        return [tracker for tracker in self._trackers if isinstance(tracker, WandbTracker)]
+        self._failed, self._opened = set[int](), list[Any]()
+        for each in self.loggers:
+            vars(each).update(_copy(_before_any_fit.setdefault(each, _copy(vars(each)))))
+            self._ask(each, lambda it: _prepare(it, directory.absolute(), run_id))
 
     def log_setting(self, setting: dict[str, Any]) -> None:
         """Send them the run's settings without secrets, now or when they are opened."""
-        shown = masked(setting)
-        self._setting |= shown
+        self._setting |= masked(setting)
         if self._is_open:
-            self._tell(lambda tracker: tracker.log_setting(shown))
+            self._tell(lambda logger: logger.log_hyperparams(masked(setting)))
 
     def begin(self) -> list[str]:
-        """Open trackers that can be watched from the first round on. Returns the address or folder of each."""
-        if len(self._wandb) < len(self._trackers) or not all(
-            self._ask(tracker, lambda it: it.can_wait) for tracker in self._wandb
-        ):
-            self.open()
-        return [self._ask(tracker, lambda it: it.describe()) or tracker.name for tracker in self._trackers]
-
-    def open(self) -> None:
-        """Open them, if they are not open yet, and send them the run's settings."""
-        if self._is_open:
-            return
+        """Open them, and send them the run's settings. Returns the address or folder of each."""
         self._is_open = True
-        self._trackers = [tracker for tracker in self._trackers if self._ask(tracker, lambda it: it.open()) is not False]
-        self._tell(lambda tracker: tracker.log_setting(self._setting))
+        self.loggers = [each for each in self.loggers if not _is_wandb(each) or self._ask(each, self._open_wandb)]
+        self._tell(lambda logger: logger.log_hyperparams(self._setting))
+        return [self._ask(each, _describe) or type(each).__name__ for each in self.loggers]
+
+    def _open_wandb(self, logger: Any) -> bool:
+        """Open a W&B run, offline if its server cannot be reached. A run that the user has opened is used as it is."""
+        import wandb
+
+        others = wandb.run is not None
+        try:
+            run = logger.experiment
+        except wandb.Error as error:
+            warnings.warn(f"W&B opened no run ({first_line(error)}): tracking offline instead, for `wandb sync`", stacklevel=2)
+            # W&B considers an id as used after it has tried to open a run with it.
+            logger._wandb_init.update(mode="offline", id=secrets.token_hex(4), resume=None)
+            run = logger.experiment
+        if not others:
+            self._opened.append(logger)
+        return run is not None
 
     def log_metrics(self, row: dict[str, float]) -> None:
-        """Send a round's row and pictures to every tracker, with Lightning's number of the epoch: rounds counted from 0."""
-        self.open()
-        shown = {"epoch": row["round"] - 1} | row
-        self._tell(lambda tracker: tracker.log_row(shown))
+        """Send a round's row and pictures to every logger, with Lightning's number of the epoch: rounds counted from 0."""
+        metrics = {"epoch": row["round"] - 1} | {name: value for name, value in row.items() if name != "round"}
+        self._tell(lambda logger: logger.log_metrics(metrics, step=int(row["round"])))
         self._log_figures()
 
     def log_figure(self, name: str, figure: Any, step: int, share: bool = True) -> None:
         """Write a picture to the run's directory.
 
-        If it may be shared, also send it with the round's row to every tracker that takes pictures.
+        If it may be shared, also send it with the round's row to every logger that takes pictures.
         """
         path = self.directory / "figures" / f"{name.replace('/', '-')}-{step:06d}.png"
         write_figure(path, figure, remedy=RUN_REMEDY, bbox_inches="tight")
@@ -99,64 +97,120 @@ class Trackers:
 
     def _log_figures(self) -> None:
         figures, self._figures = self._figures, []
-        for figure in figures:
-            self._tell(methodcaller("log_figure", *figure))
+        for name, figure, step in figures:
+
+            def log(logger: Any, name: str = name, figure: Any = figure, step: int = step) -> None:
+                if _is_wandb(logger):
+                    logger.log_image(name, [figure], step)
+                elif hasattr(logger.experiment, "add_figure"):  # TensorBoard's
+                    logger.experiment.add_figure(name, figure, global_step=step)
+
+            self._tell(log)
 
     @property
     def run_id(self) -> str | None:
-        """The id of the W&B run, which a resumed run continues. It is known before the run is open."""
-        return next(filter(None, (self._ask(tracker, lambda it: it.run_id) for tracker in self._wandb)), None)
+        """The id of the W&B run, which a resumed run continues."""
+        names = (self._ask(each, lambda it: it.experiment.id) for each in self.loggers if self._is_open and _is_wandb(each))
+        return next(filter(None, names), None)
 
     def to_upload(self) -> list[tuple[str, str]]:
-        """The commands that upload runs that were tracked offline."""
-        commands = [self._ask(tracker, lambda it: it.upload_command) for tracker in self._wandb] if self._is_open else []
-        return [("Upload it to W&B", command) for command in commands if command]
+        """The commands that upload runs that were tracked offline, with all parts of a resumed run."""
+        runs = [self._ask(each, lambda it: it.experiment) for each in self.loggers if self._is_open and _is_wandb(each)]
+        return [
+            (
+                "Upload it to W&B",
+                f"wandb sync {shlex.quote(str(short(Path(run.dir).parents[1])))}/offline-run-*-{shlex.quote(run.id)}",
+            )
+            for run in runs
+            if run is not None and getattr(run, "offline", False)
+        ]
 
     def close(self, status: str) -> None:
-        """Finish the runs that the fit has opened. The user's own W&B run stays open.
-
-        Args:
-            status: "success" or "failed".
-        """
-        if self._figures and status == "success":
-            self.open()
+        """End the fit with a status, "success" or "failed"."""
         if self._is_open:
             self._log_figures()
-        self._tell(lambda tracker: tracker.close(status))
+            self._tell(lambda logger: logger.finalize(status))
+        for logger in self._opened:
+            self._ask(logger, lambda it: it.experiment.finish(exit_code=int(status != "success")))
 
-    def _tell(self, news: Callable[[Tracker], None]) -> None:
-        for tracker in self._trackers:
-            self._ask(tracker, news)
+    def _tell(self, news: Callable[[Any], None]) -> None:
+        for logger in self.loggers:
+            self._ask(logger, news)
 
-    def _ask(self, tracker: Asked, question: Callable[[Asked], Answer]) -> Answer | None:
-        """Call the function on the tracker. If it fails, warn once and return None, so that training continues."""
+    def _ask(self, logger: Any, question: Callable[[Any], Answer]) -> Answer | None:
+        """Call the function on the logger. If it fails, warn once and return None, so that training continues."""
         try:
-            return question(tracker)
+            return question(logger)
         except Exception as error:
-            if not tracker.faulty:
-                tracker.faulty = True
-                reason = f"{type(error).__name__}: {masked_text(first_line(error))}"
+            if id(logger) not in self._failed:
+                self._failed.add(id(logger))
                 warnings.warn(
-                    f"{tracker.name} failed ({reason}): the run continues, and metrics.csv has every round; further failures of this "
-                    "tracker are not reported",
+                    f"{_name(logger)} failed ({type(error).__name__}: {masked_text(first_line(error))}): the run continues, and "
+                    "metrics.csv has every round; further failures of this tracker are not reported",
                     stacklevel=3,
                 )
             return None
 
 
-def check_environment(logger: Loggers) -> None:
-    """Refuse invalid values of W&B's environment variables, if W&B is used."""
-    if logger is True or any(lightning_base(each, "WandbLogger") for each in _listed(logger, Path())):
-        wandb_tracker.check_environment()
+def _copy(attributes: dict[str, Any]) -> dict[str, Any]:
+    """Copy the attributes that a fit changes in place: paths, and the arguments of wandb.init."""
+    return {name: dict(value) if isinstance(value, dict) else value for name, value in attributes.items()}
 
 
-def _listed(logger: Loggers, directory: Path) -> list[Logger]:
+def _listed(logger: Loggers, directory: Path) -> list[Any]:
     if logger is True and os.environ.get("WANDB_MODE") != "disabled":
-        return [default_logger(directory)]
+        name, project = os.environ.get("WANDB_NAME", directory.name), os.environ.get("WANDB_PROJECT", "flcog")
+        return [WandbLogger(name, save_dir=".", project=project)]
     if not logger or logger is True:
         return []
     return list(logger) if isinstance(logger, Sequence) else [logger]
 
 
-def _tracker(logger: Logger) -> Tracker:
-    return WandbTracker(logger) if lightning_base(logger, "WandbLogger") else Tracker(logger)  # type: ignore[arg-type]
+def _is_wandb(logger: Any) -> bool:
+    return lightning_base(logger, "WandbLogger") is not None
+
+
+def _name(logger: Any) -> str:
+    return "W&B" if _is_wandb(logger) else type(logger).__name__.removesuffix("Logger")
+
+
+def _prepare(logger: Any, directory: Path, run_id: str | None) -> None:
+    """Move relative paths into the run's directory, continue the W&B run of a resumed run, and choose between online and offline."""
+    for attribute in ("_save_dir", "_root_dir"):
+        if isinstance(value := getattr(logger, attribute, None), str | os.PathLike):
+            setattr(logger, attribute, str(directory / value))
+    if not _is_wandb(logger):
+        return
+    arguments = logger._wandb_init
+    folder = directory / (arguments.get("dir") or ".")
+    folder.mkdir(parents=True, exist_ok=True)
+    arguments["dir"] = str(folder)
+    arguments.setdefault("settings", QUIET)
+    if arguments.get("anonymous") is None:
+        arguments.pop("anonymous", None)  # Lightning always passes it, and W&B warns about it
+    if run_id is not None and arguments.get("id") is None:
+        arguments.update(id=run_id, resume="allow")
+    # As an argument: Lightning sets "offline" in the environment, which later runs would read.
+    mode = arguments.get("mode") or ("offline" if logger._offline else os.environ.get("WANDB_MODE", "online"))
+    arguments["mode"], logger._offline = "offline" if mode == "online" and not _logged_in() else mode, False
+
+
+def _logged_in() -> bool:
+    """Whether W&B finds a key without a prompt."""
+    import wandb
+
+    settings = wandb.setup().settings
+    if settings.api_key or wandb.run is not None or os.environ.get("WANDB_IDENTITY_TOKEN_FILE"):
+        return True
+    try:
+        login = netrc.netrc(os.environ.get("NETRC")).authenticators(urlsplit(settings.base_url).netloc)
+    except (OSError, netrc.NetrcParseError):
+        return False
+    return bool(login and login[2])
+
+
+def _describe(logger: Any) -> str:
+    if _is_wandb(logger):
+        run = logger.experiment
+        return f"W&B, {'offline' if getattr(run, 'offline', False) else run.url}"
+    return _name(logger) + (f", {short(Path(logger.log_dir))}" if logger.log_dir else "")

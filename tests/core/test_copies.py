@@ -10,7 +10,7 @@ from copy_queues import Delayed, TwoQueues
 from torch import Tensor
 
 from flcog.core import copies
-from flcog.core.copies import Ahead, Arriving, CudaCopyQueue, copy_queue_of, handed_over
+from flcog.core.copies import Ahead, Arriving, CopyQueue, copy_queue_of, handed_over
 
 TREES = [{"x": torch.full((3,), float(number)), "y": [torch.tensor([number])]} for number in range(8)]
 SUMS = [4.0 * number for number in range(8)]
@@ -93,7 +93,7 @@ def test_a_gpus_calls_are_made_on_the_right_stream(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(Tensor, "to", lambda tensor, device, non_blocking: calls.append(non_blocking) or tensor.clone())
     monkeypatch.setattr(Tensor, "record_stream", lambda tensor, stream: calls.append(f"kept for {stream.name}"))
     queue = copy_queue_of(torch.device("cuda", 0))
-    assert isinstance(queue, CudaCopyQueue)
+    assert isinstance(queue, CopyQueue)
     Arriving(torch.zeros(2), queue).here()
     copied = ["on second", "pin", True, "off second", "event of second"]
     assert calls == [*copied, "computing waits for event", "kept for computing"]

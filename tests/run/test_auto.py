@@ -42,7 +42,7 @@ def test_auto_finds_the_run_of_the_same_configuration_among_others(tmp_path: Pat
 )
 def test_auto_among_other_configurations_says_the_difference(tmp_path: Path, changed: dict, difference: str) -> None:
     fit(tmp_path, rounds=1)
-    with pytest.raises(ValueError, match=rf"has no run of this configuration.*: {difference}\. Choose") as refusal:
+    with pytest.raises(ValueError, match=rf"has no run of this configuration \(.*, {difference}\)\. Choose") as refusal:
         fit(tmp_path, rounds=2, ckpt_path="auto", **changed)
     assert "\n" not in str(refusal.value) and len(runs_in(tmp_path)) == 1
 

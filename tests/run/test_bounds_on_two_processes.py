@@ -12,7 +12,7 @@ from lightning.pytorch.loggers import CSVLogger
 
 import flcog
 from flcog.callbacks import Centralized, Local
-from flcog.run.metrics_rows import read_rows
+from flcog.run.metrics_table import read_rows
 
 SCRIPT = """
 import sys
@@ -51,7 +51,7 @@ def test_two_processes_do_what_one_does(name: str, tmp_path: Path) -> None:
     run(name, str(tmp_path / "one"), "4")
 
     one, whole, parts = (
-        without_times(read_rows(*(tmp_path / folder).glob("runs/*/metrics.csv"))[0]) for folder in ("one", "whole", "parts")
+        without_times(read_rows(*(tmp_path / folder).glob("runs/*/metrics.csv"))) for folder in ("one", "whole", "parts")
     )
     assert [len(rows) for rows in (one, whole, parts)] == [4, 4, 4]
     for rows in (whole, parts):

@@ -90,7 +90,7 @@ def test_a_checkpoint_that_its_run_replaces_meanwhile_is_read_again(tmp_path: Pa
     fit(tmp_path, SCAFFOLD(), rounds=2, clients_per_round=5, ckpt_path="last")
     expected = make_trainer(tmp_path, SCAFFOLD()).test(classifier(), TinyData(), str(last))
     answers, read = iter([earlier]), checkpoint.read
-    monkeypatch.setattr(checkpoint, "read", lambda path: next(answers, None) or read(path))
+    monkeypatch.setattr(checkpoint, "read", lambda path, **options: next(answers, None) or read(path, **options))
     assert make_trainer(tmp_path, SCAFFOLD()).test(classifier(), TinyData(), str(last)) == expected
     (run / "checkpoints/clients").rename(run / "checkpoints/elsewhere")
     with pytest.raises(ValueError, match="no checkpoint at"):

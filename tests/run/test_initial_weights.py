@@ -18,7 +18,7 @@ import flcog
 from flcog import SavedRun
 from flcog.commands.cli import main
 from flcog.models import MLP
-from flcog.run.record import read_config, read_record
+from flcog.run.saved_run import read_config, read_record
 
 
 class Kept(Plain):
@@ -146,7 +146,7 @@ def test_a_resumed_run_keeps_its_first_weights(checkpoint: Path, tmp_path: Path)
     with one_line(ValueError, "other initial weights: init_from was .*own.ckpt, is .*last.ckpt. Give the init_from of that run"):
         begin(tmp_path / "cut", 2, run / "checkpoints/last.ckpt", ckpt_path=str(run))
     for other in (None, run / "checkpoints/last.ckpt"):
-        with one_line(ValueError, "ckpt_path=auto: .* differs: init_from was .*own.ckpt, is"):
+        with one_line(ValueError, "ckpt_path=auto: .*, init_from was .*own.ckpt, is"):
             begin(tmp_path / "cut", 2, other, ckpt_path="auto")
     begin(tmp_path / "cut", 2, own, ckpt_path="auto")
     own.unlink()

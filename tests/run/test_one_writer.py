@@ -13,7 +13,7 @@ from harness import TinyData, classifier, fit, make_trainer
 
 import flcog
 from flcog.core.writer_lock import WriterLock
-from flcog.run.directory import MetricsTable
+from flcog.run.metrics_table import MetricsTable
 from run.test_resume import finish, run, start
 
 HELD = (

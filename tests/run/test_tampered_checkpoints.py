@@ -37,5 +37,5 @@ def test_tampered_checkpoints_are_refused(tmp_path: Path) -> None:
     wider = flcog.Classifier(flcog.models.MLP(NUM_FEATURES, (9,), NUM_CLASSES))
     with pytest.raises(ValueError, match=r"holds another model: .* is \(8, 6\) there, \(9, 6\) here"):
         make_trainer(tmp_path, rounds=2).fit(wider, TinyData(), ckpt_path=str(good))
-    with pytest.raises(ValueError, match="was written by a run with seed 0; this one has 1"):
+    with pytest.raises(ValueError, match="seed was 0, is 1"):
         make_trainer(tmp_path, rounds=2, seed=1).fit(classifier(), TinyData(), ckpt_path=str(good))

@@ -9,7 +9,6 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import lightning.pytorch.loggers as pl_loggers
@@ -17,15 +16,14 @@ import pytest
 import wandb
 import yaml
 from harness import TESTS, TinyData, classifier
-from lightning.pytorch.loggers import CSVLogger, Logger, WandbLogger
+from lightning.pytorch.loggers import CSVLogger, WandbLogger
 from matplotlib.figure import Figure
 from wandb.proto import wandb_internal_pb2
 
 import flcog
 from flcog.callbacks import FedProx
 from flcog.method import Callback
-from flcog.run import checkpoint, wandb_tracker
-from flcog.run.trackers import Trackers
+from flcog.run import checkpoint, trackers
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -95,10 +93,6 @@ def history(path: Path) -> list[dict[str, Any]]:
     return [{"/".join(item.nested_key) or item.key: json.loads(item.value_json) for item in row.item} for row in records_]
 
 
-def x_axis(path: Path) -> str:
-    return [metric.step_metric for metric in records(path, "metric") if metric.glob_name == "*"][-1]
-
-
 def without_times(row: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in row.items() if not name.startswith(("time/", "_"))}
 
@@ -133,9 +127,8 @@ def test_a_newcomer_is_asked_nothing_and_finds_only_the_run(tmp_path: Path) -> N
 def test_wandb_is_told_the_rows_by_round_and_what_the_run_is() -> None:
     trainer = fit(True, None, FedProx(mu=0.25))
     (file,) = wandb_files(trainer)
-    rows = [{"epoch": row["round"] - 1} | without_times(row) for row in trainer.history]
-    assert [without_times(row) for row in history(file)] == rows
-    assert x_axis(file) == "round"
+    rows = [{"epoch": row["round"] - 1, "trainer/global_step": row["round"]} | without_times(row) for row in trainer.history]
+    assert [without_times(row) | {"round": row["trainer/global_step"]} for row in history(file)] == rows
     updates = [update for record in records(file, "config") for update in record.update]
     assert "FedProx(" in json.loads(next(update.value_json for update in updates if update.key == "run"))["methods"][0]
 
@@ -165,18 +158,7 @@ def test_a_resumed_run_goes_on_in_the_same_wandb_run() -> None:
     resumed = fit(True, "last", rounds=3)
     assert resumed.run_dir is not None and resumed.run_dir.samefile(trainer.run_dir)
     assert [path.name for path in wandb_files(resumed)] == [f"run-{identity}.wandb"] * 2
-    assert [row["round"] for row in history(wandb_files(resumed)[-1])] == [3]
-
-
-def test_the_upload_command_names_all_parts_of_a_resumed_run_in_their_order() -> None:
-    folder = Path("my runs/one/wandb")
-    parts = [folder / f"offline-run-{begun}-abc" for begun in ("20260101_235959", "20260102_000000")]
-    for part in (*parts, folder / "offline-run-20260101_235959-another"):
-        part.mkdir(parents=True)
-    tracker = wandb_tracker.WandbTracker(WandbLogger(offline=True))
-    tracker.logger._experiment = SimpleNamespace(offline=True, id="abc", dir=str(parts[1].absolute() / "files"))
-    words = subprocess.check_output(f"printf '%s\\n' {tracker.upload_command}", shell=True, text=True).splitlines()
-    assert words == ["wandb", "sync", *map(str, parts)]
+    assert [row["trainer/global_step"] for row in history(wandb_files(resumed)[-1])] == [3]
 
 
 @pytest.mark.slow
@@ -192,37 +174,35 @@ def test_wandbs_own_switches_are_respected(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_a_login_is_found_where_wandb_would(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert not wandb_tracker.logged_in()
+    assert not trackers._logged_in()
     (tmp_path / "no-netrc").write_text("machine github.com login me password secret\n")
-    assert not wandb_tracker.logged_in()
+    assert not trackers._logged_in()
     (tmp_path / "no-netrc").write_text("machine api.wandb.ai login user password secret\n")
-    assert wandb_tracker.logged_in()
+    assert trackers._logged_in()
     (tmp_path / "no-netrc").write_text("machine api.wandb.ai\n")
-    assert not wandb_tracker.logged_in()
+    assert not trackers._logged_in()
     monkeypatch.setenv("WANDB_API_KEY", "0" * 40)
-    assert wandb_tracker.logged_in()
+    assert trackers._logged_in()
 
 
 @pytest.mark.slow
 def test_a_server_that_does_not_answer_costs_no_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(wandb_tracker, "INIT_TIMEOUT", 1.0)
+    monkeypatch.setitem(trackers.QUIET, "init_timeout", 1.0)
     with monkeypatch.context() as login, pytest.warns(UserWarning, match="tracking offline instead"):
         login.setenv("WANDB_API_KEY", "0" * 40)
         login.setenv("WANDB_BASE_URL", "http://127.0.0.1:9")
         trainer = fit()
-    assert [row["round"] for row in history(wandb_files(trainer)[-1])] == [1, 2]
+    assert [row["trainer/global_step"] for row in history(wandb_files(trainer)[-1])] == [1, 2]
     # W&B remembers the key for as long as its service lives.
     wandb.teardown()
     wandb.setup()
 
 
-@pytest.mark.parametrize(
-    "beside", [[], [CSVLogger("logs")]], ids=["alone, opened after round 1", "beside another, opened before"]
-)
-def test_a_tracker_that_cannot_be_opened_costs_no_round(beside: list[Logger]) -> None:
-    with pytest.warns(UserWarning, match=r"not even offline \(.*no_such_argument.*metrics.csv has every round"):
-        trainer = fit([WandbLogger(offline=True, no_such_argument=1), *beside])
-    assert [row["round"] for row in trainer.history] == [1, 2] and trainer.loggers == beside
+def test_a_tracker_that_cannot_be_opened_costs_no_round() -> None:
+    beside = CSVLogger("logs")
+    with pytest.warns(UserWarning, match=r"W&B failed \(.*no_such_argument.*metrics.csv has every round"):
+        trainer = fit([WandbLogger(offline=True, no_such_argument=1), beside])
+    assert [row["round"] for row in trainer.history] == [1, 2] and trainer.loggers == [beside]
     assert (trainer.run_dir / "checkpoints" / "last.ckpt").is_file() and not wandb_files(trainer)
 
 
@@ -239,8 +219,7 @@ def test_named_loggers_write_into_the_runs_directory() -> None:
     assert [row.split(",")[header.split(",").index("step")] for row in rows] == ["1", "2"]
     assert yaml.safe_load((folder / "hparams.yaml").read_text())["run"]["model"] == "MLP"
     (file,) = wandb_files(trainer)
-    assert [row["fl-round"] for row in history(file)] == [1, 2]
-    assert x_axis(file) == "fl-round"
+    assert [row["fl-epoch"] for row in history(file)] == [0, 1]
 
 
 def test_an_absolute_path_is_the_users_wish(tmp_path: Path) -> None:
@@ -258,16 +237,6 @@ def test_tensorboard_writes_into_the_runs_directory() -> None:
     assert list(trainer.run_dir.glob("logs/lightning_logs/version_0/events.*"))
 
 
-def test_a_logger_that_cannot_be_moved_is_warned_of(tmp_path: Path) -> None:
-    class Stubborn(CSVLogger):
-        @property
-        def save_dir(self) -> str:
-            return "mlruns"
-
-    with pytest.warns(UserWarning, match="Stubborn writes to mlruns in the working directory"):
-        Trackers(Stubborn("x"), tmp_path)
-
-
 @pytest.mark.slow
 def test_one_logger_serves_several_fits() -> None:
     logger = [CSVLogger("logs", name="csv"), WandbLogger(offline=True)]
@@ -277,30 +246,6 @@ def test_one_logger_serves_several_fits() -> None:
         assert (trainer.run_dir / "logs/csv/version_0/metrics.csv").is_file()
         assert len(wandb_files(trainer)) == 1
     assert wandb_files(runs[0])[0].name != wandb_files(runs[1])[0].name
-
-
-@pytest.mark.slow
-def test_wandb_offline_opens_with_the_first_row() -> None:
-    """Opening W&B takes seconds, which should not delay the first round."""
-
-    class Looks(Callback):
-        def __init__(self, fails: bool = False) -> None:
-            self.fails, self.open = fails, list[bool]()
-
-        def on_round_start(self, run: Any, round: int, clients: list[int]) -> None:
-            self.open.append(wandb.run is not None)
-            if self.fails:
-                raise RuntimeError("a fault of the first round")
-
-    looks = Looks()
-    assert len(wandb_files(fit(True, None, looks))) == 1 and looks.open == [False, True]
-    looks = Looks()
-    fit([WandbLogger(offline=True), CSVLogger("logs")], None, looks)
-    assert looks.open == [True, True], "with a tracker beside it that can be watched, all open before round 1"
-    fails = Looks(fails=True)
-    with pytest.raises(RuntimeError, match="a fault of the first round"):
-        fit(True, None, fails)
-    assert fails.open == [False] and wandb.run is None
 
 
 @pytest.mark.slow
@@ -314,7 +259,7 @@ def test_a_wandb_run_that_the_user_opened_stays_open(tmp_path: Path) -> None:
     finally:
         run.finish()
     (file,) = tmp_path.glob("wandb/offline-run-*/*.wandb")
-    assert [row["round"] for row in history(file)] == [1, 2, 1, 2]
+    assert [row["trainer/global_step"] for row in history(file)] == [1, 2, 1, 2]
 
 
 def test_pictures_go_to_wandb_and_to_the_run() -> None:

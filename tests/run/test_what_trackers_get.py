@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import flcog
 from flcog.method import Callback
-from flcog.run.observers.partition_chart import PartitionChart
+from flcog.run.observers.defaults import PartitionChart
 from run.test_faulty_trackers import Faulty
 
 
@@ -98,17 +98,6 @@ def test_wandb_does_not_fetch_them_itself(tmp_path: Path, monkeypatch: pytest.Mo
     assert b"num_clients" in content and b"s3cret" not in content
     settings = trainer.loggers[0]._wandb_init["settings"]  # type: ignore[attr-defined]
     assert settings["disable_git"]
-
-
-@pytest.mark.parametrize(
-    "name, value", [("WANDB_MODE", "nonsense"), ("WANDB_SILENT", "maybe"), ("WANDB_INIT_TIMEOUT", "abc")], ids=str
-)
-def test_what_wandb_refuses_is_said_in_one_line(name: str, value: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(name, value)
-    with pytest.raises(ValueError, match=rf"^W&B refuses {name}={value} \(Input should be .*trainer.logger=false$"):
-        fit(tmp_path, WandbLogger())
-    assert not list(tmp_path.iterdir()), "no run was begun"
-    fit(tmp_path, CSVLogger("logs"))
 
 
 class Stores(Plain):

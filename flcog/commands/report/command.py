@@ -19,7 +19,6 @@ from flcog.commands.report.runs import Group, RunFiles, grouped, read_run
 from flcog.commands.report.tables import SPREAD, Table, is_percent
 from flcog.core.commands import parser_of
 from flcog.core.files import replacing, short
-from flcog.run.directory import own_file
 
 MOST_PICTURES = 3
 """Pictures of one kind from one run: the first, the last and one between."""
@@ -52,7 +51,7 @@ def report(arguments: list[str]) -> None:
     runs = [read_run(directory) for directory in options.runs]
     if len({run.directory.resolve() for run in runs}) < len(runs):
         raise ValueError("a run is listed twice: list each run once")
-    output = options.output or own_file(runs[0].directory if len(runs) == 1 else Path(), "report.html")
+    output = options.output or (runs[0].directory if len(runs) == 1 else Path()) / "report.html"
     with replacing(output, "w") as file:
         file.write(page(runs, options.title))
     print(short(output))
