@@ -13,9 +13,6 @@ from lightning_utilities.core import rank_zero
 from flcog.core import checks, lost_processes
 from flcog.core.processes import Processes
 
-MOST_PER_CORE = 4
-"""Processes for each core of the machine. More would only slow each other down."""
-
 
 class SharedDevices(DDPStrategy):
     """Several processes on each device. They communicate through gloo, since NCCL refuses two processes on one GPU."""
@@ -59,13 +56,8 @@ def make_fabric(
 ) -> Fabric:
     """Make a Fabric of independent processes: no model is wrapped in DDP, and only sums and the server's step are communicated."""
     checks.whole(None, 1, processes_per_device=processes_per_device)
-    if processes_per_device > 1 and strategy == "single_device":
-        raise ValueError(
-            f"strategy=single_device has one process, and processes_per_device={processes_per_device} asks for more: set "
-            "trainer.strategy to auto"
-        )
     try:
-        fabric = Fabric(
+        return Fabric(
             accelerator=accelerator,
             strategy=strategy if processes_per_device == 1 else SharedDevices(processes_per_device),
             devices=devices,
@@ -77,13 +69,6 @@ def make_fabric(
             f"accelerator={accelerator}, devices={devices}: {str(error).strip().splitlines()[0]} Set trainer.accelerator (cpu, cuda, "
             "mps, or auto) and trainer.devices to devices of this machine"
         ) from error
-    count, most = getattr(fabric.strategy, "num_processes", 1), max(16, MOST_PER_CORE * num_cores())
-    if count > most:
-        raise ValueError(
-            f"devices={devices}, processes_per_device={processes_per_device} asks for {count:,} processes on this machine, which has "
-            f"{num_cores()} cores: give at most {most}"
-        )
-    return fabric
 
 
 def launch(fabric: Fabric, num_nodes: int) -> None:

@@ -33,13 +33,7 @@ def tensor_cores(tf32: bool | None) -> Iterator[None]:
         yield
         return
     places: tuple[Any, ...] = (torch.backends.cuda.matmul, torch.backends.cudnn)
-    try:
-        before = [place.allow_tf32 for place in places]
-    except RuntimeError as error:  # torch.backends.*.fp32_precision was set; these are its older names
-        raise ValueError(
-            f"tf32={tf32}: torch.backends has fp32_precision set to a value that allow_tf32 lacks: leave trainer.tf32 out, or "
-            "leave fp32_precision as it is"
-        ) from error
+    before = [place.allow_tf32 for place in places]
     for place in places:
         place.allow_tf32 = tf32
     try:

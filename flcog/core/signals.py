@@ -49,7 +49,6 @@ class StopSignals:
         self._tell, self._interrupts, self._drop = tell, 0, False
         self._stage: Literal["before", "rounds", "after"] = "before"
         self._shared, self._droppable = False, False
-        self._terminals = terminals()
         self._before: Handlers = {}
 
     def listen(self) -> None:
@@ -95,8 +94,6 @@ class StopSignals:
         self.number = number
         self._interrupts += number == signal.SIGINT
         self._drop |= signal.Signals(number).name in URGENT or self._interrupts > 1
-        if number == signal.SIGHUP:
-            leave_dead_terminals(self._terminals)
         if self._stage == "rounds":
             self._handle_in_rounds()
         elif number == signal.SIGINT:
@@ -148,24 +145,3 @@ def say(text: str) -> None:
     """Print a line on the error stream without Python's buffer, because the signal may have interrupted a write to it."""
     with suppress(OSError):
         os.write(2, f"\nflcog: {text}\n".encode())
-
-
-def terminals() -> list[int]:
-    """Return the output streams of this process that are terminals."""
-    return [stream for stream in (1, 2) if _is_terminal(stream)]
-
-
-def leave_dead_terminals(streams: list[int]) -> None:
-    """Discard output to closed terminals. Otherwise printing would fail before the run is saved."""
-    for stream in streams:
-        if not _is_terminal(stream):
-            nowhere = os.open(os.devnull, os.O_WRONLY)
-            os.dup2(nowhere, stream)
-            os.close(nowhere)
-
-
-def _is_terminal(stream: int) -> bool:
-    try:
-        return os.isatty(stream)
-    except OSError:
-        return False

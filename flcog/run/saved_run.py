@@ -25,10 +25,12 @@ def read_config(run: Path, name: str = "config.yaml") -> dict[str, Any]:
 
 
 def _read(path: Path) -> dict[str, Any]:
-    content = load_yaml(path) if path.is_file() else {}
+    content = load_yaml(path) if path.is_file() else None
+    if content is None:
+        return {}
     if not isinstance(content, dict):
         raise ValueError(f"{path} must be a mapping of names to values; it holds {type(content).__name__}: restore a copy of it")
-    return content
+    return {name: value for name, value in content.items() if value is not None}
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,7 @@ from flcog.core.files import write_yaml
 from flcog.data import Partition
 from flcog.method import Callback
 from flcog.run import checkpoint
-from flcog.run.directory import MetricsTable
+from flcog.run.metrics_table import MetricsTable
 
 NO_SPACE = os.strerror(errno.ENOSPC)
 

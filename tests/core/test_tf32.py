@@ -82,20 +82,3 @@ def test_it_is_a_setting_of_the_experiment(tmp_path: Path) -> None:
 def test_bad_words(word: Any) -> None:
     with pytest.raises(ValueError, match=f"tf32 must be true, false or null; got {word!r}"):
         make_trainer(None, tf32=word)
-
-
-@pytest.fixture
-def newer_names() -> Iterator[None]:
-    if not hasattr(torch.backends.cudnn, "conv"):
-        pytest.skip(f"torch {torch.__version__} has no names but the older")
-    torch.backends.cudnn.conv.fp32_precision = "ieee"
-    yield
-    torch.backends.cudnn.conv.fp32_precision = "tf32"
-
-
-@pytest.mark.usefixtures("newer_names")
-def test_torchs_newer_names_may_contradict_the_older() -> None:
-    with pytest.raises(ValueError, match=r"leave trainer\.tf32 out, or leave fp32_precision as it is") as caught:
-        make_trainer(None, tf32=True).prepare(classifier(), TinyData())
-    assert len(str(caught.value).splitlines()) == 1
-    make_trainer(None).prepare(classifier(), TinyData())

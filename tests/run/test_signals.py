@@ -1,7 +1,6 @@
 """A signal ends a run between two rounds; the run is saved, and resumes bit for bit."""
 
 import os
-import pty
 import signal
 import subprocess
 import sys
@@ -191,21 +190,6 @@ def test_the_tests_heed_signals_that_their_shell_ignores(name: str) -> None:
     before = signal.signal(number, signal.SIG_IGN)
     heed_signals()
     assert signal.signal(number, before) == (signal.default_int_handler if name == "SIGINT" else signal.SIG_DFL)
-
-
-def test_a_closed_window_takes_no_output_and_costs_no_run() -> None:
-    master, slave = pty.openpty()
-    stop = signals.StopSignals(lambda text: None)
-    stop._terminals = [slave]
-    stop.rounds_begin(shared=False)
-    stop._handle(signal.SIGHUP, None)
-    assert os.isatty(slave)  # as after `kill -HUP`, the window still exists
-    os.close(master)
-    with pytest.raises(OSError):
-        os.write(slave, b"x")
-    stop._handle(signal.SIGHUP, None)
-    assert os.write(slave, b"x") == 1
-    os.close(slave)
 
 
 SCRIPT = """

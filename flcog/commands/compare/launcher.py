@@ -45,7 +45,6 @@ class Launcher(ABC):
         """The signal that has stopped it; 0 for none."""
         self.running: dict[Run, float] = {}
         """The runs that are being trained, with the times of their beginnings."""
-        self._terminals = signals.terminals()
 
     def run(self, todo: Sequence[Run], stop_early: StopEarly) -> Iterator[Ended]:
         """Train the runs, and yield each at its end."""
@@ -73,8 +72,6 @@ class Launcher(ABC):
     def stop(self, number: int, _: FrameType | None) -> None:
         """Handle a signal: start no more runs."""
         self.signal = number
-        if number == signal.SIGHUP:
-            signals.leave_dead_terminals(self._terminals)
 
     @abstractmethod
     def begin(self, run: Run) -> None:

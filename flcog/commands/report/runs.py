@@ -16,8 +16,8 @@ from flcog.core.arguments import flat
 from flcog.core.masking import masked
 from flcog.core.monitor import lower_is_better, main_metric
 from flcog.run.checkpoint import peek
-from flcog.run.metrics_rows import Row, read_rows
-from flcog.run.record import read_config, read_record
+from flcog.run.metrics_table import Row, read_rows
+from flcog.run.saved_run import read_config, read_record
 
 VARIES = re.compile(r"(^|\.)(seed|seed_everything|partition_seed|default_root_dir|save_dir|ckpt_path)$")
 """Settings that may differ within a group."""
@@ -92,11 +92,9 @@ def read_run(directory: Path) -> RunFiles:
     table = directory / "metrics.csv"
     if not table.is_file():
         raise ValueError(f"{directory} holds no metrics.csv: give the directory of a run, such as runs/20260131-120000")
-    rows, damage = read_rows(table)
+    rows = read_rows(table)
     if not rows:
-        raise ValueError(f"{table} has no rows to report on" + (f": {damage}" if damage else ""))
-    if damage:
-        print(f"{table}: {damage}; the page shows the {len(rows):,} rows before it", file=sys.stderr, flush=True)
+        raise ValueError(f"{table} has no rows to report on")
     return RunFiles(directory, rows, masked(read_record(directory)), masked(read_config(directory)))
 
 
