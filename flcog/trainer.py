@@ -26,7 +26,7 @@ from flcog.core.fabric import as_torchrun_started, launch, make_fabric
 from flcog.core.files import short
 from flcog.core.lightning_packages import OtherCallback, overrides
 from flcog.core.output import never_failing
-from flcog.core.topic_list import TopicList
+from flcog.core.text import TopicList
 from flcog.data import FederatedDataModule
 from flcog.lightning.observer import LightningHooks
 from flcog.lightning.packages import adopt

@@ -1,4 +1,4 @@
-"""Set the run's precision as torch's default dtype, and choose the precision of single numbers such as counts and losses."""
+"""Set the run's precision as torch's default dtype, and choose the precision of sums over clients and of single numbers."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -94,3 +94,14 @@ def _has_float64(device: str) -> bool:
     except (TypeError, RuntimeError):
         return False
     return True
+
+
+def weighted_sum(factors: Tensor, values: Tensor) -> Tensor:
+    """The sum of values [K, ...], each times its factor [K].
+
+    On accelerators this is not a product of matrices, because GPUs may round the factors of a product to 11 binary digits if the user
+    allows that for training (``torch.set_float32_matmul_precision``).
+    """
+    if values.device.type == "cpu":
+        return torch.tensordot(factors, values, 1)
+    return (factors.view(-1, *[1] * (values.ndim - 1)) * values).sum(0, dtype=torch.float64)

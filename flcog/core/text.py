@@ -1,5 +1,6 @@
 """Format durations, sizes, figures, errors and tables as text."""
 
+import html
 import textwrap
 from collections.abc import Iterable
 from typing import Any
@@ -68,3 +69,26 @@ def _line(row: Iterable[Any]) -> str:
 
 def cell_text(value: Any) -> str:
     return str(value) if not isinstance(value, bool) else "yes" if value else ""
+
+
+class TopicList:
+    """Shows the topics of ``_topics`` as text, and as a table in a notebook."""
+
+    def _topics(self) -> Iterable[tuple[str, str]]:
+        """Yield pairs of a topic and its text."""
+        raise NotImplementedError
+
+    def __repr__(self) -> str:
+        rows = list(self._topics())
+        width = max(len(topic) for topic, _ in rows)
+        return "\n".join([type(self).__name__, *(f"  {topic:<{width}}  {text}" for topic, text in rows)])
+
+    __str__ = __repr__
+
+    def _repr_html_(self) -> str:
+        cells = (
+            f'<tr><th scope="row" style="text-align: left">{html.escape(topic)}</th>'
+            f'<td style="text-align: left">{html.escape(text)}</td></tr>'
+            for topic, text in self._topics()
+        )
+        return f"<table><caption>{html.escape(type(self).__name__)}</caption>{''.join(cells)}</table>"

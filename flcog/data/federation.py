@@ -12,7 +12,7 @@ from torch import Tensor
 
 from flcog.core.copies import sent
 from flcog.core.source import Source
-from flcog.core.topic_list import TopicList
+from flcog.core.text import TopicList
 from flcog.core.trees import Tree, map_leaves
 from flcog.data.order import Order
 from flcog.data.partition import Partition

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from flcog.core import checks
 from flcog.core.labels import require_targets
-from flcog.core.topic_list import TopicList
+from flcog.core.text import TopicList
 from flcog.core.trees import Tree, leaves
 from flcog.data.federation import Federation
 from flcog.data.order import Order

@@ -6,7 +6,7 @@ from typing import Any, ClassVar, NamedTuple
 
 from torch import Tensor
 
-from flcog.core.sums import weighted_sum
+from flcog.core.precision import weighted_sum
 from flcog.core.types import Slot
 from flcog.method.cohort import Cohort
 from flcog.method.method import Method

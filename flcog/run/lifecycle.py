@@ -11,8 +11,7 @@ from lightning.fabric import Fabric
 
 from flcog.core import lost_processes, signals
 from flcog.core.signals import RoundDropped, StopSignals
-from flcog.core.speed import Calibration
-from flcog.core.waiting import CoreWaiting
+from flcog.core.speed import Calibration, CoreWaiting
 from flcog.core.writer_lock import WriterLock
 from flcog.lightning.observer import LightningHooks
 from flcog.run.session import Session

@@ -10,9 +10,8 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from flcog.core.precision import float64_device, number_dtype
+from flcog.core.precision import float64_device, number_dtype, weighted_sum
 from flcog.core.processes import Processes
-from flcog.core.sums import weighted_sum
 from flcog.core.types import Slot
 from flcog.method import Attack, Cohort, MemoryNote, Method, UploadAggregator, UploadChange, UploadMatrix, method_of
 

@@ -7,7 +7,7 @@ from flcog.commands.compare.result_table import ResultTable
 from flcog.commands.compare.table import Spread, Summary
 from flcog.core.git import CHANGED
 from flcog.core.monitor import mode_of
-from flcog.core.waiting import DISTURBED
+from flcog.core.speed import DISTURBED
 
 SAID: Mapping[Summary, str] = {
     "best": "best evaluation",

@@ -19,9 +19,8 @@ from flcog.commands.compare.statistics import estimate
 from flcog.commands.compare.table import Summary, Table
 from flcog.commands.compare.verdicts import Verdict, verdicts
 from flcog.core.files import replacing
-from flcog.core.speed import comparable
+from flcog.core.speed import DISTURBED, comparable
 from flcog.core.text import human, markdown, seconds
-from flcog.core.waiting import DISTURBED
 
 QUANTITIES: Mapping[Quantity, str] = {
     "score": "score",

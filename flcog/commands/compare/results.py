@@ -13,8 +13,7 @@ from flcog.commands.compare.runs import Run, joined
 from flcog.commands.compare.settings import other_settings, stated
 from flcog.commands.compare.table import View
 from flcog.core.monitor import Metric, lower_is_better, main_metric, mode_of
-from flcog.core.speed import speed_of
-from flcog.core.waiting import share_of_waiting
+from flcog.core.speed import share_of_waiting, speed_of
 
 History = Sequence[Mapping[str, float]]
 """The rows of a ``metrics.csv``."""
