@@ -18,7 +18,7 @@ from flcog.lightning.checkpoint import entries as lightning_entries
 from flcog.lightning.checkpoint import warn_of_lost_hyperparameters
 from flcog.lightning.contract import is_users
 from flcog.lightning.trainer import RoundsTrainer
-from flcog.method import Callback, MethodRecord, TrackerNote, Uploads, private_sum_of
+from flcog.method import Callback, MethodRecord, PrivateSum, TrackerNote, Uploads, method_of
 from flcog.run import checkpoint
 from flcog.run.client_states import SavedClientStates
 from flcog.run.description import describe, entries
@@ -51,7 +51,7 @@ class Spending:
 
     def record(self, engine: Engine, server: ServerState) -> None:
         """Write the number, in the first process."""
-        private = private_sum_of(engine.methods)
+        private = method_of(engine.methods, PrivateSum)
         if private is not None and private.secret and self._path is not None and engine.processes.is_first:
             paid = private.paid(server.servers[private.name])
             write_yaml(self._path, {"rounds_paid": int(paid) if paid == int(paid) else paid})

@@ -8,9 +8,8 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from flcog.client.messages import ClientReply
-from flcog.core.precision import float64_device, number_dtype, to_float64_device
+from flcog.core.precision import float64_device, number_dtype, to_float64_device, weighted_sum
 from flcog.core.processes import Processes
-from flcog.core.precision import weighted_sum
 from flcog.core.types import Params, Slot
 from flcog.functional.step_log import LOGGED
 from flcog.method import Aggregator, ClientUpload, Cohort, Method, Selection, UploadAggregator, UploadChange, method_of
