@@ -199,14 +199,14 @@ def _logged_in() -> bool:
     """Whether W&B finds a key without a prompt."""
     import wandb
 
-    settings = wandb.setup().settings
-    if settings.api_key or wandb.run is not None or os.environ.get("WANDB_IDENTITY_TOKEN_FILE"):
+    if wandb.run is not None or os.environ.get("WANDB_API_KEY") or os.environ.get("WANDB_IDENTITY_TOKEN_FILE"):
         return True
+    settings = wandb.setup().settings
     try:
         login = netrc.netrc(os.environ.get("NETRC")).authenticators(urlsplit(settings.base_url).netloc)
     except (OSError, netrc.NetrcParseError):
-        return False
-    return bool(login and login[2])
+        return bool(settings.api_key)
+    return bool(settings.api_key or (login and login[2]))
 
 
 def _describe(logger: Any) -> str:

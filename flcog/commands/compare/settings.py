@@ -15,8 +15,8 @@ from lightning.pytorch.cli import LightningArgumentParser
 from flcog.commands.command_cli import CommandCLI
 from flcog.commands.compare.runs import SPLIT_SEED, Run
 from flcog.commands.errors import refusal
+from flcog.core.weight_files import digest_of, read_weights
 from flcog.method import Callback
-from flcog.run.initial_weights import digest_of, read_weights
 
 Config = Mapping[str, Any]
 
