@@ -141,7 +141,7 @@ def other_configuration(
     Empty if they are equal, or if the checkpoint cannot be read, which will be reported when it is loaded.
     """
     saved = checkpoint.peek(path)
-    if not saved:
+    if "experiment" not in saved:
         return ""
     before = saved["experiment"]
     different = other_run(saved, methods, settings.seed) or other_origin(before.get("init_from"), init_from)

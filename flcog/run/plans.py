@@ -80,7 +80,7 @@ class Plan:
 
         def difference(path: Path) -> str:
             saved = checkpoint.peek(path)
-            return experiment.other_run(saved, request.methods) if saved else ""
+            return experiment.other_run(saved, request.methods) if "methods" in saved else ""
 
         return cast(Path, processes.agree(find_checkpoint(self.ckpt_path, request.root, difference)))
 

@@ -203,7 +203,8 @@ def _logged_in() -> bool:
         return True
     settings = wandb.setup().settings
     try:
-        login = netrc.netrc(os.environ.get("NETRC")).authenticators(urlsplit(settings.base_url).netloc)
+        logins = netrc.netrc(os.environ.get("NETRC"))
+        login = logins.authenticators(urlsplit(settings.base_url).netloc) or logins.authenticators("api.wandb.ai")
     except (OSError, netrc.NetrcParseError):
         return bool(settings.api_key)
     return bool(settings.api_key or (login and login[2]))

@@ -100,7 +100,7 @@ def test_what_lies_on_anothers_gpu_comes_to_ones_own(monkeypatch: pytest.MonkeyP
 
 
 def test_a_run_says_how_many_share_a_device(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("flcog.run.opening.processes_of", lambda fabric: Processes(per_device=2))
+    monkeypatch.setattr("flcog.run.opening.processes_of", lambda fabric, together: Processes(per_device=2))
     assert ("processes", "1 process on cpu, 2 on each device") in fit(tmp_path, rounds=1).run.description
 
 

@@ -16,7 +16,6 @@ from harness import ROOT, fit, without_times
 from matplotlib.figure import Figure
 from PIL import Image
 
-from flcog.callbacks.fedssyn import synthesis_cache
 from flcog.commands.cli import main
 from flcog.commands.compare.runs import runs_of
 from flcog.commands.compare.table import read_table
@@ -42,7 +41,6 @@ WRITERS: dict[str, Callable[[Path], None]] = {
     "metrics.csv": lambda path: MetricsTable(path).append({"round": 1, "x": 0.25}),
     "partition.npz": lambda path: Partition.from_clients([np.arange(3), np.arange(3, 5)]).save(path),
     "figure.png": lambda path: files.write_figure(path, Figure()),
-    "client-0000.npz": lambda path: synthesis_cache._write(path, (torch.zeros(2, 3), torch.zeros(2))),
     "images": images,
 }
 
