@@ -15,6 +15,7 @@ from flcog.core.global_streams import seeded
 from flcog.core.precision import DTYPES, default_dtype, float64_device
 from flcog.core.processes import Processes
 from flcog.core.randomness import fold
+from flcog.core.sharded import is_sharded
 from flcog.core.source import Source
 from flcog.core.types import Params
 from flcog.data import FederatedDataModule, Federation
@@ -117,7 +118,7 @@ def _with_methods(
         if isinstance(method, Personalisation) and method.communicates and unmeasured:
             notes.append(Note(f"the personal models of {method.name} are measured only with data.client_test above 0"))
     model = _in_precision(model, device, dtype)
-    processes.overwrite(model.state_dict().values())
+    processes.overwrite(value for value in model.state_dict().values() if not is_sharded(value))
     return model, notes
 
 
@@ -198,6 +199,13 @@ def _check_steps(
             raise ValueError(
                 f"{method.name} takes the gradient of each sample alone, and cannot here ({mixed}): remove one of the two"
             )
+    if any(map(is_sharded, module.parameters())):
+        for method in methods:
+            if any(map(method.overrides, (*CHANGES_A_STEP, "after_step"))):
+                raise ValueError(
+                    f"{method.name} acts in clients' steps, and {name}.configure_model divides the parameters among the processes: remove "
+                    "one of the two, or train each client by ddp"
+                )
     if accumulate > 1 and (manual or any(map(asks_again, optimizers))):
         raise ValueError(
             f"accumulate_grad_batches={accumulate}: {name} takes its steps itself, or its optimiser computes the loss several times in a "

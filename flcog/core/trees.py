@@ -10,6 +10,8 @@ from lightning_utilities.core.apply_func import apply_to_collection
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
+from flcog.core.sharded import is_sharded
+
 Tree = Any
 """A tensor or a dict, tuple or list of trees; data sets may store arrays instead of tensors."""
 
@@ -46,7 +48,7 @@ def map_once(function: Callable[[Any], Any], tree: Tree) -> Tree:
 
 def copied_from(tree: Any, live: Iterable[Tensor]) -> Any:
     """Copy the tensors of a tree that share memory with ``live``, whose tensors will change in place."""
-    storages = {tensor.untyped_storage().data_ptr() for tensor in live}
+    storages = {tensor.untyped_storage().data_ptr() for tensor in live if not is_sharded(tensor)}
 
     def separate(value: Any) -> Any:
         shares = isinstance(value, Tensor) and value.untyped_storage().data_ptr() in storages

@@ -14,6 +14,7 @@ from flcog.client.work import ClientWork, announce, batches
 from flcog.core.global_streams import seed_streams
 from flcog.core.gradients import gradients_of
 from flcog.core.precision import number_dtype
+from flcog.core.sharded import whole
 from flcog.core.trees import copied_from, map_once
 from flcog.core.types import Batch, Params, Slot
 from flcog.execute.optimizer import stepper
@@ -57,9 +58,9 @@ class OneClient:
             with self._surroundings(assignment), torch.no_grad():
                 tensors = self._begin(assignment, work)
                 own, tensors = self._train(assignment, work, tensors)
-                now = {name: parameter.detach() for name, parameter in params.items()}
+                now = {name: whole(parameter.detach()) for name, parameter in params.items()}
                 measured = self._measure(assignment, work, now) if program.measurers else None
-                change = dict(zip(params, torch._foreach_sub(list(params.values()), anchor), strict=True))
+                change = dict(zip(params, torch._foreach_sub(list(now.values()), anchor), strict=True))
                 tensors = with_states(tensors, work.residuals())
                 envelope, states, manifest = program.finish(change, now, buffers, tensors, measured)
                 envelope, states = self._owned(_with_axis((envelope._replace(measured=own), states)))
@@ -77,7 +78,7 @@ class OneClient:
         """Load the broadcast model and a fresh optimiser, and return the client before its first step."""
         program, params, buffers = assignment.program, self.model.params, self.model.buffers
         live = list(params.values())
-        torch._foreach_copy_(live, [program.received.params[name] for name in params])
+        self._load(live, [program.received.params[name] for name in params])
         self.model.renew_buffers()
         for name, buffer in program.received.buffers.items():
             buffers[name].copy_(buffer)
@@ -96,6 +97,9 @@ class OneClient:
             if value is not program.received.params[name]:
                 params[name].copy_(value)
         return tensors
+
+    def _load(self, live: list[Tensor], received: list[Tensor]) -> None:
+        torch._foreach_copy_(live, received)
 
     def _renew_optimizer(self, assignment: Assignment, work: ClientWork) -> None:
         assignment.set_rates(self.optimizer)

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from flcog.client_module import ClientModule, trains_itself
+from flcog.core.sharded import divide_again
 from flcog.core.trees import Tree, call, form
 from flcog.core.types import Params
 from flcog.functional.step_log import StepLog
@@ -83,6 +84,7 @@ class ModelFunction:
 
     def find_tensors(self) -> None:
         """Find the module's present parameters and buffers: a hook or a step may have put others in their places."""
+        divide_again(self.module)
         self.params.update({name: value for name, value in self.module.named_parameters() if name in self.params})
         self.take_assigned()
 

@@ -13,6 +13,7 @@ from flcog.client.executor import Assignment, Result
 from flcog.client.program import ClientTensors
 from flcog.client.work import ClientWork, batches
 from flcog.core.precision import number_dtype
+from flcog.core.sharded import load
 from flcog.core.types import Batch, Params, Slot
 from flcog.data.reading import Reader
 from flcog.execute.one_client import OneClient
@@ -62,19 +63,25 @@ class LightningClient(OneClient):
         """Call the hooks of rounds at a host, where no run calls them. They see the model that the server has sent."""
         received = assignment.program.received
         for name, value in (received.params | received.buffers).items():
-            (self.model.params if name in self.model.params else self.model.buffers)[name].copy_(value)
+            load(self.model.params[name] if name in self.model.params else self.model.buffers[name], value)
         self._trainer.begin_hosted_round(assignment.round)
         self.model.keep_buffers()
 
     def _surroundings(self, assignment: Assignment) -> AbstractContextManager[Any]:
         return nullcontext()
 
+    def _load(self, live: list[Tensor], received: list[Tensor]) -> None:
+        for parameter, value in zip(live, received, strict=True):
+            load(parameter, value)
+
     def _renew_optimizer(self, assignment: Assignment, work: ClientWork) -> None:
         self._steps = self._optimizers.begin_client(assignment.rates, work.training)
 
     def _train(self, assignment: Assignment, work: ClientWork, tensors: ClientTensors) -> tuple[Params, ClientTensors]:
         program, trainer = assignment.program, self._trainer
-        work = work.part(trainer.global_rank, trainer.world_size if trainer.together else 1)
+        if trainer.together:
+            place = trainer.strategy.distributed_sampler_kwargs  # type: ignore[attr-defined]
+            work = work.part(place["rank"], place["num_replicas"])
         loader = _Loader(work, assignment.reader)
         places = MethodPlaces(program, self.model, trainer, tensors, loader.last)
         with torch.enable_grad(), trainer.client(assignment.round, self._steps, work, places) as logged:

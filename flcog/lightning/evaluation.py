@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
+from flcog.core.sharded import load
 from flcog.core.types import Params, changed, given
 from flcog.data import Samples
 from flcog.data.reading import Reader
@@ -92,7 +93,7 @@ class OwnSteps:
         self._model.find_tensors()
         self._model.renew_buffers()
         for name, value in (params | buffers).items():
-            (self._model.params if name in self._model.params else self._model.buffers)[name].copy_(value)
+            load(self._model.params[name] if name in self._model.params else self._model.buffers[name], value)
 
 
 class _Set:

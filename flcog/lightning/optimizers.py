@@ -34,7 +34,9 @@ class RoundOptimizers:
         return [group for optimizer in self._trainer.optimizers for group in optimizer.param_groups]
 
     def begin_round(self) -> None:
-        """Remember the optimisers and schedulers."""
+        """Remember the optimisers, which are fresh, and the schedulers."""
+        for optimizer in self._trainer.optimizers:
+            optimizer.state.clear()  # writing a checkpoint of a divided module has filled it
         self._states = [copy.deepcopy(optimizer.state_dict()) for optimizer in self._trainer.optimizers]
         self._schedules = self._of_schedulers()
 

@@ -14,7 +14,7 @@ from lightning.fabric.plugins.environments import ClusterEnvironment, LightningE
 from lightning.fabric.utilities.device_dtype_mixin import _DeviceDtypeModuleMixin
 from lightning.pytorch.callbacks import BaseFinetuning, Checkpoint, ModelCheckpoint, ProgressBar
 from lightning.pytorch.profilers import PassThroughProfiler
-from lightning.pytorch.strategies import DeepSpeedStrategy, FSDPStrategy, ModelParallelStrategy, Strategy
+from lightning.pytorch.strategies import DeepSpeedStrategy, FSDPStrategy, Strategy
 from lightning.pytorch.trainer import call
 from lightning.pytorch.trainer.states import RunningStage, TrainerFn, TrainerStatus
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
@@ -89,10 +89,10 @@ class RoundsTrainer(L.Trainer):
                 plugins=listed,
                 **options,
             )
-        if isinstance(self.strategy, FSDPStrategy | ModelParallelStrategy | DeepSpeedStrategy):
+        if isinstance(self.strategy, FSDPStrategy | DeepSpeedStrategy):
             raise ValueError(
-                f"client_strategy={client_strategy} divides the parameters of a model, and each process of a run loads the whole model of "
-                "a client: use ddp"
+                f"client_strategy={client_strategy} divides the parameters of a model in a form that clients cannot load: give a "
+                "lightning.pytorch.strategies.ModelParallelStrategy, and call torch's fully_shard in configure_model"
             )
         theirs = self.fit_loop
         self.fit_loop = RoundLoop(self, theirs.min_epochs, theirs.max_epochs)
@@ -122,8 +122,6 @@ class RoundsTrainer(L.Trainer):
         """Begin one of the trainer's verbs, in this process."""
         if isinstance(self.strategy, ClientsAlone):
             self.strategy.join(processes)
-        else:
-            self.strategy.setup_environment()
         self.state.fn, self.state.status, self.state.stage = verb, TrainerStatus.RUNNING, RUNNING[verb]
 
     def show_data(self, datamodule: L.LightningDataModule) -> None:
@@ -138,6 +136,8 @@ class RoundsTrainer(L.Trainer):
         """Let the module see this trainer, and gather its callbacks."""
         self._data_connector.attach_data(module, datamodule=self.datamodule)
         self.strategy.connect(module)
+        if self.together:
+            self.strategy.setup_environment()
         with _quiet():
             self._callback_connector._attach_model_callbacks()
         for layer in module.modules():

@@ -15,6 +15,7 @@ from flcog.client.remote import RemoteClients, check_facts
 from flcog.client.runtime import ClientRuntime
 from flcog.core.processes import Processes
 from flcog.core.randomness import make_rng
+from flcog.core.sharded import whole
 from flcog.data import Exchange, FederatedDataModule, Federation, Preprocess
 from flcog.data.preprocess import standardisation
 from flcog.method import (
@@ -99,7 +100,7 @@ class Assembly:
         if settings.tf32 is not None and device.type != "cuda":
             notes.add(Note(f"tf32={settings.tf32} has no effect here: {device.type} has no TF32"))
         server = ServerState(
-            params={name: value.detach().clone() for name, value in function.params.items()},
+            params={name: whole(value.detach()).clone() for name, value in function.params.items()},
             buffers={name: function.buffers[name].detach().clone() for name in function.shared_buffers},
             servers={},
         )

@@ -11,6 +11,7 @@ from torch.utils import _pytree as pytree
 from flcog.client.executor import Choice
 from flcog.core.files import OWNER_ONLY, write_yaml
 from flcog.core.masking import masked
+from flcog.core.sharded import whole
 from flcog.core.types import Params, Slot
 from flcog.core.yaml_files import load_yaml
 from flcog.data import FederatedDataModule, Federation
@@ -157,10 +158,13 @@ class Session:
             )
         self.model.keep_buffers()
         self.model.find_tensors()
-        server, now = self.server, self.model.params | self.model.buffers
+        server, now = (
+            self.server,
+            {name: whole(value.detach()) for name, value in (self.model.params | self.model.buffers).items()},
+        )
         before = server.params | server.buffers
         if self.processes.largest(int(any(not torch.equal(now[name], value) for name, value in before.items()))):
-            parts = [{name: now[name].detach().clone() for name in part} for part in (server.params, server.buffers)]
+            parts = [{name: now[name].clone() for name in part} for part in (server.params, server.buffers)]
             server.params, server.buffers = self.processes.share_first(parts)
 
     def method_record(self, method: str) -> MethodRecord:

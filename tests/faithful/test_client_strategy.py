@@ -9,10 +9,13 @@ import pytest
 import torch
 from harness import TinyData, adapted, assert_close, classifier, make_trainer
 from lightning.pytorch.strategies import ModelParallelStrategy
+from torch import nn
+from torch.distributed.fsdp import fully_shard
 from two_processes import on_one_and_two_processes
 
 import flcog
-from flcog.callbacks import SCAFFOLD, FedProx
+from faithful.modules import Plain
+from flcog.callbacks import SCAFFOLD, FedAvgM, FedProx
 from flcog.client.work import ClientWork
 
 METHODS: dict[str, list[Any]] = {"FedAvg": [], "FedProx": [FedProx(mu=0.1)], "SCAFFOLD": [SCAFFOLD()], "LoRA": []}
@@ -39,6 +42,46 @@ def test_ddp_trains_each_client_on_two_processes_as_one_process_does(tmp_path: P
         assert_close(*({key: torch.tensor(value) for key, value in end[name]["state"].items()} for end in (two, one)), 1e-9)
 
 
+class Divided(Plain):
+    """A module whose parameters torch's ``fully_shard`` divides among the processes."""
+
+    def configure_model(self) -> None:
+        if self.device_mesh is not None:
+            fully_shard(self.net, mesh=self.device_mesh["data_parallel"])
+
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        self.log("val_loss", nn.functional.cross_entropy(self.net(batch[0]), batch[1]))
+
+
+def divided(path: str, devices: int) -> None:
+    """Train such a module with server momentum, and evaluate it after each round."""
+    torch.set_num_threads(1)
+    strategy = ModelParallelStrategy(data_parallel_size=2, tensor_parallel_size=1)
+    together: dict[str, Any] = {"client_strategy": strategy} if devices > 1 else {}
+    together |= {"precision": "32-true", "devices": devices, "executor": "lightning"}
+    trainer = make_trainer(Path(path).parent, FedAvgM(), rounds=3, eval_every=1, **together)
+    trainer.fit(Divided(), TinyData(drop_last=True))
+    refused = ""
+    if devices > 1:
+        strategy = ModelParallelStrategy(data_parallel_size=2, tensor_parallel_size=1)
+        other = make_trainer(None, FedProx(), **(together | {"client_strategy": strategy}))
+        with pytest.raises(ValueError) as error:
+            other.prepare(Divided(), TinyData())
+        refused = str(error.value)
+    if trainer.run.processes.is_first:
+        state = {key: value.tolist() for key, value in trainer.state.items()}
+        Path(path).write_text(json.dumps({"rows": trainer.history, "state": state, "refused": refused}))
+
+
+@pytest.mark.slow
+def test_a_client_may_be_divided_among_processes(tmp_path: Path) -> None:
+    one, two = on_one_and_two_processes(divided, tmp_path)
+    for column in ("train/loss", "test/accuracy"):
+        assert [row[column] for row in two["rows"]] == pytest.approx([row[column] for row in one["rows"]])
+    assert_close(*({key: torch.tensor(value) for key, value in end["state"].items()} for end in (two, one)), 1e-6)
+    assert "FedProx acts in clients' steps" in two["refused"] and "\n" not in two["refused"]
+
+
 def test_each_process_takes_an_equal_part_of_each_batch() -> None:
     work = ClientWork(0, 9, 2, 1.0, np.arange(9), np.arange(10, 19), np.array([0, 4]), np.array([4, 5]), np.arange(9) * 2)
     one, two = work.part(0, 2), work.part(1, 2)
@@ -52,7 +95,7 @@ def test_each_process_takes_an_equal_part_of_each_batch() -> None:
     ("options", "message"),
     [
         ({"client_strategy": "dpp"}, "You selected an invalid strategy name"),
-        ({"client_strategy": ModelParallelStrategy()}, "divides the parameters of a model"),
+        ({"client_strategy": "fsdp"}, "fsdp"),
         ({"client_strategy": "ddp", "processes_per_device": 2}, "processes_per_device=2 divides the clients"),
     ],
 )
