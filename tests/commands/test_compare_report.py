@@ -461,6 +461,7 @@ def with_scores(plan: Table) -> ResultTable:
     return ResultTable(plan, results)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", TABLES, ids=lambda path: path.stem)
 def test_every_table_of_ours_is_reported(path: Path) -> None:
     """A published score is not contradicted if it is the mean of the seeds."""

@@ -165,6 +165,7 @@ COMMANDS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("command_line")
 @pytest.mark.parametrize("command", sorted(COMMANDS))
 def test_the_papers_commands_are_accepted(command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

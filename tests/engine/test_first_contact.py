@@ -10,7 +10,6 @@ import torch
 from harness import assert_close, fit, train
 from torch import Tensor
 
-from flcog.callbacks import FedDisco
 from flcog.method import ClientView, Cohort, Context, FirstContact, Method, Params, Slot, Upload
 
 
@@ -50,19 +49,6 @@ def test_messages_survive_a_resume(tmp_path: Path) -> None:
     rest = fit(tmp_path / "half", method, rounds=4, ckpt_path=str(checkpoint), **options)
     assert_close(rest.run.params, straight.run.params, 0)
     assert rest.run.server.messages == straight.run.server.messages and rest.run.ledger.up == straight.run.ledger.up
-
-
-def test_a_checkpoint_without_messages_asks_again_and_counts_once(tmp_path: Path) -> None:
-    options: dict[str, Any] = {"clients_per_round": 3, "eval_every": 10}
-    straight = fit(tmp_path / "straight", FedDisco(), rounds=4, **options)
-    half = fit(tmp_path / "half", FedDisco(), rounds=2, **options)
-    checkpoint = half.run_dir / "checkpoints/last.ckpt"
-    saved = torch.load(checkpoint, weights_only=True)
-    del saved["messages"]
-    torch.save(saved, checkpoint)
-    rest = fit(tmp_path / "half", FedDisco(), rounds=4, ckpt_path=str(checkpoint), **options)
-    assert_close(rest.run.params, straight.run.params, 0)
-    assert rest.run.ledger.up == straight.run.ledger.up
 
 
 def test_a_hook_with_other_arguments() -> None:

@@ -50,7 +50,7 @@ class Decays(nn.Linear):
         return super().forward(x)
 
 
-@pytest.mark.parametrize("compile", [False, pytest.param(True, marks=needs_compiler)])
+@pytest.mark.parametrize("compile", [False, pytest.param(True, marks=[needs_compiler, pytest.mark.slow])])
 def test_forward_passes_that_write_into_parameters_leave_finished_clients_alone(compile: bool) -> None:
     loop, batched = (
         train(

@@ -35,6 +35,7 @@ def on_processes(path: str, devices: int) -> None:
         Path(path).write_text(json.dumps(found))
 
 
+@pytest.mark.slow
 def test_ddp_trains_each_client_on_two_processes_as_one_process_does(tmp_path: Path) -> None:
     one, two = on_one_and_two_processes(on_processes, tmp_path)
     for name in METHODS:
