@@ -12,6 +12,7 @@ from lightning.fabric import Fabric
 from flcog.core import lost_processes, signals
 from flcog.core.signals import RoundDropped, StopSignals
 from flcog.core.speed import Calibration, CoreWaiting
+from flcog.core.users_hooks import place_in_users_code
 from flcog.core.writer_lock import WriterLock
 from flcog.lightning.observer import LightningHooks
 from flcog.run.session import Session
@@ -72,7 +73,13 @@ class Lifecycle:
             self._hooks.on_train_start(run)
             self._stop.rounds_begin(shared=run.processes.together > 1 or not run.has_all_data)
             while run.round < run.settings.rounds and not run.should_stop and privacy.affordable(run.engine, run.server):
-                self._run_round(run, evaluate)
+                number = run.round + 1
+                try:
+                    self._run_round(run, evaluate)
+                except Exception as error:
+                    if place_in_users_code(error) and not getattr(error, "__notes__", ()):  # clients' errors name the client, too
+                        error.add_note(f"in round {number}")
+                    raise
                 self._stop_if_signalled(run)
         self._stop.rounds_end()
         if run.round < run.settings.rounds and not privacy.affordable(run.engine, run.server):

@@ -234,7 +234,7 @@ HOOKS: dict[tuple[type, str], str] = {
     **dict.fromkeys(((Model, "training_step"), (Model, "optimizer_step"), (Model, "forward")), IN_A_CLIENT),
     **dict.fromkeys(((Data, "on_after_batch_transfer"), (Watcher, "on_train_batch_end")), IN_A_CLIENT),
     **dict.fromkeys(((Model, "configure_optimizers"), (Model, "setup"), (Data, "setup"), (Data, "train_dataloader")), ""),
-    **dict.fromkeys(((Model, "on_train_epoch_end"), (Model, "validation_step"), (Watcher, "on_train_epoch_end")), ""),
+    **dict.fromkeys(((Model, "on_train_epoch_end"), (Model, "validation_step"), (Watcher, "on_train_epoch_end")), "in round 1"),
 }
 
 
