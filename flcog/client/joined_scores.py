@@ -16,7 +16,7 @@ JOINS: Mapping[str, Any] = {"mean": operator.add, "sum": operator.add, "max": np
 """How the values of two hosts are put together, by the name of the reduction."""
 
 POOLED = "pooled"
-"""The reduction of figures that need all samples, such as those of a metric, so that those of two hosts cannot be put together."""
+"""The reduction of figures that need all samples, such as a metric's. The figures of two hosts cannot be put together."""
 
 
 def joined_scores(parts: Mapping[int, Scores], sizes: Mapping[int, int], kind: str) -> Scores:

@@ -36,8 +36,8 @@ def check_config(path: Path) -> dict[str, Any]:
 def adapted(text: str, options: Container[str]) -> str:
     """Remove from a config what its command has no use for.
 
-    LightningCLI writes every option of ``lightning.Trainer``: those that are null get the default of the federated trainer, and those that
-    count epochs count rounds. A mapping of callbacks changes the list of an earlier config (see ``callback_options``).
+    LightningCLI writes every option of ``lightning.Trainer``. An option that is null gets the default of the federated trainer, and an
+    option that counts epochs counts rounds. A mapping of callbacks changes the list of an earlier config (see ``callback_options``).
 
     Args:
         text: the config.

@@ -197,7 +197,7 @@ class FederatedDataModule(TopicList, L.LightningDataModule):
 
 
 def _facts(samples: Samples) -> dict[str, Any]:
-    """The shape and type of stored inputs, and the scale of images, none of which tells of a sample."""
+    """The shape and type of stored inputs, and the scale of images. These facts tell nothing of a sample."""
     if not samples.stored:
         return {}
     found = {}

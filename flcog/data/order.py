@@ -1,4 +1,4 @@
-"""Order: the order in which a user's own sampler reads a data set, of which each client has its part."""
+"""Order: a user's own sampler reads a data set in it, and each client reads its part of the set in the same order."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""A table of ``flcog compare``, as its YAML file describes it: rows by columns, and what is compared with what."""
+"""A table of ``flcog compare``, as its YAML file describes it: its rows and columns, and the pairs to compare."""
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
