@@ -196,8 +196,8 @@ def _assigned(now: Tensor, buffer: Tensor) -> Tensor:
 def _set_modes(module: nn.Module) -> tuple[set[str], list[dict[str, Any]]]:
     """Put a client module into training mode. Layers of other modules keep their modes, as in Lightning.
 
-    Returns the names of the layers that stay in evaluation mode although ``train()`` was called, and the attributes of all layers after
-    ``eval()`` was called.
+    Returns the names of the layers that stay in evaluation mode although ``train()`` was called, and the attributes of all layers that
+    ``eval()`` switches.
     """
     modes = {layer: layer.training for layer in module.modules()}
     module.eval()
