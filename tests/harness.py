@@ -8,6 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import jsonargparse
 import numpy as np
 import pytest
 import torch
@@ -381,6 +382,17 @@ class Spoils(Method):
 
 
 needs_compiler = pytest.mark.skipif(not can_compile(), reason=f"torch {torch.__version__} compiles nothing here")
+
+
+needs_newest_messages = pytest.mark.skipif(
+    not hasattr(jsonargparse.ArgumentParser, "instantiate"),
+    reason="earlier versions of jsonargparse word their messages differently",
+)
+
+
+def instantiated(parser: jsonargparse.ArgumentParser, config: jsonargparse.Namespace) -> jsonargparse.Namespace:
+    """Make the objects of a config; jsonargparse renamed its method in 4.49."""
+    return getattr(parser, "instantiate" if hasattr(parser, "instantiate") else "instantiate_classes")(config)
 
 
 def heed_signals() -> None:

@@ -11,6 +11,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 import torchvision
+from harness import instantiated
 from torch import Tensor, nn
 from torch.func import functional_call, grad_and_value, stack_module_state, vmap
 
@@ -403,7 +404,7 @@ def test_yaml_arguments() -> None:
     config = parser.parse_string(
         "model: {class_path: flcog.models.LeNet, init_args: {channels: [2, 3], hidden: [5], image_size: 20}}"
     )
-    model = parser.instantiate(config).model
+    model = instantiated(parser, config).model
     assert isinstance(model, LeNet) and model.num_features == 5
     with pytest.raises(jsonargparse.ArgumentError):
         parser.parse_string("model: {class_path: flcog.models.ResNet18, init_args: {stem: 5x5}}")

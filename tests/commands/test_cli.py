@@ -12,7 +12,7 @@ import pytest
 import torch
 import yaml
 from contracts.test_methods import NOT_ON_TINY_DATA
-from harness import ROOT
+from harness import ROOT, needs_newest_messages
 
 import flcog
 from flcog.commands.cli import main
@@ -160,6 +160,7 @@ def test_partition_shows_and_saves(capsys: pytest.CaptureFixture[str]) -> None:
     assert "10" in capsys.readouterr().out and Path("clients.png").stat().st_size > 5000 and Path("split.npz").exists()
 
 
+@needs_newest_messages
 def test_partition_needs_data_alone(capsys: pytest.CaptureFixture[str]) -> None:
     """It shows which client is which user. A command that trains still needs a model."""
     Path("rows.csv").write_text("a,ward,y\n" + "".join(f"{row},ward {row % 3},{row % 2}\n" for row in range(12)))
@@ -171,6 +172,7 @@ def test_partition_needs_data_alone(capsys: pytest.CaptureFixture[str]) -> None:
     assert run("check", *data) == 2 and "required: model: give a config by -c FILE" in capsys.readouterr().err
 
 
+@needs_newest_messages
 def test_print_config_and_help(capsys: pytest.CaptureFixture[str]) -> None:
     assert run("fit", "-c", QUICKSTART, "--trainer.rounds", "7", "--print_config") == 0
     assert yaml.safe_load(capsys.readouterr().out)["trainer"]["rounds"] == 7

@@ -11,7 +11,7 @@ from typing import Any
 import lightning as L
 import numpy as np
 import pytest
-from harness import ROOT
+from harness import ROOT, needs_newest_messages
 from lightning.pytorch.demos.boring_classes import BoringDataModule, BoringModel
 from torch.utils.data import Dataset
 
@@ -78,6 +78,7 @@ OPTIONS = {
 }
 
 
+@needs_newest_messages
 @pytest.mark.parametrize("options", OPTIONS)
 def test_an_option_is_refused_in_one_line(options: str, capsys: pytest.CaptureFixture[str]) -> None:
     line = refused(["fit", "-c", QUICKSTART, "--trainer.logger=false", *shlex.split(options)], capsys)
@@ -99,6 +100,7 @@ COMMANDS = {
 }
 
 
+@needs_newest_messages
 @pytest.mark.parametrize("command", COMMANDS)
 def test_a_command_is_refused_in_one_line(command: str, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     (tmp_path / "folder").mkdir()
@@ -176,6 +178,7 @@ MODULES = {
 }
 
 
+@needs_newest_messages
 @pytest.mark.parametrize("code", MODULES, ids=range(len(MODULES)))
 def test_an_error_in_a_users_module(code: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "own_code.py").write_text(code)

@@ -16,7 +16,19 @@ from types import ModuleType
 import jsonargparse
 import pytest
 import torch
-from harness import ROOT, RecordingTrainer, TinyData, adapted, assert_close, distance, fit, problem_of, train, without_times
+from harness import (
+    ROOT,
+    RecordingTrainer,
+    TinyData,
+    adapted,
+    assert_close,
+    distance,
+    fit,
+    instantiated,
+    problem_of,
+    train,
+    without_times,
+)
 
 import flcog
 import flcog.callbacks
@@ -235,7 +247,7 @@ def test_its_config_runs(path: Path) -> None:
     parser = jsonargparse.ArgumentParser()
     parser.add_argument("--config", action="config")
     parser.add_class_arguments(flcog.FederatedTrainer, "trainer", instantiate=False, sub_configs=True)
-    given = parser.instantiate(parser.parse_args([f"--config={path}"])).trainer
+    given = instantiated(parser, parser.parse_args([f"--config={path}"])).trainer
     methods, count = given.callbacks, min(5, given.clients_per_round or 5)
     module = adapted(rank=8) if any(isinstance(one, Method) and one.needs_adapters for one in methods) else None
     assert len(train(*methods, module=module, rounds=1, clients_per_round=count).recorded) == 1

@@ -9,6 +9,7 @@ import jsonargparse
 import numpy as np
 import pytest
 import torch
+from harness import instantiated
 from torch import Tensor
 
 from flcog.data import FederatedDataModule, Federation, Samples
@@ -34,7 +35,7 @@ def bytes_of(*shape: int, seed: int = 0) -> np.ndarray:
 def parse(*arguments: str) -> FederatedDataModule:
     parser = jsonargparse.ArgumentParser(exit_on_error=False)
     parser.add_subclass_arguments(FederatedDataModule, "data")
-    return parser.instantiate(parser.parse_args(arguments)).data
+    return instantiated(parser, parser.parse_args(arguments)).data
 
 
 def save(path: Path, **arrays: Any) -> str:

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from harness import instantiated
 from jsonargparse import ArgumentParser
 from reference import partitions as reference
 from scipy import stats
@@ -721,7 +722,7 @@ def test_datamodule_splits_iid_by_default() -> None:
 def test_configuration_files_name_partitioners(config: dict[str, object], expected: Partitioner) -> None:
     parser = ArgumentParser(exit_on_error=False)
     parser.add_class_arguments(Toy, "data")
-    parsed = parser.instantiate(parser.parse_object({"data": {"partitioner": config}}))
+    parsed = instantiated(parser, parser.parse_object({"data": {"partitioner": config}}))
     assert parsed.data.partitioner == expected
 
 

@@ -116,7 +116,7 @@ def test_what_runs_one_at_a_time_and_why() -> None:
     assert "1 client at a time (the model draws from torch's global stream" in note(drops, chunk_size=2)
     assert torch.equal(stream, torch.default_generator.get_state()), "finding out moves nothing"
     wide = classifier(network=lambda: nn.Linear(NUM_FEATURES + 1, NUM_CLASSES))
-    assert "1 client at a time (the model fails on its own (addmm: mat1 and mat2 shapes" in note(wide, chunk_size=2)
+    assert "1 client at a time (the model fails on its own (" in note(wide, chunk_size=2)
 
 
 @pytest.mark.parametrize(("threads", "clients", "at_once"), [(4, 10, 4), (64, 10, 5), (64, 6, 6), (2, 1, 1), (1, 10, 1)])

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 from contracts.case import Case, Refusals
-from harness import ROOT, SGD, TINY_LABELS, TinyData, assert_close, distance, fit, train
+from harness import ROOT, SGD, TINY_LABELS, TinyData, assert_close, distance, fit, instantiated, train
 from reference import feddisco
 
 import flcog
@@ -156,7 +156,7 @@ def configured(name: str) -> Any:
     parser.add_class_arguments(flcog.FederatedTrainer, "trainer", instantiate=False, sub_configs=True)
     parser.add_subclass_arguments(flcog.FederatedDataModule, "data", instantiate=True)
     digits = "--data=flcog.datamodules.Digits"
-    return parser.instantiate(parser.parse_args([digits, f"--config={ROOT / 'configs/methods' / name}.yaml"]))
+    return instantiated(parser, parser.parse_args([digits, f"--config={ROOT / 'configs/methods' / name}.yaml"]))
 
 
 def test_the_papers_stragglers_run() -> None:

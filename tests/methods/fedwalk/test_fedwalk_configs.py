@@ -9,7 +9,7 @@ from typing import Any
 import jsonargparse
 import pytest
 import yaml
-from harness import ROOT
+from harness import ROOT, instantiated
 
 import flcog.callbacks
 from flcog.callbacks.fedwalk import leash as leash_module
@@ -97,7 +97,7 @@ def test_tables_make_their_leashes(table: str, row: str) -> None:
     arm = read_table(CONFIGS.parent / "tables" / f"{table}.yaml").rows[row]
     arguments = [f"--{name}={value}" for name, value in arm.arguments.items()]
     config = parser.parse_args([*(f"--config={path}" for path in arm.configs), *arguments])
-    method, (names, schedule) = parser.instantiate(config).trainer.callbacks[-1], LEASHED_ROWS[table, row]
+    method, (names, schedule) = instantiated(parser, config).trainer.callbacks[-1], LEASHED_ROWS[table, row]
     assert isinstance(method.leash, ImageFolders) and method.leash.batch_size == 64
     assert method.leash.class_names == classes.LEASHES[names]
     if isinstance(method, FedWalk):
@@ -122,7 +122,7 @@ def test_a_command_line_takes_another_leash() -> None:
     parser.add_class_arguments(flcog.FederatedTrainer, "trainer", instantiate=False, sub_configs=True)
     config = [f"--config={CONFIGS / 'fedwalk-pretraining-imagenet.yaml'}", "--trainer.callbacks.leash.classes"]
     for name, expected in (("cifar10_hh", classes.LEASHES["cifar10_hh"]), ("[cat, dog]", ("cat", "dog"))):
-        (method,) = parser.instantiate(parser.parse_args([*config, name])).trainer.callbacks
+        (method,) = instantiated(parser, parser.parse_args([*config, name])).trainer.callbacks
         assert method.leash.class_names == expected
 
 
