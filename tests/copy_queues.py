@@ -24,6 +24,7 @@ class Delayed:
 
     def __init__(self, waits: bool = True) -> None:
         self._waits, self._queue = waits, deque[tuple[Tensor, Tensor]]()
+        self.is_there = True
         self.begun = self.done = self.kept = 0
         self.ahead: list[int] = []
         """At each wait, the number of copies that had begun and had not been waited for."""

@@ -20,7 +20,7 @@ from flcog.client.joined_scores import JOINS, POOLED
 from flcog.client.messages import ClientReply, ClientTask, Download, RollCall, Scores
 from flcog.client.runtime import ClientRuntime
 from flcog.data import LABELLED, Federation
-from flcog.functional.step_log import LOGGED
+from flcog.functional.own_steps import LOGGED
 from flcog.method import SealedSum, Stage
 from flcog.wire.envelope import Field
 from flcog.wire.ledger import masked_bytes

@@ -16,7 +16,7 @@ from flcog.core.types import Slot
 from flcog.execute.lane import Lane, StepArguments, first_of
 from flcog.execute.local_step import ChunkTensors, LocalStep, RoundTensors, StepTensors
 from flcog.execute.optimizer import TensorOptimizer
-from flcog.execute.plain_steps import Chunk, PlainSteps, Steps
+from flcog.execute.plain_steps import Chunk, PlainSteps
 from flcog.execute.programs import Programs, key_of
 from flcog.execute.stacking import announce_chunk, stacked_batches
 from flcog.execute.trainer import Learner
@@ -24,7 +24,7 @@ from flcog.method import GlobalModel
 from flcog.settings import Compile
 
 
-class CompiledSteps(Steps):
+class CompiledSteps(PlainSteps):
     """Runs chunks through a compiled program, which is made for a fixed number of clients and rows.
 
     Chunks are padded with inactive clients, and batches with masked rows. Chunks and batches that would be mostly padding run
@@ -32,8 +32,9 @@ class CompiledSteps(Steps):
     """
 
     def __init__(self, learner: Learner, programs: Programs, clients: int, rows: int, lanes: int = 1) -> None:
-        self._learner, self._programs, self._clients, self._rows = learner, programs, clients, rows
-        self._optimizer, self._plain = TensorOptimizer(learner.optimizer, learner.model.params), PlainSteps(learner)
+        super().__init__(learner)
+        self._programs, self._clients, self._rows = programs, clients, rows
+        self._optimizer = TensorOptimizer(learner.optimizer, learner.model.params)
         self._num_lanes, self._lanes, self._turn = lanes, dict[Any, list[Lane]](), 0
 
     @property
@@ -56,19 +57,17 @@ class CompiledSteps(Steps):
 
     def reduce(self, clients: int) -> None:
         self._clients = clients
-        self.use_lanes(self._num_lanes, 0)  # The present lanes have room for more clients.
+        self._drop_lanes()  # they have room for more clients
 
-    def use_lanes(self, lanes: int, kept: int) -> None:
-        """Change the number of lanes, and drop all but the first ``kept`` of the present ones. No client is training on them."""
-        self._num_lanes, self._turn = lanes, 0
-        for own in self._lanes.values():
-            for lane in own:
-                lane.give_up()
-            del own[kept:]
+    def _drop_lanes(self) -> None:
+        """Drop the lanes, on which no client is training."""
+        for lane in (lane for lanes in self._lanes.values() for lane in lanes):
+            lane.give_up()
+        self._lanes, self._turn = {}, 0
 
     def run(self, assignment: Assignment, works: Sequence[ClientWork], chunk: Chunk) -> Chunk | None:
         if not self.fits(assignment, works):
-            return self._plain.run(assignment, works, chunk)
+            return super().run(assignment, works, chunk)
         collect = self.launch(assignment, works, chunk)
         return None if collect is None else collect()
 
@@ -120,8 +119,8 @@ class CompiledSteps(Steps):
         """The next lane for this round's methods. Lanes for other methods are dropped, because these seldom come back."""
         key = key_of(assignment, arguments)
         if key not in self._lanes:
-            self.use_lanes(self._num_lanes, 0)
-            self._lanes = {key: []}
+            self._drop_lanes()
+            self._lanes[key] = []
         lanes = self._lanes[key]
         if len(lanes) < self._num_lanes:
             lane = self._programs.lane(assignment, local_step, arguments)

@@ -15,8 +15,7 @@ from flcog.core.trees import Tree
 from flcog.core.types import Batch, Params, Slot
 from flcog.execute.optimizer import State, TensorOptimizer
 from flcog.execute.plain_steps import alive_or, gradient_of, over_clients
-from flcog.functional.own_steps import among_rounds
-from flcog.functional.step_log import add_in_place
+from flcog.functional.own_steps import add_in_place, among_rounds
 from flcog.method import GlobalModel, Gradient
 
 

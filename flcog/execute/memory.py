@@ -1,9 +1,7 @@
 """The memory that a batched program of clients may take, and the memory that a client needs."""
 
-import warnings
-from collections.abc import Callable
 from contextlib import nullcontext
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 import torch
@@ -15,11 +13,9 @@ from flcog.core.processes import Processes
 from flcog.core.text import human
 from flcog.core.types import Batch
 from flcog.execute.job import Job
-from flcog.execute.patches import ConvolutionsAsPatches
+from flcog.execute.layers import ConvolutionsAsPatches
 from flcog.functional.apply import Apply
 from flcog.method import MemoryNote, Notes
-
-T = TypeVar("T")
 
 CHUNK_BYTES = {True: 64 * 2**20, False: 8 * 2**30}
 """The memory for a chunk's parameters, gradients, optimiser state and batch: on a CPU (True), where it is the size of a core's cache,
@@ -53,31 +49,6 @@ def chunk_bytes(processes: Processes, notes: Notes) -> int:
 
 def _counted(taken: int, total: int) -> int:
     return 0 if taken <= LITTLE * total else min(total, -(-taken // STEP) * STEP)
-
-
-def attempt(run: Callable[[], T], may_retry: bool) -> T | None:
-    """The result of a function, or None if memory ran out and the caller may retry with fewer clients.
-
-    The caller retries after this returns, because the error keeps the clients' tensors alive until it is gone.
-    """
-    try:
-        return run()
-    except torch.OutOfMemoryError:
-        if not may_retry:
-            raise
-        return None
-
-
-def back_off(executor: str, too_many: int, clients: int, make_room: Callable[[], None]) -> None:
-    """Warn that memory ran out and that fewer clients train at a time from here on, and free memory."""
-    warnings.warn(
-        f"executor={executor}: {too_many} clients at a time do not fit into memory, {clients} are tried from here on; "
-        f"trainer.chunk_size={clients} says so from the start",
-        stacklevel=3,
-    )
-    make_room()
-    if torch.cuda.is_available():
-        torch.cuda.empty_cache()
 
 
 def activation_bytes(job: Job, patches: bool = False) -> int:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from flcog.client.executor import Assignment, Result, StopRequest, longest_first
+from flcog.client.executor import Assignment, Result, StopRequest
 from flcog.client.program import ClientTensors, Program, differentiate_eager, differentiate_pure, with_states
 from flcog.client.work import ClientWork, announce, batches
 from flcog.core.global_streams import seed_streams
@@ -18,10 +18,9 @@ from flcog.core.sharded import whole
 from flcog.core.trees import copied_from, map_once
 from flcog.core.types import Batch, Params, Slot
 from flcog.execute.optimizer import stepper
-from flcog.execute.trainer import Learner, add_note, own_steps
-from flcog.functional.step_log import add_step, means
+from flcog.execute.trainer import ClientTrainer, Learner, add_note, own_steps
+from flcog.functional.own_steps import add_step, means
 from flcog.method import Gradient
-from flcog.settings import Compile
 
 
 def _with_axis(tree: Any) -> Any:
@@ -34,17 +33,12 @@ def widened(value: Tensor) -> Tensor:
     return value.to(torch.promote_types(value.dtype, number_dtype()))
 
 
-class OneClient:
+class OneClient(ClientTrainer):
     """Trains one client on the module's own parameters with the module's own optimiser, in plain torch."""
 
-    compiled: Compile = False
-
     def __init__(self, learner: Learner) -> None:
-        self.learner, self.model, self.optimizer = learner, learner.model, learner.optimizer
-        self._step = 0
-
-    def groups(self, works: Sequence[ClientWork]) -> list[list[ClientWork]]:
-        return [longest_first(works)]
+        super().__init__(learner)
+        self.optimizer, self._step = learner.optimizer, 0
 
     def announce(self, assignment: Assignment, works: Sequence[ClientWork]) -> None:
         for work in works:

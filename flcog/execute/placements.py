@@ -1,21 +1,20 @@
 """The placements: one chunk of clients after another, on threads, or on a GPU's streams; and the one that a choice names."""
 
+import warnings
 from collections import deque
 from collections.abc import Callable, Generator, Sequence
 from contextlib import nullcontext
-from functools import partial
 
 import torch
 
 from flcog.client.executor import Assignment, Choice, Result
 from flcog.client.work import ClientWork
-from flcog.execute.batched_layers import batched_layers
 from flcog.execute.compiled_steps import CompiledSteps
 from flcog.execute.graphs import Graphs
 from flcog.execute.job import Job
-from flcog.execute.memory import attempt, back_off
+from flcog.execute.layers import batched_layers
 from flcog.execute.one_client import OneClient
-from flcog.execute.plain_steps import PlainSteps, Steps
+from flcog.execute.plain_steps import PlainSteps
 from flcog.execute.programs import Programs
 from flcog.execute.stacked_clients import StackedClients
 from flcog.execute.threads import Threads
@@ -40,12 +39,14 @@ class Chunks:
             while done < len(group):
                 chunk = group[done : done + self.clients_at_once]
                 self.trainer.announce(assignment, group[done + len(chunk) :][: len(chunk)])
-                # Reduced once: if memory runs out again, another program took it, or a single client does not fit.
-                if len(chunk) == 1 or self._has_reduced:
-                    result: Result | None = self.trainer.train(assignment, chunk)
-                else:
-                    result = attempt(partial(self.trainer.train, assignment, chunk), may_retry=True)
-                if result is None:
+                result: Result | None = None
+                try:
+                    result = self.trainer.train(assignment, chunk)
+                except torch.OutOfMemoryError:
+                    # Reduced once: if memory runs out again, another program took it, or a single client does not fit.
+                    if len(chunk) == 1 or self._has_reduced:
+                        raise
+                if result is None:  # Not in the block above, because the error keeps the clients' tensors alive until it is gone.
                     self._reduce(len(chunk))
                 else:
                     done += len(chunk)
@@ -55,7 +56,14 @@ class Chunks:
         """Halve the chunk size after memory ran out."""
         assert isinstance(self.trainer, StackedClients)  # others train one client at a time
         self.clients_at_once, self._has_reduced = too_many // 2, True
-        back_off(self.name, too_many, self.clients_at_once, partial(self.trainer.steps.reduce, self.clients_at_once))
+        warnings.warn(
+            f"executor={self.name}: {too_many} clients at a time do not fit into memory, {self.clients_at_once} are tried from here "
+            f"on; trainer.chunk_size={self.clients_at_once} says so from the start",
+            stacklevel=2,
+        )
+        self.trainer.steps.reduce(self.clients_at_once)
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
 
 
 class Streams:
@@ -69,19 +77,11 @@ class Streams:
 
     def __init__(self, trainer: StackedClients, steps: CompiledSteps, clients_at_once: int) -> None:
         self.trainer, self._steps, self.clients_at_once = trainer, steps, clients_at_once
-        self._has_reduced = False
 
     def run(self, assignment: Assignment) -> Generator[Result, None, None]:
         running = deque[Callable[[], Result]]()
         for work in (work for group in self.trainer.groups(assignment.works) for work in group):
-            collect = attempt(partial(self._launch, assignment, work), may_retry=bool(running) and not self._has_reduced)
-            if collect is None:
-                fits, tried = len(running), len(running) + 1
-                while running:
-                    yield running.popleft()()
-                self._reduce(fits, tried)
-                collect = self._launch(assignment, work)
-            running.append(collect)
+            running.append(self._launch(assignment, work))
             if len(running) == self.clients_at_once:
                 yield running.popleft()()
         while running:
@@ -105,11 +105,6 @@ class Streams:
 
         return finished
 
-    def _reduce(self, clients: int, too_many: int) -> None:
-        """Use fewer streams after memory ran out. No client is training on any of them."""
-        self.clients_at_once, self._has_reduced = clients, True
-        back_off(self.name, too_many, clients, partial(self._steps.use_lanes, clients, clients))
-
 
 AnyPlacement = Chunks | Threads | Streams
 """A placement with its ``trainer``, whose steps may be compiled."""
@@ -127,7 +122,7 @@ def make_placement(job: Job, choice: Choice, notes: Notes, logs: Sequence[str] =
     learner = Learner(job.model, job.client.optimizer, layers, logs=logs if compiled and job.model.trains_itself else ())
     if name != "loop":
         programs = Graphs(notes) if compiled == "graphs" else Programs(notes)
-        steps: Steps = CompiledSteps(learner, programs, at_once, job.rows) if compiled else PlainSteps(learner)
+        steps: PlainSteps = CompiledSteps(learner, programs, at_once, job.rows) if compiled else PlainSteps(learner)
         return Chunks(StackedClients(learner, steps), at_once, name)
     if compiled == "graphs":
         lanes = CompiledSteps(learner, Graphs(notes), 1, job.rows, at_once)

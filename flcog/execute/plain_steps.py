@@ -16,7 +16,7 @@ from flcog.core.types import Batch, Params
 from flcog.execute.optimizer import optimizer_like, stepper
 from flcog.execute.stacking import announce_chunk, stacked_batches
 from flcog.execute.trainer import Learner
-from flcog.functional.step_log import add_step
+from flcog.functional.own_steps import add_step
 from flcog.method import Gradient
 from flcog.settings import Compile
 
@@ -30,8 +30,11 @@ class Chunk(NamedTuple):
     totals: Params
 
 
-class Steps:
-    """Runs the local steps of stacked clients, by default without padding."""
+class PlainSteps:
+    """Runs the local steps of stacked clients as one operation after another, without padding."""
+
+    def __init__(self, learner: Learner) -> None:
+        self._learner = learner
 
     @property
     def compiled(self) -> Compile:
@@ -49,22 +52,12 @@ class Steps:
     def reduce(self, clients: int) -> None:
         """Reduce the chunk size after memory ran out."""
 
+    @torch.no_grad()
     def run(self, assignment: Assignment, works: Sequence[ClientWork], chunk: Chunk) -> Chunk | None:
         """The clients after their last step; None if they must be stacked and run again, because compiling failed.
 
         The first client has the most steps. The tensors of the chunk may change.
         """
-        raise NotImplementedError
-
-
-class PlainSteps(Steps):
-    """Runs one operation after another."""
-
-    def __init__(self, learner: Learner) -> None:
-        self._learner = learner
-
-    @torch.no_grad()
-    def run(self, assignment: Assignment, works: Sequence[ClientWork], chunk: Chunk) -> Chunk:
         program, (params, buffers, tensors, totals) = assignment.program, chunk
         del chunk  # The steps replace its tensors, whose memory should become free.
         stacked = dict(zip(map(id, self._learner.model.params.values()), params.values(), strict=True))

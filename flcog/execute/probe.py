@@ -26,7 +26,7 @@ from flcog.execute.threads import Threads
 from flcog.execute.trainer import Learner
 from flcog.functional.apply import Apply
 from flcog.functional.model_function import ModelFunction
-from flcog.functional.step_log import LOGGED
+from flcog.functional.own_steps import LOGGED
 from flcog.method import GlobalModel, Gradient, Optimisation
 
 STEPS = 2

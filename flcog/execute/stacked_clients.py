@@ -18,23 +18,24 @@ from flcog.core.precision import number_dtype
 from flcog.core.trees import form, unlike_keys
 from flcog.core.types import Batch, Params, Slot
 from flcog.execute.one_client import widened
-from flcog.execute.plain_steps import Chunk, Steps
+from flcog.execute.plain_steps import Chunk, PlainSteps
 from flcog.execute.stacking import by_client
-from flcog.execute.trainer import Learner, add_note, own_steps
-from flcog.functional.step_log import means, zeros_for
+from flcog.execute.trainer import ClientTrainer, Learner, add_note, own_steps
+from flcog.functional.own_steps import means, zeros_for
 from flcog.method import Method
 from flcog.settings import Compile
 from flcog.wire.envelope import Manifest
 
 
-class StackedClients:
+class StackedClients(ClientTrainer):
     """Trains stacked clients: one batched forward and backward pass, and one optimiser step for all.
 
     An elementwise optimiser on stacked parameters equals one optimiser per client. A client that has finished is frozen.
     """
 
-    def __init__(self, learner: Learner, steps: Steps) -> None:
-        self.learner, self.model, self.steps, self._layers = learner, learner.model, steps, learner.layers
+    def __init__(self, learner: Learner, steps: PlainSteps) -> None:
+        super().__init__(learner)
+        self.steps, self._layers = steps, learner.layers
 
     @property
     def compiled(self) -> Compile:

@@ -1,13 +1,14 @@
-"""What all trainers of clients share: their protocol, the model with its optimiser, and the notes on errors."""
+"""What all trainers of clients share: their base, the model with its optimiser, and the notes on errors."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
-from flcog.client.executor import Assignment, Result
+from flcog.client.executor import Assignment, Result, longest_first
 from flcog.client.work import ClientWork
 from flcog.functional.model_function import ModelFunction
 from flcog.functional.own_steps import among_rounds
@@ -39,23 +40,26 @@ class Learner:
         return Learner(self.model.on_copy(module), optimizer, self.layers, False, self.logs)
 
 
-class ClientTrainer(Protocol):
+class ClientTrainer(ABC):
     """Trains clients from the broadcast model to their results. A placement calls it for one group of clients after another."""
 
-    @property
-    def learner(self) -> Learner:
-        """The model and optimiser; on threads a copy."""
+    def __init__(self, learner: Learner) -> None:
+        self.learner, self.model = learner, learner.model
 
     @property
     def compiled(self) -> Compile:
         """Whether local steps are compiled, or captured as CUDA graphs."""
+        return False
 
     def groups(self, works: Sequence[ClientWork]) -> list[list[ClientWork]]:
         """Split a round's clients into groups that may be stacked, each sorted in training order."""
+        return [longest_first(works)]
 
+    @abstractmethod
     def announce(self, assignment: Assignment, works: Sequence[ClientWork]) -> None:
         """Tell the reader which clients train next, so that it can load their first samples meanwhile."""
 
+    @abstractmethod
     def train(self, assignment: Assignment, works: Sequence[ClientWork]) -> Result:
         """Train the clients. An error carries a note that names the clients and the round."""
 

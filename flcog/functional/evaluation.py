@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -22,31 +22,6 @@ from flcog.metrics import SetFigures, pooled_figures
 Kind = Literal["validation", "test"]
 
 
-class Steps(Protocol):
-    """Evaluates a module by its own steps, where it has any."""
-
-    joins: dict[str, tuple[str, float]]
-    logs: bool
-    changes_batches: bool
-
-    def step_for(self, kind: Kind) -> Kind | None:
-        """The kind of the module's own step for a set."""
-
-    def takes(self, kind: Kind) -> bool:
-        """Whether the module's steps or the user's hooks see such a set."""
-
-    def changed(self, batch: tuple[Tree, Tree], loader: int) -> tuple[Tree, Tree]:
-        """A batch after the user's hooks."""
-
-    def figures(
-        self, params: Params, buffers: Params, samples: Samples, loaders: Sequence[np.ndarray], kind: Kind, lasting: bool
-    ) -> dict[str, float]:
-        """The values that are logged on a set."""
-
-    def predictions(self, params: Params, buffers: Params, samples: Samples, rows: np.ndarray) -> list[Any]:
-        """The results of ``predict_step`` for each batch."""
-
-
 class Evaluator:
     """Evaluates models on a federation's sets. Every process evaluates its share of the rows."""
 
@@ -57,11 +32,12 @@ class Evaluator:
         batch_size: int,
         processes: Processes,
         limits: Mapping[str, int | float],
-        own: Steps,
+        own: Any,
         inference_mode: bool = True,
     ) -> None:
         self._without_gradients = torch.inference_mode if inference_mode else torch.no_grad
         self.own = own
+        """Evaluates by the module's own steps: ``flcog.lightning.evaluation.OwnSteps``."""
         self.joins: dict[str, tuple[str, float]] = {}
         """Of :meth:`on_set`'s last figures that are no means over all rows: the reduction, and the weight per row of the set."""
         self._limits = dict(limits)

@@ -14,7 +14,7 @@ from flcog.client_module import ClientModule, trains_itself
 from flcog.core.sharded import divide_again
 from flcog.core.trees import Tree, call, form
 from flcog.core.types import Params
-from flcog.functional.step_log import StepLog
+from flcog.functional.own_steps import StepLog
 
 Copied = TypeVar("Copied")
 

@@ -18,8 +18,7 @@ from flcog.core.types import Batch, Params, Slot
 from flcog.data.reading import Reader
 from flcog.execute.one_client import OneClient
 from flcog.execute.trainer import Learner
-from flcog.functional.own_steps import columns_of
-from flcog.functional.step_log import LOGGED
+from flcog.functional.own_steps import LOGGED, columns_of
 from flcog.lightning.optimizers import RoundOptimizers
 from flcog.lightning.places import MethodPlaces
 from flcog.lightning.trainer import RoundsTrainer

@@ -2,7 +2,8 @@
 
 import time
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from types import TracebackType
 from typing import Any, Self
 
@@ -73,13 +74,8 @@ class Lifecycle:
             self._hooks.on_train_start(run)
             self._stop.rounds_begin(shared=run.processes.together > 1 or not run.has_all_data)
             while run.round < run.settings.rounds and not run.should_stop and privacy.affordable(run.engine, run.server):
-                number = run.round + 1
-                try:
-                    self._run_round(run, evaluate)
-                except Exception as error:
-                    if place_in_users_code(error) and not getattr(error, "__notes__", ()):  # clients' errors name the client, too
-                        error.add_note(f"in round {number}")
-                    raise
+                with self._round(run, evaluate) as (row, evaluated, on_selected), trainer.profiler.profile("round"):
+                    row |= rounds.advance(run.engine, run.server, evaluated, on_selected)
                 self._stop_if_signalled(run)
         self._stop.rounds_end()
         if run.round < run.settings.rounds and not privacy.affordable(run.engine, run.server):
@@ -87,33 +83,43 @@ class Lifecycle:
         self._observe("on_fit_end")
         run.engine.hand_over(run.server, run.evaluated_params())
 
-    def _run_round(self, run: Session, evaluate: Callable[[], dict[str, float]]) -> None:
-        began, evaluated, waiting = time.perf_counter(), run.settings.evaluates(run.round + 1), CoreWaiting()
-        profile = self._hooks.trainer.profiler.profile
+    @contextmanager
+    def _round(
+        self, run: Session, evaluate: Callable[[], dict[str, float]]
+    ) -> Iterator[tuple[dict[str, float], bool, rounds.OnSelected]]:
+        """Surround the training of a round, whose figures are put into the dict.
+
+        Yields the round's row, whether the round ends with an evaluation, and what to do once clients are selected.
+        """
+        began, number, waiting, row = time.perf_counter(), run.round + 1, CoreWaiting(), dict[str, float]()
+        evaluated = run.settings.evaluates(number)
         try:
             with run.server.undone_at(RoundDropped), run.clients.noting_changes(), self._stop.round_in_hand() as begin:
 
                 def on_selected(selection: Sequence[int]) -> None:
                     run.spending.record(run.engine, run.server)
-                    self._observe("on_round_start", run.round + 1, selection)
+                    self._observe("on_round_start", number, selection)
                     begin()
 
-                with profile("round"):
-                    metrics = rounds.advance(run.engine, run.server, evaluated, on_selected)
+                yield row, evaluated, on_selected
                 self._hooks.trainer.end_clients(run.server.steps)
                 # The price of the clients that have arrived is known now, before anything is released.
                 run.spending.record(run.engine, run.server)
-                metrics["time/round"] = time.perf_counter() - began
-                metrics |= waiting.column() | self._calibration.column()
+                row["time/round"] = time.perf_counter() - began
+                row |= waiting.column() | self._calibration.column()
                 if evaluated:
                     began = time.perf_counter()
-                    with profile("evaluation"):
-                        metrics |= evaluate()
-                    metrics["time/evaluation"] = time.perf_counter() - began
+                    with self._hooks.trainer.profiler.profile("evaluation"):
+                        row |= evaluate()
+                    row["time/evaluation"] = time.perf_counter() - began
+            self._end_round(run, privacy.released(run.engine, run.server, row), evaluated)
         except RoundDropped:
             run.clients.undo()
             raise self._stop.stop(self._stop.number, run.processes.is_first, run.round) from None
-        self._end_round(run, privacy.released(run.engine, run.server, metrics), evaluated)
+        except Exception as error:
+            if place_in_users_code(error) and not getattr(error, "__notes__", ()):  # clients' errors name the client, too
+                error.add_note(f"in round {number}")
+            raise
 
     def _end_round(self, run: Session, metrics: dict[str, float], evaluated: bool) -> None:
         if evaluated:

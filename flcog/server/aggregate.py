@@ -11,7 +11,7 @@ from flcog.client.messages import ClientReply
 from flcog.core.precision import float64_device, number_dtype, to_float64_device, weighted_sum
 from flcog.core.processes import Processes
 from flcog.core.types import Params, Slot
-from flcog.functional.step_log import LOGGED
+from flcog.functional.own_steps import LOGGED
 from flcog.method import Aggregator, ClientUpload, Cohort, Method, Selection, UploadAggregator, UploadChange, method_of
 from flcog.server.bad_updates import bad_clients, bad_update
 from flcog.server.kept import KeptUploads

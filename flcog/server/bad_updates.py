@@ -8,7 +8,7 @@ from torch import Tensor
 
 from flcog.client.messages import ClientReply
 from flcog.core.types import Params
-from flcog.functional.step_log import LOGGED
+from flcog.functional.own_steps import LOGGED
 from flcog.wire.envelope import Envelope
 from flcog.wire.soundness import STATE_RANGE, floats, is_sound, suspects
 

@@ -10,9 +10,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 import flcog
-from engine.test_compile import as_recorded
 from engine.test_patches import Pictures
-from flcog.execute.batched_layers import NormsInOneType
+from flcog.execute.layers import NormsInOneType
 
 
 def draws(*shape: int) -> Tensor:
@@ -57,9 +56,7 @@ def pictures_with_norms() -> flcog.Classifier:
 
 @pytest.mark.parametrize("compiled", [False, pytest.param(True, marks=needs_compiler)], ids=["plain", "compiled"])
 @pytest.mark.parametrize("executor", ["vmap", "vmap-patches"])
-def test_a_run_in_mixed_precision_is_batched(executor: str, compiled: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Earlier versions fell back to the loop."""
-    monkeypatch.setattr(torch, "compile", as_recorded)
+def test_a_run_in_mixed_precision_is_batched(executor: str, compiled: bool, programs: list[int]) -> None:
     options: dict[str, Any] = {"precision": "bf16-mixed", "rounds": 2, "local_steps": 3, "clients_per_round": 4}
     with warnings.catch_warnings():
         warnings.simplefilter("error")

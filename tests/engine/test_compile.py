@@ -4,7 +4,7 @@ These tests record programs as for ``torch.compile`` and run the recording, beca
 """
 
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -27,12 +27,10 @@ from harness import (
     needs_compiler,
     train,
 )
-from torch import Tensor, nn
+from torch import nn
 from torch.fx.experimental.proxy_tensor import make_fx
 
-import flcog
 from flcog.callbacks import SCAFFOLD, FedProx, FedReg
-from flcog.client.executor import Choice
 from flcog.execute.optimizer import TensorOptimizer
 from flcog.schedules import Piecewise
 
@@ -44,37 +42,6 @@ EXECUTORS: list[dict[str, Any]] = [
     {"executor": "loop"},
     {"executor": "loop", "chunk_size": 2},
 ]
-
-
-def as_recorded(graph: Callable[..., Any], **options: Any) -> Callable[..., Any]:
-    """Replaces ``torch.compile``, and checks that the program does not change its inputs (see :func:`compiler.compiled`)."""
-
-    def run(*tensors: Tensor) -> Any:
-        versions = [tensor._version for tensor in tensors]
-        made = graph(*tensors)
-        assert versions == [tensor._version for tensor in tensors]
-        return made
-
-    return run
-
-
-@pytest.fixture
-def programs(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
-    """The number of calls of each program that is made."""
-    calls: list[int] = []
-
-    def counted(graph: Callable[..., Any], **options: Any) -> Callable[..., Any]:
-        program, number = as_recorded(graph), len(calls)
-        calls.append(0)
-
-        def run(*tensors: Tensor) -> Any:
-            calls[number] += 1
-            return program(*tensors)
-
-        return run
-
-    monkeypatch.setattr(torch, "compile", counted)
-    yield calls
 
 
 def same(a: RecordingTrainer, b: RecordingTrainer) -> None:
@@ -244,14 +211,6 @@ def test_a_bad_value(value: Any) -> None:
         train(compile=value)
 
 
-def test_an_old_torch(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch, "__version__", "2.7.1+cu126")
-    with pytest.raises(
-        ValueError, match=r"compile=graphs needs torch 2\.11 or newer; this is torch 2\.7\.1\+cu126: set trainer\.compile"
-    ):
-        train(compile="graphs")
-
-
 @pytest.mark.slow
 def test_a_run_goes_on_to_the_bit(programs: list[int], tmp_path: Path) -> None:
     options: dict[str, Any] = {"executor": "vmap", "compile": True, "precision": "32-true", **RAGGED}
@@ -259,27 +218,6 @@ def test_a_run_goes_on_to_the_bit(programs: list[int], tmp_path: Path) -> None:
     resumed = fit(tmp_path / "2", FedReg(), rounds=4, ckpt_path=str(half.run_dir), **options)
     assert_close(resumed.params, whole.params, 0)
     assert yaml.safe_load((resumed.run_dir / "run.yaml").read_text())["compile"] is True
-
-
-@pytest.mark.slow
-def test_the_fastest_of_compiled_steps_too(programs: list[int], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    def run(rounds: int, **options: Any) -> flcog.FederatedTrainer:
-        fixed: dict[str, Any] = {"logger": False, "eval_every": 0, "accelerator": "cpu", "default_root_dir": str(tmp_path)}
-        trainer = flcog.FederatedTrainer(rounds, 5, 4, executor="fastest", compile=True, callbacks=[SCAFFOLD()], **fixed)
-        trainer.fit(classifier(), TinyData(), **options)
-        return trainer
-
-    first = run(1)
-    told = " ".join(capsys.readouterr().out.split())
-    assert "loop, 1 client at a time, compiled: " in told and "vmap, 5 clients at a time, compiled: " in told
-    assert len(programs) == 2
-    saved = torch.load(first.run_dir / "checkpoints" / "last.ckpt", weights_only=True)
-    assert Choice(*saved["executor"]) == first.run.engine.clients.executor.choice  # type: ignore[attr-defined]
-    torch.save(saved | {"executor": ["vmap", 5, True]}, first.run_dir / "checkpoints" / "last.ckpt")
-    resumed = run(2, ckpt_path=str(first.run_dir))
-    settings = yaml.safe_load((resumed.run_dir / "run.yaml").read_text())
-    assert (settings["executor"], settings["clients_at_once"], settings["compile"]) == ("vmap", 5, True)
-    assert len(programs) == 3
 
 
 def test_autocast(programs: list[int]) -> None:

@@ -16,7 +16,7 @@ STATEFUL = ("SCAFFOLD", "FedCOG", "GradientNoise", "MOON-batchnorm")
 @pytest.fixture
 def queue(monkeypatch: pytest.MonkeyPatch) -> Delayed:
     made = Delayed()
-    monkeypatch.setattr("flcog.data.reading.copy_queue_of", lambda device: made)
+    monkeypatch.setattr("flcog.data.reading.copy_queue_of", lambda device: made if made.is_there else None)
     monkeypatch.setattr("flcog.client.work.BLOCK_BYTES", 10 * 6 * 8)  # two batches are read at a time
     return made
 
@@ -28,13 +28,11 @@ def run(executor: str, whole_batches: bool = False, **options: Any) -> Any:
 
 @pytest.mark.parametrize("executor", ["loop", "vmap"])
 @pytest.mark.parametrize("whole_batches", [False, True])
-def test_samples_that_come_later_train_the_same_model(
-    executor: str, whole_batches: bool, queue: Delayed, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_samples_that_come_later_train_the_same_model(executor: str, whole_batches: bool, queue: Delayed) -> None:
     ours = run(executor, whole_batches)
     assert queue.done == queue.begun > 0, "nothing is copied in vain"
     assert queue.kept == queue.done
-    monkeypatch.setattr("flcog.data.reading.copy_queue_of", lambda device: None)
+    queue.is_there = False
     assert_close(ours.state, run(executor, whole_batches).state, 0)
 
 
@@ -52,9 +50,7 @@ def test_the_next_samples_are_on_their_way_while_a_device_computes(executor: str
 
 @pytest.mark.parametrize("executor", ["loop", "vmap"])
 @pytest.mark.parametrize("name", STATEFUL)
-def test_states_and_draws_that_come_later_train_the_same_model(
-    name: str, executor: str, queue: Delayed, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_states_and_draws_that_come_later_train_the_same_model(name: str, executor: str, queue: Delayed) -> None:
     case = CASES[name]
 
     def trained() -> Any:
@@ -63,7 +59,7 @@ def test_states_and_draws_that_come_later_train_the_same_model(
 
     ours = trained()
     assert queue.begun > 0 and max(queue.ahead) > 0
-    monkeypatch.setattr("flcog.data.reading.copy_queue_of", lambda device: None)
+    queue.is_there = False
     assert_close(ours.state, trained().state, 0)
 
 
@@ -75,6 +71,3 @@ def test_states_that_were_read_from_the_disk_come_later_too(tmp_path: Path, queu
     assert queue.begun > begun
     whole = fit(tmp_path / "whole", case.method, module=classifier(SGD), rounds=4)
     assert_close(resumed.state, whole.state, 0)
-
-
-"""The index of client 7's first sample. Client 7 is the last client, but trains second, because only client 3 has more samples."""

@@ -21,7 +21,6 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from engine.test_compile import as_recorded
 from engine.test_selection import Listed
 from flcog.callbacks import SCAFFOLD
 from flcog.execute import choice, compiled_steps
@@ -128,11 +127,10 @@ class StandIn:
 
 
 @pytest.fixture
-def device(monkeypatch: pytest.MonkeyPatch) -> StandIn:
+def device(monkeypatch: pytest.MonkeyPatch, programs: list[int]) -> StandIn:
     device = StandIn()
     monkeypatch.setattr(choice, "_captures", lambda device: True)
     monkeypatch.setattr(cuda_graphs, "Cuda", lambda: device)
-    monkeypatch.setattr(torch, "compile", as_recorded)
     return device
 
 
@@ -213,34 +211,15 @@ def test_captured_steps_take_cohorts_of_any_size(executor: str, device: StandIn)
     assert graphs.executor.compiled == "graphs" and graphs.rows == [pytest.approx(row, rel=1e-9) for row in loop.rows]
 
 
-def test_what_cannot_be_captured_runs_as_it_is(device: StandIn, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_cannot_be_captured_runs_as_it_is(device: StandIn) -> None:
     def fails(function: Any, stream: Any) -> Any:
         raise RuntimeError("operation not permitted when stream is capturing")
 
-    monkeypatch.setattr(device, "capture", fails)
+    device.capture = fails  # type: ignore[method-assign]
     with pytest.warns(UserWarning, match="cannot be captured .*not permitted when stream is capturing") as caught:
         graphs = train(executor="loop", compile="graphs")
     assert len(caught) == 1 and graphs.executor.compiled is False
     assert_close(graphs.params, train(executor="loop").params, 1e-11)
-
-
-@pytest.mark.parametrize("fits", [1, 3])
-def test_where_memory_runs_out_on_one_stream_more_those_before_go_on(
-    fits: int, device: StandIn, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    capture = device.capture
-
-    def limited(function: Any, stream: Any) -> Any:
-        if device.captured == fits:
-            raise torch.OutOfMemoryError("CUDA out of memory")
-        return capture(function, stream)
-
-    monkeypatch.setattr(device, "capture", limited)
-    case = CASES["SCAFFOLD-momentum"]
-    with pytest.warns(UserWarning, match=f"{fits + 1} clients at a time do not fit into memory, {fits} ") as caught:
-        graphs = run(case, case.method, executor="loop", compile="graphs")
-    assert len(caught) == 1 and graphs.executor.clients_at_once == device.captured == fits
-    assert_close(graphs.state, run(case, case.method, executor="loop").state, 1e-11)
 
 
 @pytest.mark.parametrize("executor", ["loop", "vmap"])

@@ -1,6 +1,7 @@
 """The choice of the executor that runs the clients, and its replacement by another executor."""
 
 import warnings
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from torch import Tensor, nn
 
 import flcog
 from flcog.data import Samples, Splits
-from flcog.execute.stacked_clients import StackedClients
+from flcog.method import Context, Method
 
 
 class Plain(L.LightningModule):
@@ -63,15 +64,20 @@ def test_what_cannot_be_vmapped_falls_back_with_one_line() -> None:
         make_trainer(None, executor="vmap").prepare(classifier(Own), TinyData())
 
 
-def test_a_batched_program_that_has_run_is_never_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    trainer = make_trainer(None, executor="vmap")
-    trainer.prepare(classifier(), TinyData())
-    trainer.train_round()
+@dataclass(frozen=True)
+class Fails(Method):
+    """Acts in the second round, and fails."""
 
-    def fails(*arguments: Any) -> Any:
+    start_round: int = 1
+
+    def loss(self, apply: Any, params: Any, batch: Any, loss: Tensor, ctx: Context) -> Tensor:
         raise RuntimeError("out of memory")
 
-    monkeypatch.setattr(StackedClients, "train", fails)
+
+def test_a_batched_program_that_has_run_is_never_given_up() -> None:
+    trainer = make_trainer(None, Fails(), executor="vmap")
+    trainer.prepare(classifier(), TinyData())
+    trainer.train_round()
     with pytest.raises(RuntimeError, match="out of memory"):
         trainer.train_round()
     assert trainer.executor.name == "vmap"

@@ -2,92 +2,91 @@
 
 import re
 import weakref
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from fake_device import computing_there
-from harness import TinyData, assert_close, classifier, fit, make_trainer, needs_compiler, train
+from harness import NUM_CLASSES, NUM_FEATURES, TinyData, assert_close, classifier, fit, make_trainer, needs_compiler, train
 from torch import Tensor, nn
+from torch._C._functorch import get_unwrapped, is_batchedtensor, is_functorch_wrapped_tensor
 
 import flcog
-from engine.test_compile import as_recorded
 from engine.test_patches import Pictures
 from flcog.callbacks import SCAFFOLD
 from flcog.core.processes import Processes
-from flcog.execute import choice, memory
-from flcog.execute.job import Job
+from flcog.core.types import Batch, Params
+from flcog.execute import memory
 from flcog.execute.memory import activation_bytes
-from flcog.execute.one_client import OneClient
-from flcog.execute.stacked_clients import StackedClients
-from flcog.method import MemoryNote, Notes
-from flcog.run import hosting
+from flcog.method import Context, Method, Notes
 from flcog.run.observers.summary import peak_memory
 from flcog.run.session import Session
 
 
-def let_memory_run_out(patch: pytest.MonkeyPatch, most: int) -> None:
-    chunk = StackedClients.train_chunk
+def batched(value: Tensor) -> Tensor | None:
+    """The tensor of all clients in a batched program, of which a value is one client's part; None outside of such programs."""
+    while is_functorch_wrapped_tensor(value):
+        of_clients, value = is_batchedtensor(value), get_unwrapped(value)
+        if of_clients:
+            return value
+    return None
 
-    def limited(self: Any, assignment: Any, works: Any) -> Any:
-        if len(works) > most:
+
+class Hungry(nn.Linear):
+    """A network for which memory runs out with more than ``most`` clients at a time."""
+
+    def __init__(self, most: int, inputs: int = NUM_FEATURES) -> None:
+        super().__init__(inputs, NUM_CLASSES)
+        self.most = most
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        weight = batched(self.weight)
+        if weight is not None and len(weight) > self.most:
             raise torch.OutOfMemoryError("CUDA out of memory")
-        return chunk(self, assignment, works)
-
-    patch.setattr(StackedClients, "train_chunk", limited)
+        return super().forward(inputs.flatten(1))
 
 
-def test_where_memory_runs_out_half_as_many_clients_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    small = train(SCAFFOLD(), executor="vmap", chunk_size=2)
-    let_memory_run_out(monkeypatch, 3)
-    with pytest.warns(UserWarning, match="5 clients at a time do not fit into memory, 2 are tried") as caught:
-        halved = train(SCAFFOLD(), executor="vmap", chunk_size=5)
-    assert len(caught) == 1 and halved.executor.name == "vmap" and halved.executor.clients_at_once == 2
-    assert_close(halved.params, small.params, 0)
+def hungry(most: int) -> flcog.Classifier:
+    return classifier(network=partial(Hungry, most))
 
 
-@needs_compiler
-@pytest.mark.slow
-def test_compiled_steps_have_no_room_for_more_either(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Smaller chunks would take as much memory, because a program pads chunks to its number of clients."""
-    monkeypatch.setattr(torch, "compile", as_recorded)
-    options: dict[str, Any] = {"executor": "vmap", "compile": True, "clients_per_round": 4}
-    small = train(SCAFFOLD(), chunk_size=2, **options)
-    begun = StackedClients.begin
+COMPILED = pytest.param(True, marks=[needs_compiler, pytest.mark.slow])
 
-    def limited(self: Any, assignment: Any, works: Any) -> Any:
-        if len(works) > 2:
-            raise torch.OutOfMemoryError("CUDA out of memory")
-        return begun(self, assignment, works)
 
-    monkeypatch.setattr(StackedClients, "begin", limited)
+@pytest.mark.parametrize("compiled", [False, COMPILED])
+def test_where_memory_runs_out_half_as_many_clients_go_on(compiled: bool, programs: list[int]) -> None:
+    """Compiled chunks get smaller, too, although a program pads chunks to its number of clients."""
+    options: dict[str, Any] = {"executor": "vmap", "compile": compiled, "clients_per_round": 4}
+    small = train(SCAFFOLD(), module=hungry(2), chunk_size=2, **options)
     with pytest.warns(UserWarning, match="4 clients at a time do not fit into memory, 2 are tried") as caught:
-        halved = train(SCAFFOLD(), chunk_size=4, **options)
-    assert len(caught) == 1
-    assert (halved.executor.name, halved.executor.compiled, halved.executor.clients_at_once) == ("vmap", True, 2)
+        halved = train(SCAFFOLD(), module=hungry(2), chunk_size=4, **options)
+    assert len(caught) == 1 and (halved.executor.name, halved.executor.clients_at_once) == ("vmap", 2)
+    assert halved.executor.compiled == compiled
     assert_close(halved.params, small.params, 0)
 
 
-def test_the_loop_that_takes_over_has_the_memory_of_what_failed(monkeypatch: pytest.MonkeyPatch) -> None:
-    held: list[weakref.ref[Tensor]] = []
-    client = OneClient._begin
+held: list[weakref.ref[Tensor]] = []
 
-    def fails(self: Any, assignment: Any, works: Any) -> Any:
-        chunk = torch.zeros(len(works))
-        held.append(weakref.ref(chunk))
-        raise RuntimeError(f"no batching rule for {len(chunk)}")
 
-    def looked(*arguments: Any) -> Any:
+@dataclass(frozen=True)
+class Unbatched(Method):
+    """Fails in a batched program, and looks in the loop that takes over whether the parameters of the program are gone."""
+
+    def loss(self, apply: Any, params: Params, batch: Batch, loss: Tensor, ctx: Context) -> Tensor:
+        weight = batched(next(iter(params.values())))
+        if weight is not None:
+            held.append(weakref.ref(weight))
+            raise RuntimeError("no batching rule")
         assert held[0]() is None
-        return client(*arguments)
+        return torch.zeros(())
 
-    trainer = make_trainer(None, executor="vmap")
-    trainer.prepare(classifier(), TinyData())
-    monkeypatch.setattr(StackedClients, "train_chunk", fails)
-    monkeypatch.setattr(OneClient, "_begin", looked)
+
+def test_the_loop_that_takes_over_has_the_memory_of_what_failed() -> None:
     with pytest.warns(UserWarning, match="falls back to loop: .*no batching rule"):
-        trainer.train_round()
+        train(Unbatched(), executor="vmap", rounds=1)
 
 
 def test_the_summary_says_what_memory_it_took(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -120,24 +119,17 @@ def test_activations_count_on_an_accelerator(monkeypatch: pytest.MonkeyPatch) ->
 
 
 @pytest.mark.parametrize("patches", [False, True])
-def test_what_autograd_keeps_is_counted(patches: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_autograd_keeps_is_counted(patches: bool) -> None:
     """Autograd keeps the input of a convolution, or its patches of nine pixels, and the output of a ReLU."""
-    jobs: list[Job] = []
-    monkeypatch.setattr(hosting, "ChosenExecutor", lambda job, *rest: jobs.append(job) or choice.ChosenExecutor(job, *rest))
     network = nn.Sequential(nn.Conv2d(1, 2, 3, padding=1), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(2, 3))
-    make_trainer(None, precision="32-true", clients_per_round=1.0).prepare(flcog.Classifier(network), Pictures(4, batch_size=5))
+    trainer = make_trainer(None, precision="32-true", clients_per_round=1.0)
+    trainer.prepare(flcog.Classifier(network), Pictures(4, batch_size=5))
     pixels, filters, rows = 28 * 28, 2, 5
-    counted = activation_bytes(jobs[0], patches) / (4 * rows)
+    counted = activation_bytes(trainer.executor._job, patches) / (4 * rows)
     assert counted == pytest.approx((9 if patches else 1) * pixels + filters * pixels, rel=0.02)
 
 
 GIB = 2**30
-
-
-@pytest.fixture(autouse=True)
-def nothing_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("memory_reserved", "memory_allocated"):
-        monkeypatch.setattr(torch.cuda, name, lambda device: 3 * GIB)
 
 
 @pytest.mark.parametrize(
@@ -156,6 +148,8 @@ def test_what_others_have_taken_of_a_gpu_is_left_to_them(
     taken: int, per_device: int, expected: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The processes share half of the GPU's memory, or half of the free memory if others use much. A few MiB change nothing."""
+    for name in ("memory_reserved", "memory_allocated"):
+        monkeypatch.setattr(torch.cuda, name, lambda device: 3 * GIB)
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (80 * GIB - int(taken), 80 * GIB))
     notes = Notes()
     assert memory.chunk_bytes(Processes(device=torch.device("cuda", 0), per_device=per_device), notes) == expected * GIB
@@ -164,51 +158,25 @@ def test_what_others_have_taken_of_a_gpu_is_left_to_them(
     )
 
 
-def fitted(root: Path, rounds: int, ckpt_path: Path | None = None, data: Any = None, **options: Any) -> Session:
-    trainer = flcog.FederatedTrainer(
-        **{"rounds": rounds, "clients_per_round": 4, "local_steps": 2, "executor": "vmap"} | options,
-        callbacks=[SCAFFOLD()],
-        logger=False,
-        eval_every=0,
-        accelerator="cpu",
-        default_root_dir=str(root),
-    )
-    trainer.fit(*(data or (classifier(), TinyData())), ckpt_path and str(ckpt_path))
-    return trainer.run
-
-
+@pytest.mark.parametrize("compiled", [False, COMPILED])
 @pytest.mark.slow
-def test_a_run_goes_on_with_as_many_clients_as_it_had(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_goes_on_with_as_many_clients_as_it_had(compiled: bool, tmp_path: Path, programs: list[int]) -> None:
     """The GPU's free memory may be different when a run resumes, and another number of clients would change the rounding."""
+
+    def fitted(rounds: int, most: int = 9, ckpt_path: Path | None = None, **options: Any) -> Session:
+        trainer = make_trainer(tmp_path, SCAFFOLD(), rounds=rounds, executor="vmap", compile=compiled, **options)
+        trainer.fit(hungry(most), TinyData(), ckpt_path and str(ckpt_path))
+        return trainer.run
+
+    def at_once(run: Session) -> int:
+        return run.engine.clients.executor.clients_at_once
+
+    options: dict[str, Any] = {"clients_per_round": 7, "precision": "32-true"}
     with computing_there():
-        with monkeypatch.context() as patch:
-            let_memory_run_out(patch, 3)
-            with pytest.warns(UserWarning, match="4 clients at a time do not fit into memory, 2 are tried"):
-                half = fitted(tmp_path, 1)
-        resumed = fitted(tmp_path, 2, half.directory)
-        assert half.engine.clients.executor.clients_at_once == resumed.engine.clients.executor.clients_at_once == 2
-        assert MemoryNote("2 clients at a time, as the checkpoint says") in resumed.engine.notes
-        assert fitted(tmp_path, 3, half.directory, chunk_size=3).engine.clients.executor.clients_at_once == 3, (
-            "the user's word counts"
-        )
-    assert fitted(tmp_path, 4, half.directory).engine.clients.executor.clients_at_once > 4, "a CPU has other reasons"
-
-
-def nine_clients() -> tuple[flcog.Classifier, Pictures]:
-    torch.manual_seed(0)
-    return flcog.Classifier(nn.Sequential(nn.Flatten(), nn.Linear(784, 3))), Pictures(9, batch_size=4)
-
-
-@pytest.mark.slow
-def test_a_compiled_run_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The resumed run keeps four clients at a time, half of nine, although equal chunks would have three clients each."""
-    monkeypatch.setattr(torch, "compile", as_recorded)
-    options: dict[str, Any] = {"compile": True, "clients_per_round": 9, "data": nine_clients()}
-    with computing_there():
-        with monkeypatch.context() as patch:
-            let_memory_run_out(patch, 4)
-            with pytest.warns(UserWarning, match="9 clients at a time do not fit into memory, 4 are tried"):
-                half = fitted(tmp_path, 1, **options)
-        resumed = fitted(tmp_path, 2, half.directory, **options)
-    assert half.engine.clients.executor.clients_at_once == resumed.engine.clients.executor.clients_at_once == 4
-    assert half.engine.clients.executor.compiled and resumed.engine.clients.executor.compiled
+        with pytest.warns(UserWarning, match="7 clients at a time do not fit into memory, 3 are tried"):
+            half = fitted(1, 3, **options)
+        resumed = fitted(2, 9, half.directory, **options)
+        assert at_once(half) == at_once(resumed) == 3
+        assert any(note.text.endswith("(as the checkpoint says)") for note in resumed.engine.notes)
+        assert at_once(fitted(3, 9, half.directory, chunk_size=4, **options)) == 4, "the user's word counts"
+    assert at_once(fitted(4, 9, half.directory, **options)) > 3, "a CPU has other reasons"

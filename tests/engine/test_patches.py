@@ -5,15 +5,14 @@ from typing import Any
 
 import pytest
 import torch
-from harness import assert_close, make_trainer, train
+from harness import assert_close, train
 from torch import Tensor
 from torch.nn import functional
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import flcog
 from flcog.data import Samples, Splits
-from flcog.execute import patches
-from flcog.execute.patches import ConvolutionsAsPatches
+from flcog.execute.layers import ConvolutionsAsPatches, _Patches
 
 SETTINGS = [
     {"stride": stride, "padding": padding, "dilation": dilation}
@@ -23,7 +22,9 @@ SETTINGS = [
 
 @pytest.mark.filterwarnings("ignore:Using padding='same'")
 @pytest.mark.parametrize(
-    "settings", [*SETTINGS, {"stride": (2, 1), "padding": (0, 2)}, {"padding": "same"}, {"groups": 2}], ids=str
+    "settings",
+    [*SETTINGS, {"stride": (2, 1), "padding": (0, 2)}, {"padding": "same"}, {"padding": "valid"}, {"groups": 2}],
+    ids=str,
 )
 @pytest.mark.parametrize("bias", [True, False])
 def test_they_are_torchs_convolutions(settings: dict[str, Any], bias: bool) -> None:
@@ -49,30 +50,6 @@ def test_in_one_dimension_too() -> None:
         with ConvolutionsAsPatches():
             ours = functional.conv1d(words, weight, **settings)
         torch.testing.assert_close(ours, functional.conv1d(words, weight, **settings))
-
-
-@pytest.mark.filterwarnings("ignore:Using padding='same'")
-@pytest.mark.parametrize(
-    ("kernel", "settings", "taken"),
-    [
-        ((3, 3), {"padding": "same"}, True),
-        ((2, 3), {"padding": "same", "dilation": 2}, True),
-        ((2, 3), {"padding": "valid"}, True),
-        ((2, 3), {"padding": "same"}, False),
-        ((3, 3), {"groups": 2}, False),
-    ],
-)
-def test_padding_by_a_word(kernel: tuple[int, int], settings: Any, taken: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    rng, calls, convolve = torch.Generator().manual_seed(0), list[Any](), patches._conv2d
-    monkeypatch.setattr(patches, "_conv2d", lambda given: calls.append(given) or convolve(given))
-    weight, images = (
-        torch.randn(6, 4 // settings.get("groups", 1), *kernel, generator=rng),
-        torch.randn(3, 4, 7, 9, generator=rng),
-    )
-    with ConvolutionsAsPatches():
-        ours = functional.conv2d(images, weight, **settings)
-    torch.testing.assert_close(ours, functional.conv2d(images, weight, **settings))
-    assert bool(calls) == taken
 
 
 class Seen(TorchDispatchMode):
@@ -106,7 +83,7 @@ def test_patches_are_torchs_to_the_bit(dilation: Any, padding: Any, stride: Any)
             first = torch.func.vmap(torch.func.grad(loss, has_aux=True))(images)
         return [*first, torch.func.vmap(torch.func.grad(again))(images)], seen.names
 
-    (ours, used), (theirs, _) = results(patches._Patches.apply), results(functional.unfold)
+    (ours, used), (theirs, _) = results(_Patches.apply), results(functional.unfold)
     assert all(map(torch.equal, ours, theirs))
     assert "aten::im2col" not in used and "aten::col2im" in used
 
@@ -120,7 +97,7 @@ class Pictures(flcog.FederatedDataModule):
         return Splits(Samples(pictures, torch.arange(48) % 3))
 
 
-def test_a_run_is_that_of_the_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_is_that_of_the_loop() -> None:
     data = Pictures(4, batch_size=5)
     options: dict[str, Any] = {"clients_per_round": 1.0, "rounds": 1, "local_steps": 2}
 
@@ -129,10 +106,6 @@ def test_a_run_is_that_of_the_loop(monkeypatch: pytest.MonkeyPatch) -> None:
         return flcog.Classifier(flcog.models.SimpleCNN(1, 3))
 
     loop = train(module=module(), data=data, **options)
-    products: list[int] = []
-    trainer = make_trainer(None, executor="vmap-patches", **options)
-    trainer.prepare(module(), data)
-    monkeypatch.setattr(patches, "_conv2d", lambda given, convolve=patches._conv2d: products.append(1) or convolve(given))
-    trainer.train_round()
-    assert trainer.executor.name == "vmap-patches" and len(products) == 2 * 2  # two steps with two convolutions each
-    assert_close(trainer.params, loop.params, 1e-9)
+    patches = train(module=module(), data=data, executor="vmap-patches", **options)
+    assert patches.executor.name == "vmap-patches"
+    assert_close(patches.params, loop.params, 1e-9)

@@ -122,12 +122,20 @@ def test_selections_resume_bit_for_bit(method: Selection, tmp_path: Path) -> Non
     assert [row["clients/participating"] for row in resumed.rows] == [row["clients/participating"] for row in whole.rows]
 
 
-def test_a_selection_of_clients_that_are_not_available_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+class Fixed(Selection):
+    """Selects two clients, whether they are available or not, as if it drew them from all."""
+
+    def select(self, state: Slot, population: ClientPool, count: int, rng: torch.Generator) -> Participants:
+        return Participants([3, 5])
+
+    def law(self, count: int, num_clients: int) -> SamplingLaw:
+        return SamplingLaw(count / num_clients, fixed_size=True)
+
+
+def test_a_selection_of_clients_that_are_not_available_is_refused() -> None:
     """BandedNoise assumes that clients pause between their rounds. Without these pauses, its epsilon would be too small."""
-    monkeypatch.setattr(Listed, "select", lambda self, *args: Participants([3, 5]))
-    monkeypatch.setattr(Listed, "law", lambda self, count, num_clients: SamplingLaw(count / num_clients, fixed_size=True))
-    with pytest.raises(ValueError, match=r"Listed\.select must return clients for which population.available is true"):
-        train(Listed(), DPFedAvg(noise_multiplier=0.0, noise=BandedNoise(2), repeatable=True), clients_per_round=2, rounds=2)
+    with pytest.raises(ValueError, match=r"Fixed\.select must return clients for which population.available is true"):
+        train(Fixed(), DPFedAvg(noise_multiplier=0.0, noise=BandedNoise(2), repeatable=True), clients_per_round=2, rounds=2)
 
 
 def test_two_selections_are_refused() -> None:

@@ -1,5 +1,7 @@
-"""Convolutions as products of matrices, for models whose weights differ from client to client."""
+"""Layers that are slow in torch, or fail, when they are batched over clients: convolutions, and norms in mixed precision."""
 
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -8,7 +10,41 @@ from torch import Tensor
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
+from flcog.functional.model_function import ModelFunction
+
 _Pair = tuple[int, ...]
+
+
+def batched_layers(model: ModelFunction, patches: bool) -> Callable[[], AbstractContextManager[Any]]:
+    """A context manager for the computations of batched clients."""
+    with model.autocast():
+        mixed = any(torch.is_autocast_enabled(device) for device in {value.device.type for value in model.params.values()})
+    modes = [ConvolutionsAsPatches] * patches + [NormsInOneType] * (mixed and model.mixes_rows)
+
+    @contextmanager
+    def layers() -> Iterator[None]:
+        with ExitStack() as stack:
+            for mode in modes:
+                stack.enter_context(mode())
+            yield
+
+    return layers if modes else nullcontext
+
+
+class NormsInOneType(TorchFunctionMode):
+    """Inside, a batch norm of bfloat16 inputs with float32 weights and statistics computes in float32, and returns bfloat16.
+
+    Mixed precision has such norms. torch's own kernel computes them in float32 too. But vmap calls it without the weights; it then
+    expects bfloat16 statistics and fails.
+    """
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        named = kwargs or {}
+        if function not in (functional.batch_norm, torch.batch_norm) or not args:
+            return function(*args, **named)
+        inputs, *others = args
+        kept = [value.dtype for value in (*others, *named.values()) if isinstance(value, Tensor)]
+        return function(inputs.to(kept[0] if kept else inputs.dtype), *others, **named).to(inputs.dtype)
 
 
 class ConvolutionsAsPatches(TorchFunctionMode):
@@ -16,7 +52,7 @@ class ConvolutionsAsPatches(TorchFunctionMode):
 
     Under vmap each client has its own weights, and torch runs a single convolution with a group for each client, which is slow
     (https://github.com/pytorch/pytorch/issues/70954). A product of matrices becomes one batched product, which is fast. The patches
-    take the memory of the inputs times the kernel's size. Convolutions that have groups themselves stay as they are.
+    take the memory of the inputs times the kernel's size. Convolutions that have groups themselves, or ``same`` padding, stay as they are.
     """
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -24,7 +60,7 @@ class ConvolutionsAsPatches(TorchFunctionMode):
         if dimensions is None:
             return function(*args, **(kwargs or {}))
         call = _Convolution(*args, **(kwargs or {}))
-        call.padding = _in_numbers(call, dimensions)
+        call.padding = 0 if call.padding == "valid" else call.padding
         if call.groups != 1 or isinstance(call.padding, str) or call.input.ndim != dimensions + 2:
             return function(*args, **(kwargs or {}))
         if dimensions == 2:
@@ -86,16 +122,5 @@ class _Patches(torch.autograd.Function):
         return functional.fold(gradient, ctx.size, *ctx.layout), None, None, None, None
 
 
-def _in_numbers(call: _Convolution, dimensions: int) -> Any:
-    """Padding as numbers; the word ``same`` if the two sides need different padding."""
-    if call.padding == "valid":
-        return 0
-    if call.padding != "same":
-        return call.padding
-    dilation = _tuple(call.dilation, dimensions)
-    more = [dilation[d] * (call.weight.shape[2 + d] - 1) for d in range(dimensions)]
-    return "same" if any(pixels % 2 for pixels in more) else tuple(pixels // 2 for pixels in more)
-
-
 def _tuple(value: Any, length: int) -> tuple[int, ...]:
-    return (value,) * length if isinstance(value, int) else tuple(value) * (length if len(value) == 1 else 1)
+    return (value,) * length if isinstance(value, int) else tuple(value)
