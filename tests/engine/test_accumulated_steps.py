@@ -107,16 +107,6 @@ def test_methods_correct_a_step_without_a_skipped_batch(skipped: int) -> None:
     assert_close(client_states(runs[0]), client_states(runs[1]), 1e-12)
 
 
-@pytest.mark.parametrize("skipped", [0, 1])
-def test_methods_follow_a_step_with_its_batches_that_were_not_skipped(skipped: int) -> None:
-    """Ditto takes the whole gradient of the step's samples, and the client half of it, because the loss of each batch is halved."""
-    options = ONE_CLIENT | HALVES | {"local_steps": 1}
-    trainer, start = train(Ditto(lambda_prox=0.0), module=Skips(skipped), **options), dict(Skips().double().named_parameters())
-    (states,) = trainer.states.by_client.values()
-    twice = {name: value + (value - start[name].detach()) for name, value in trainer.params.items()}
-    assert_close(states["Ditto"]["personal"], twice, 1e-12)
-
-
 @pytest.mark.parametrize("overfit", [2, 0.5])
 def test_overfitting_reads_lightnings_batches(overfit: int | float) -> None:
     """Three rounds of one local epoch equal three epochs of ``lightning.Trainer``, which does not shuffle with this option."""
@@ -157,16 +147,3 @@ def test_overfitting_limits_the_validation_set() -> None:
 def test_bad_input(module: Any, options: dict[str, Any], message: str) -> None:
     with one_line(ValueError, message):
         train(module=module(), rounds=1, **options)
-
-
-class Lbfgs(Lit):
-    def configure_optimizers(self) -> Any:
-        return torch.optim.LBFGS(self.parameters())
-
-
-def test_lbfgs_is_refused() -> None:
-    with one_line(
-        ValueError,
-        "accumulate_grad_batches=2: Lbfgs takes its steps itself, or its optimiser computes the loss several",
-    ):
-        train(module=Lbfgs(), rounds=1, accumulate_grad_batches=2)

@@ -1,7 +1,6 @@
 """``flcog check`` reports lost contributions, unused values and options without effect. ``fit`` gives no advice, it only refuses."""
 
 import copy
-import re
 import warnings
 from dataclasses import dataclass, field
 from functools import partial
@@ -11,7 +10,7 @@ from typing import Any, ClassVar
 import pytest
 import torch
 from contracts.registry import CASES
-from harness import SGD, TinyData, adapted, classifier, distance, make_trainer, train
+from harness import SGD, TinyData, classifier, make_trainer, train
 
 import flcog
 from flcog.callbacks import (
@@ -21,11 +20,9 @@ from flcog.callbacks import (
     FedAvgM,
     FedDC,
     FedDisco,
-    FedDM,
     FedDyn,
     FedProx,
     FedSAM,
-    FlexLoRA,
     Stragglers,
 )
 from flcog.commands.cli import main
@@ -134,16 +131,6 @@ def test_what_is_made_of_weights_that_are_not_sent_is_said() -> None:
     assert same[: len(same) // 2] == [True] * (len(same) // 2) and not all(same), "the warning tells the truth"
 
 
-def test_a_server_step_that_is_not_whole_is_refused() -> None:
-    @dataclass(frozen=True)
-    class Half(Method):
-        def server_step(self, server: Any, params: Any, delta: Any, messages: Any, cohort: Any) -> Any:
-            return dict(list(delta.items())[:1]), server
-
-    with pytest.raises(ValueError, match=r"Half\.server_step returned nothing for model"):
-        train(Half())
-
-
 def test_a_chain_that_is_cut_is_said_hook_by_hook() -> None:
     expected = {
         f"Replacing.{hook} replaces {CHAINS[hook]}, so the work of Shifting is lost: list Replacing before Shifting"
@@ -162,40 +149,6 @@ def test_a_server_step_that_is_replaced_is_said() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         train(FedAvgM(beta=0.5), Median(start_round=1))  # fit gives no advice
-
-
-def test_a_server_step_that_is_replaced_in_part_is_said() -> None:
-    @dataclass(frozen=True)
-    class Doubled(Method):
-        def server_step(self, server: Any, params: Any, delta: Any, messages: Any, cohort: Any) -> Any:
-            return {name: 2 * value for name, value in delta.items()}, server
-
-    (text,) = advice(Doubled(), FlexLoRA(ranks=[1, 2]), module=adapted())
-    assert re.fullmatch(
-        r"FlexLoRA.server_step replaces the server's step of \S+, so the step of Doubled is lost: "
-        r"list FlexLoRA before Doubled",
-        text,
-    )
-    assert advice(FlexLoRA(ranks=[1, 2]), Doubled(), module=adapted()) == []
-    first, second = (
-        train(*methods, module=adapted()).state
-        for methods in ((Doubled(), FlexLoRA(ranks=[1, 2])), (FlexLoRA(ranks=[1, 2]), Doubled()))
-    )
-    assert distance(first, second) > 1e-4, "the advice tells the truth"
-
-
-def test_a_server_step_without_anything_to_take_is_said() -> None:
-    brief = FedDM(server_epochs=1, images_per_class=1)
-    text = "FedDM.finish_client sends no change of the model, so the work of FedAvgM is lost: list FedAvgM after FedDM"
-    assert text in advice(FedAvgM(beta=0.5), brief) and advice(brief, FedAvgM(beta=0.5)) == []
-
-
-@pytest.mark.slow
-def test_a_gradient_that_is_never_taken_is_said() -> None:
-    text = "FedDM.wrap_gradient takes no gradient of the loss, so the work of {0} is lost: remove {0}"
-    assert text.format("FedProx") in advice(FedProx(), FedDM()) and text.format("FedProx") in advice(FedDM(), FedProx())
-    assert text.format("SCAFFOLD and ClipGradient") in advice(SCAFFOLD(), FedDM(), ClipGradient())
-    assert text.format("FedSAM") in advice(FedDM(), FedSAM())
 
 
 @pytest.mark.parametrize(

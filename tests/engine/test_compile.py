@@ -205,12 +205,6 @@ def test_graphs_without_cuda(programs: list[int]) -> None:
     assert trainer.executor.compiled is True and len(programs) == 1
 
 
-@pytest.mark.parametrize("value", ["yes", 2, "graph", None])
-def test_a_bad_value(value: Any) -> None:
-    with pytest.raises(ValueError, match=f"^compile must be false, true or graphs; got {value!r}$"):
-        train(compile=value)
-
-
 @pytest.mark.slow
 def test_a_run_goes_on_to_the_bit(programs: list[int], tmp_path: Path) -> None:
     options: dict[str, Any] = {"executor": "vmap", "compile": True, "precision": "32-true", **RAGGED}

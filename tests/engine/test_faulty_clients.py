@@ -32,40 +32,6 @@ def test_an_error_inside_a_client_names_it() -> None:
     assert caught.value.__notes__ == ["in client 0, round 1, local step 3 of 4"]
 
 
-def test_bad_updates_name_client_and_round() -> None:
-    @dataclass(frozen=True)
-    class Poison(Method):
-        def finish_client(self, delta: Any, params: Any, ctx: Any) -> Upload:
-            factor = torch.where(torch.as_tensor(ctx.data.num_samples == SIZES[3]), torch.nan, 1.0)
-            return Upload({name: value * factor for name, value in delta.items()}, ctx.state)
-
-    for executor in ("loop", "vmap"):
-        with pytest.raises(ValueError, match="the update of client 3 in round 1 is NaN or infinite"):
-            train(Poison(), clients_per_round=8, executor=executor)
-        kept = train(Poison(), clients_per_round=8, executor=executor, on_bad_update="drop")
-        assert kept.rows[0]["clients/dropped"] == 1 and kept.rows[0]["clients/participating"] == 7
-        assert all(torch.isfinite(value).all() for value in kept.params.values())
-
-
-def test_bad_messages_name_client_and_round() -> None:
-    @dataclass(frozen=True)
-    class Poison(Method):
-        def finish_client(self, delta: Any, params: Any, ctx: Any) -> Upload:
-            value = torch.where(torch.as_tensor(ctx.data.num_samples == SIZES[3]), torch.inf, 1.0)
-            return Upload(delta, ctx.state, sum={"count": {"of": value.expand(2)}})
-
-        def server_step(self, server: Any, params: Any, delta: Any, messages: Any, cohort: Any) -> Any:
-            counts.append(messages.sum["count"]["of"].tolist())
-            return delta, server
-
-    for executor in ("loop", "vmap"):
-        counts: list[list[float]] = []
-        with pytest.raises(ValueError, match="the update of client 3 in round 1 is NaN or infinite"):
-            train(Poison(), clients_per_round=8, executor=executor)
-        train(Poison(), clients_per_round=8, executor=executor, on_bad_update="drop", rounds=1)
-        assert counts == [[7.0, 7.0]]
-
-
 def test_dropping_a_client_leaves_the_mean_of_the_others() -> None:
     @dataclass(frozen=True)
     class Constant(Method):

@@ -10,7 +10,7 @@ import torch
 from harness import assert_close, fit, train
 from torch import Tensor
 
-from flcog.method import ClientView, Cohort, Context, FirstContact, Method, Params, Slot, Upload
+from flcog.method import ClientView, Cohort, Context, FirstContact, Method, Params, Upload
 
 
 @dataclass(frozen=True)
@@ -49,11 +49,3 @@ def test_messages_survive_a_resume(tmp_path: Path) -> None:
     rest = fit(tmp_path / "half", method, rounds=4, ckpt_path=str(checkpoint), **options)
     assert_close(rest.run.params, straight.run.params, 0)
     assert rest.run.server.messages == straight.run.server.messages and rest.run.ledger.up == straight.run.ledger.up
-
-
-def test_a_hook_with_other_arguments() -> None:
-    with pytest.raises(TypeError, match=r"Short.init_client\(self, params, buffers\) must take these arguments: init_client\("):
-
-        class Short(Method):
-            def init_client(self, params: Params, buffers: Params) -> Slot:  # type: ignore[override]
-                return {}

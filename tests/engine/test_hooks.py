@@ -140,51 +140,21 @@ def thin(values: Params) -> Params:
     return {name: value.sum(0) for name, value in values.items()}
 
 
-def long(values: Params) -> Params:
-    return {name: value[None] for name, value in values.items()}
-
-
 THIN = f"a tensor of shape [6] for {WEIGHT}, and must return a tensor of shape [8, 6]"
-LONG = f"a tensor of shape [1, 8, 6] for {WEIGHT}, and must return a tensor of shape [8, 6]"
-ALONE = f"nothing for {BIAS}, and must return a tensor for every parameter"
 WRONG: list[tuple[str, Callable[..., Any], str]] = [
-    (
-        "loss",
-        lambda apply, params, *_: params[WEIGHT].sum(0),
-        "a tensor of shape [6], and must return a scalar (a tensor of shape [])",
-    ),
     ("loss", lambda *_: None, "None, and must return a scalar (a tensor of shape [])"),
     ("correct_gradient", lambda gradient, *_: thin(gradient), THIN),
-    ("correct_gradient", lambda gradient, *_: {WEIGHT: gradient[WEIGHT]}, ALONE),
     (
         "correct_gradient",
-        lambda gradient, *_: gradient | {"head": gradient[WEIGHT]},
-        "'head', which is no parameter: return tensors for",
-    ),
-    (
-        "correct_gradient",
-        lambda gradient, *_: gradient | {BIAS: 0.0},
-        f"a value of type float for {BIAS}, and must return a tensor of shape [8]",
+        lambda gradient, *_: {WEIGHT: gradient[WEIGHT]},
+        f"nothing for {BIAS}, and must return a tensor for every",
     ),
     ("wrap_gradient", lambda gradient, ctx: lambda *at: gradient(*at)._replace(values=thin(at[0])), THIN),
-    ("start", lambda apply, params, ctx: (thin(params), {}), THIN),
     ("start", lambda apply, params, ctx: params, "a value of type dict, and must return (params, inputs)"),
     ("after_step", lambda apply, params, before, batch, ctx: (thin(params), ctx.state), THIN),
-    ("after_step", lambda apply, params, *_: params, "a value of type dict, and must return (params, state)"),
-    ("finish_client", lambda delta, params, ctx: Upload(thin(delta), ctx.state), THIN),
     ("finish_client", lambda delta, *_: delta, "a value of type dict, and must return flcog.Upload(delta, state)"),
-    (
-        "finish_client",
-        lambda delta, *_: Upload(delta, {}, mean={"s": "x"}),
-        "a value of type str in Upload.mean, and must return",
-    ),
     ("init_client", lambda *_: {"mode": "warm"}, "a value of type str in its state, and must return tensors and numbers there"),
-    ("server_step", lambda server, params, delta, *_: (long(delta), server), LONG),
-    (
-        "server_step",
-        lambda server, params, delta, *_: delta,
-        "a value of type dict, and must return (change, state), or (change, state, buffers)",
-    ),
+    ("server_step", lambda server, params, delta, *_: delta, "a value of type dict, and must return (change, state), or"),
 ]
 
 
@@ -214,14 +184,3 @@ def test_a_client_may_send_fewer_parameters(executor: str) -> None:
     plain, part = (train(*methods, executor=executor, rounds=1).params for methods in ((), (mine,)))
     changed = [name for name, value in classifier().named_parameters() if not torch.equal(part[name], value.double())]
     assert changed == [WEIGHT] and torch.equal(part[WEIGHT], plain[WEIGHT])
-
-
-@pytest.mark.parametrize("executor", ["loop", "vmap"])
-@pytest.mark.parametrize(("hook", "result"), [
-    ("start", lambda apply, params, ctx: ([value.mul_(0.9) for value in params.values()], {})),
-    ("correct_gradient", lambda gradient, params, ctx: [value.mul_(0.9) for value in ctx.received.params.values()]),
-    ("finish_client", lambda delta, params, ctx: [value.mul_(0.9) for value in ctx.received.params.values()]),
-])  # fmt: skip
-def test_a_hook_leaves_the_received_tensors_as_they_are(executor: str, hook: str, result: Callable[..., Any]) -> None:
-    with pytest.raises(ValueError, match=re.escape(f"Mine.{hook} changed a tensor that it was given in place: return")):
-        train(returning(hook, result), executor=executor, rounds=1, local_steps=1)

@@ -1,7 +1,6 @@
 """Replies that are lost on their way to the server, and replies that the server has not asked for."""
 
 import dataclasses
-import weakref
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -114,12 +113,6 @@ def test_lost_clients_might_as_well_have_stayed_away(elsewhere: bool) -> None:
     assert any(more) and more == [row["clients/lost"] > 0 for row in lost.rows], "lost clients received the model"
 
 
-def test_without_lost_replies_the_declaration_changes_nothing() -> None:
-    runs = [after_its_rounds(prepared(lambda round, reply: [reply], *methods)) for methods in ([], [Tolerant()])]
-    assert all(torch.equal(value, runs[1].params[name]) for name, value in runs[0].params.items())
-    assert "clients/lost" not in runs[1].rows[0]
-
-
 def test_a_round_whose_replies_are_all_lost_changes_nothing() -> None:
     trainer = prepared(lambda round, reply: [], SCAFFOLD(), Tolerant())
     before = trainer.params
@@ -127,21 +120,6 @@ def test_a_round_whose_replies_are_all_lost_changes_nothing() -> None:
         trainer.train_round()
     assert all(torch.equal(value, trainer.params[name]) for name, value in before.items())
     assert not trainer.run.clients.by_client and trainer.round == 1
-
-
-@pytest.mark.parametrize(("methods", "kept"), [([], 1), ([Tolerant()], 7)])
-def test_replies_are_kept_only_if_they_may_be_lost(methods: list[Method], kept: int) -> None:
-    alive: list[weakref.ref] = []
-    most = 0
-
-    def count(round: int, reply: ClientReply) -> Sequence[ClientReply]:
-        nonlocal most
-        most = max(most, sum(each() is not None for each in alive))
-        alive.append(weakref.ref(next(iter(reply.envelope.delta.values()))))
-        return [reply]
-
-    prepared(count, *methods).train_round()
-    assert most <= kept and (not methods or most == kept)
 
 
 @pytest.mark.parametrize("elsewhere", [False, True])

@@ -41,14 +41,6 @@ def test_what_a_user_should_know_is_noted() -> None:
     assert "measured" not in notes(Ditto(), client_test=0.2)
 
 
-def test_held_out_samples_that_nothing_measures_are_noted() -> None:
-    trainer = make_trainer(None)
-    trainer.prepare(Unmeasured(), TinyData(client_test=0.2))
-    assert any("samples that nothing measures, because Unmeasured is no flcog.ClientModule" in note for note in trainer.notes)
-    trainer.prepare(Unmeasured(), TinyData(client_val=0.2))
-    assert not any("nothing measures" in note for note in trainer.notes)
-
-
 class Measured(Unmeasured):
     def validation_step(self, batch: Any, batch_idx: int) -> None:
         self.log("val_loss", self.training_step(batch, batch_idx))

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torchmetrics import Metric, MetricCollection
 
 import flcog
-from flcog.callbacks import FedDecorr, Fedssyn
+from flcog.callbacks import FedDecorr
 from flcog.callbacks.fedgen import FedGen
 from flcog.callbacks.moon import MOON
 from flcog.data import Samples, Splits
@@ -181,15 +181,6 @@ def test_labels_are_the_first_of_several() -> None:
     assert torch.equal(parts.pooled_label_counts, plain.pooled_label_counts)
     assert torch.equal(parts.test.labels, plain.test.targets) and len(parts.test.targets["weight"]) == len(plain.test)
     assert LongTail(5.0)(parts.train, 4, 0).hash == LongTail(5.0)(plain.train, 4, 0).hash
-
-
-def test_real_samples_are_shuffled_as_they_are() -> None:
-    plain, parts = (
-        train(Fedssyn(share="real", p=0.3), module=classifier(network), data=data(), rounds=1, executor="loop")
-        for network, data in ((Plain, TinyData), (ByName, Halves))
-    )
-    assert distance(plain.state, parts.state) == 0
-    assert parts.ledger.total_up - plain.ledger.total_up == 8 * (parts.run.engine.exchanges["Fedssyn"].received.sizes.sum())
 
 
 @pytest.mark.parametrize("name", ["FedCOG", "VHL", "DENSE", "FedDM", "FedReg"])

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from harness import NUM_CLASSES, NUM_FEATURES, SIZES, TinyData, classifier, make_trainer
+from harness import NUM_CLASSES, NUM_FEATURES, SIZES, TinyData, make_trainer
 from torchmetrics.classification import MulticlassF1Score
 
 import flcog
@@ -75,12 +75,6 @@ def test_each_client_has_one_host(sizes: Any, says: str) -> None:
     [
         ({"task": "regression"}, {}, "task=regression, and those of the host of client 1 task=classification: "),
         ({}, {"num_classes": 2}, "num_classes=3, and those of the host of client 1 num_classes=2: "),
-        (
-            {"class_names": ("ant", "bee", "cat"), "num_classes": 3},
-            {"class_names": ("ant", "cat"), "num_classes": 2},
-            r"class_names\[1\]=bee, and those of the host of client 1 class_names\[1\]=cat: ",
-        ),
-        ({"val": torch.tensor([2, 0])}, {}, "client_val=a held-out part, and those of the host of client 1 client_val=0: "),
         ({}, {"test": torch.tensor([0, 2])}, "client_test=0, and those of the host of client 1 client_test=a held-out part: "),
     ],
 )
@@ -88,17 +82,6 @@ def test_hosts_with_unlike_data_are_named(one: Any, other: Any, says: str) -> No
     with pytest.raises(ValueError, match="the data of the host of client 0 have " + says) as caught:
         RemoteClients([Answers(call(5, 0, **one)), Answers(call(0, 5, **other))]).begin(OWN, False)
     assert "\n" not in str(caught.value)
-
-
-def test_the_servers_labels_are_those_of_its_clients() -> None:
-    data = TinyData()
-    data.class_names = ("ant", "bee", "cat")
-    trainer = make_trainer(None)
-    trainer.connect(RemoteClients([Answers(call(*SIZES, class_names=("ant", "cat", "dog")))]))
-    with pytest.raises(
-        ValueError, match=r"the server have class_names\[1\]=bee, and those of its clients class_names\[1\]=cat: "
-    ):
-        trainer.prepare(classifier(), data)
 
 
 def test_answers_after_an_error_in_a_round_are_not_taken_for_later_ones() -> None:

@@ -8,7 +8,6 @@ import torch
 from harness import TinyData, classifier, distance, make_trainer, train
 from torch import Tensor
 
-from flcog.callbacks import Fedssyn
 from flcog.core.source import Source
 from flcog.data import Samples, Splits
 
@@ -76,8 +75,3 @@ def test_each_client_has_keys_of_its_own() -> None:
     trainer = train(data=Announced(), rounds=2, executor="loop")
     keys = np.concatenate([work.keys for works in trainer.works for work in works])
     assert len(np.unique(keys)) == len(keys)
-
-
-def test_generators_need_stored_inputs() -> None:
-    with pytest.raises(ValueError, match="these are read from files during training: set cache_dir"):
-        train(Fedssyn(), data=Announced())

@@ -10,10 +10,8 @@ import torch
 from harness import BatchNormMLP, TinyData, classifier, fit, make_trainer, train
 
 from flcog.data import Partition, Partitioner, Samples
-from flcog.method import Method, ParameterMask, Participants, Upload
-from flcog.server.round import ask, plan
+from flcog.method import Method, ParameterMask, Upload
 from flcog.server.select import select
-from flcog.wire.packing import PREFIX, pack
 
 HEAD = ("model.3.", "model.head.")
 """The head's parameters of the two networks of these tests."""
@@ -69,25 +67,6 @@ def test_a_client_receives_its_own_parameters_once(tmp_path: Path) -> None:
     half = fit(tmp_path, KeepHead(), rounds=2, clients_per_round=2)
     resumed = fit(tmp_path, KeepHead(), rounds=4, clients_per_round=2, ckpt_path=str(half.run_dir))
     assert resumed.ledger.down == kept.ledger.down
-
-
-def test_a_state_that_does_not_change_is_sent_to_every_client_of_every_round() -> None:
-    """A client may have missed the previous round. The counted bytes are the length of the messages."""
-
-    @dataclass(frozen=True)
-    class Constant(Method):
-        def init_server(self, params: Any) -> Any:
-            return {"fixed": torch.arange(7)}
-
-        def broadcast(self, server: Any) -> Any:
-            return server
-
-    trainer = train(Constant(), rounds=3, clients_per_round=2)
-    assert trainer.ledger.down["Constant"] == 3 * 2 * torch.arange(7).nbytes
-    engine, server = trainer.run.engine, trainer.run.server
-    broadcast = pack(ask(server, plan(engine, server, Participants([0, 1])))[0][0])
-    values = len(broadcast) - PREFIX.size - PREFIX.unpack_from(broadcast)[2]
-    assert trainer.ledger.total_down == 3 * 2 * values
 
 
 def test_only_the_sampled_clients_have_state_and_cost() -> None:
