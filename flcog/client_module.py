@@ -1,5 +1,6 @@
 """ClientModule, the LightningModule that every client trains, and its subclasses Classifier, MultiLabelClassifier and Regressor."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -18,7 +19,7 @@ from flcog.models import FeatureModel
 from flcog.schedules import Piecewise, Schedule
 
 
-class ClientModule(L.LightningModule):
+class ClientModule(L.LightningModule, ABC):
     """The LightningModule that every client trains. Subclasses define the loss and the score of each row.
 
     Args:
@@ -75,17 +76,17 @@ class ClientModule(L.LightningModule):
             )
         return self.model
 
+    @abstractmethod
     def per_example_loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """The task loss of each row, [B]."""
-        raise NotImplementedError
 
     def per_example_score(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """The quality of each row's prediction, [B]. Clients are compared by its mean."""
         raise NotImplementedError
 
+    @abstractmethod
     def metrics(self, num_classes: int) -> MetricCollection:
         """The metrics of an evaluation on a whole set."""
-        raise NotImplementedError
 
     def predictions(self, outputs: Tensor) -> dict[str, Tensor]:
         """Predictions from the outputs [B, ...], by name, for :meth:`FederatedTrainer.predict`."""

@@ -1,16 +1,18 @@
 """Schedules: values that change with the round, such as learning rates. A schedule maps the round (from 0) to a number."""
 
 import math
+from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
 
 from flcog.core.checks import at_least, within
 
 
-class Schedule:
+class Schedule(ABC):
     """Maps a round, counted from 0, to a number."""
 
+    @abstractmethod
     def __call__(self, round: int) -> float:
-        raise NotImplementedError
+        """The number for a round."""
 
 
 @dataclass(frozen=True)

@@ -24,12 +24,11 @@ from flcog.client.remote import RemoteClients
 from flcog.core import checks, lost_processes
 from flcog.core.fabric import as_torchrun_started, launch, make_fabric
 from flcog.core.files import short
-from flcog.core.lightning_packages import OtherCallback, overrides
+from flcog.core.lightning_packages import OtherCallback, adopt, overrides
 from flcog.core.output import never_failing
 from flcog.core.text import TopicList
 from flcog.data import FederatedDataModule
 from flcog.lightning.observer import LightningHooks
-from flcog.lightning.packages import adopt
 from flcog.lightning.trainer import RoundsTrainer, one_line
 from flcog.method import Callback, Method, check_methods
 from flcog.method.gradient_clip import GradientClip
@@ -621,10 +620,8 @@ def _by_kind(callbacks: Any) -> tuple[list[Method], list[Callback], list[L.Callb
         elif isinstance(callback, L.Callback):
             lightning.append(callback)
         else:
-            name = callback.__name__ if isinstance(callback, type) else callback if isinstance(callback, str) else ""
-            got = f"the class {name}" if isinstance(callback, type) else repr(callback)
             raise ValueError(
-                f"callbacks are methods or observers of flcog, or Lightning's; got {got}: give objects{name and f', such as {name}()'}"
+                f"callbacks are methods or observers of flcog, or Lightning's; got {callback!r}: give objects, and no classes or names"
             )
     return methods, observers, lightning
 

@@ -1,9 +1,13 @@
 """Lightning's classes under both names of the package: ``lightning`` and ``pytorch_lightning``, whose classes are different objects."""
 
+import importlib
 from collections.abc import Iterable
 from typing import Any
 
-PACKAGES = ("lightning", "pytorch_lightning")
+from torch import nn
+
+OTHER, OURS = "pytorch_lightning", "lightning.pytorch"
+PACKAGES = ("lightning", OTHER)
 
 
 def lightning_base(value: Any, name: str) -> type | None:
@@ -46,6 +50,29 @@ def users_hooks(owner: Any, names: Iterable[str]) -> list[str]:
         return name in vars(owner) or not all(map(is_lightnings, list(owners)[:1]))
 
     return [name for name in names if is_users(name)]
+
+
+def adopt(value: Any) -> Any:
+    """Let an object, its layers and their classes derive from ``lightning`` where they derive from ``pytorch_lightning``."""
+    for part in value.modules() if isinstance(value, nn.Module) else (value,):
+        for kind in type(part).__mro__:
+            if not _is_other(kind) and any(map(_is_other, kind.__bases__)):
+                kind.__bases__ = tuple(map(_counterpart, kind.__bases__))
+        if _is_other(type(part)):
+            part.__class__ = _counterpart(type(part))
+    return value
+
+
+def _is_other(kind: type) -> bool:
+    return kind.__module__.partition(".")[0] == OTHER
+
+
+def _counterpart(kind: type) -> type:
+    """The same class of ``lightning``; any other class as it is."""
+    if not _is_other(kind):
+        return kind
+    found: type = getattr(importlib.import_module(kind.__module__.replace(OTHER, OURS, 1)), kind.__name__)
+    return found
 
 
 class _OfEitherPackage(type):

@@ -12,7 +12,9 @@ from flcog.core.masking import masked
 from flcog.core.types import Params
 from flcog.models.lora import adapters
 
-PRIMITIVES = (type(None), bool, int, float, complex, str, bytes)
+STORABLE = (type(None), bool, int, float, complex, str, bytes, Tensor)
+LOST = object()
+"""In place of a value that a checkpoint cannot hold."""
 
 
 def entries(trainer: L.Trainer, weights: Params, config: Mapping[str, Any] | None) -> dict[str, Any]:
@@ -42,8 +44,7 @@ def entries(trainer: L.Trainer, weights: Params, config: Mapping[str, Any] | Non
     elif "hyper_parameters" in saved:
         saved["hyper_parameters"] = masked(split_hyperparameters(module)[0])
     kept = _storable(saved, "", lost)
-    if lost and not getattr(trainer, "told_of_lost_entries", False):
-        trainer.told_of_lost_entries = True  # type: ignore[attr-defined]
+    if lost:  # Python shows the same warning once
         warnings.warn(f"checkpoints do not store {', '.join(lost)}, which are no tensors, numbers or text", stacklevel=2)
     return {**kept, "state_dict": state}
 
@@ -73,23 +74,21 @@ def restored(trainer: L.Trainer, saved: Mapping[str, Any] | None) -> Iterator[No
         connector._loaded_checkpoint = {}
 
 
-def _storable(value: Any, name: str, lost: list[str]) -> Any:
-    """The value without the entries of dicts that a checkpoint cannot hold, whose names are added to ``lost``."""
+def _storable(value: Any, place: str, lost: list[str]) -> Any:
+    """The value as dicts, lists, tensors, numbers and texts; LOST if it is something else.
+
+    ``weights_only=True`` refuses to load subclasses of these, such as jsonargparse's Namespace. Entries of dicts that cannot be stored are
+    left out, and their names are added to ``lost``.
+    """
+    if isinstance(value, Mapping):
+        named = {key: f"{place}.{key}".removeprefix(".") for key in value}
+        parts = {key: _storable(value[key], named[key], lost) if isinstance(key, str | int) else LOST for key in value}
+        lost += [named[key] for key, part in parts.items() if part is LOST]
+        return {key: part for key, part in parts.items() if part is not LOST}
     if isinstance(value, list | tuple):
-        return [_storable(inner, name, lost) for inner in value]
-    if not isinstance(value, Mapping):
-        return value
-    kept = {}
-    for key, inner in value.items():
-        place = f"{name}.{key}".removeprefix(".")
-        nested = isinstance(inner, Mapping) or (
-            isinstance(inner, list | tuple) and any(isinstance(part, Mapping) for part in inner)
-        )
-        if isinstance(key, str | int) and (nested or _is_plain(inner, Tensor)):
-            kept[key] = _storable(inner, place, lost) if nested else _plain(inner)
-        else:
-            lost.append(place)
-    return kept
+        listed = [_storable(part, place, lost) for part in value]
+        return LOST if any(part is LOST for part in listed) else listed
+    return value if type(value) in STORABLE else LOST
 
 
 def split_hyperparameters(module: L.LightningModule) -> tuple[dict[str, Any], list[str]]:
@@ -103,48 +102,24 @@ def split_hyperparameters(module: L.LightningModule) -> tuple[dict[str, Any], li
     ...     split_hyperparameters(Lit(3, L.LightningModule()))
     ({'width': 3}, ['network'])
     """
-    stored = dict(module.hparams)
-    lost = [name for name, value in stored.items() if not _is_plain(value)]
-    return {name: _plain(value) for name, value in stored.items() if name not in lost}, lost
+    places = list[str]()
+    stored = _storable(dict(module.hparams), "", places)
+    lost = list(dict.fromkeys(place.partition(".")[0] for place in places))
+    return {name: value for name, value in stored.items() if name not in lost}, lost
 
 
 def logged_hyperparameters(*owners: Any) -> dict[str, Any]:
     """The numbers and texts that modules and data modules have stored with ``save_hyperparameters()``, for trackers, as in Lightning.
 
     Args:
-        owners: the module and the data module, any of which may have stored none.
+        owners: the module and the data module, any of which may have stored none. The last one's value of a name counts.
     """
     found: dict[str, Any] = {}
     for owner in owners:
-        own = owner.hparams_initial if getattr(owner, "_log_hyperparams", False) else {}
-        for name, value in own.items():
-            if name.startswith("_") or not _is_plain(value):  # entries of Lightning's own command line, and networks
-                continue
-            if name in found and found[name] != _plain(value):
-                warnings.warn(
-                    f"the module and {type(owner).__name__} store different values of the hyper-parameter {name}: trackers get "
-                    "the latter's; rename one of them",
-                    stacklevel=2,
-                )
-            found[name] = _plain(value)
+        own = _storable(owner.hparams_initial, "", []) if getattr(owner, "_log_hyperparams", False) else {}
+        # Names with an underscore are entries of Lightning's own command line.
+        found |= {name: value for name, value in own.items() if not (name.startswith("_") or isinstance(value, Tensor))}
     return found
-
-
-def _is_plain(value: Any, *further: type) -> bool:
-    if isinstance(value, Mapping):
-        return all(_is_plain(inner, *further) for inner in value.values()) and all(isinstance(key, str | int) for key in value)
-    if isinstance(value, list | tuple):
-        return all(_is_plain(inner, *further) for inner in value)
-    return type(value) in (*PRIMITIVES, *further)
-
-
-def _plain(value: Any) -> Any:
-    """The value without subclasses of dict, such as jsonargparse's Namespace, which ``weights_only=True`` refuses to load."""
-    if isinstance(value, Mapping):
-        return {key: _plain(inner) for key, inner in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(inner) for inner in value]
-    return value
 
 
 def _from_config(module: L.LightningModule, model: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """Lightning's loops with a round as their epoch. flcog calls their parts: the training of a client is one run of the epoch loop."""
 
 from collections.abc import Callable, Mapping
-from typing import Any, Protocol, cast
+from typing import Any, cast
 
 from lightning.pytorch.loops.evaluation_loop import _EvaluationLoop
 from lightning.pytorch.loops.fetchers import _DataFetcher
@@ -16,16 +16,6 @@ from lightning.pytorch.utilities import CombinedLoader
 
 from flcog.client.joined_scores import POOLED
 from flcog.functional.own_steps import columns_of
-
-
-class Contributions(Protocol):
-    """What federated methods add to a client's steps."""
-
-    def add_losses(self, result: ClosureResult) -> ClosureResult:
-        """The result of ``training_step`` with the terms of all methods added to the loss."""
-
-    def wrapped(self, closure: Closure, kwargs: dict[str, Any]) -> Closure:
-        """The closure of an optimiser's step inside the methods' wrappers of gradients."""
 
 
 class RoundLoop(_FitLoop):
@@ -102,11 +92,12 @@ class ClientEpoch(_TrainingEpochLoop):
 class ClientOptimization(_AutomaticOptimization):
     """A client's steps, with the contributions of federated methods at their places."""
 
-    contributions: Contributions | None = None
+    contributions: Any = None
+    """``MethodPlaces`` of the client in hand."""
 
     def _training_step(self, kwargs: Any) -> ClosureResult:
         result = super()._training_step(kwargs)
-        return result if self.contributions is None else self.contributions.add_losses(result)
+        return result if self.contributions is None else cast(ClosureResult, self.contributions.add_losses(result))
 
     def _make_zero_grad_fn(self, batch_idx: int, optimizer: Any) -> Callable[[], None] | None:
         ends = cast(ClientEpoch, self.trainer.fit_loop.epoch_loop).ends
@@ -121,7 +112,7 @@ class ClientOptimization(_AutomaticOptimization):
 
     def _make_closure(self, kwargs: Any, optimizer: Any, batch_idx: int) -> Closure:
         closure = super()._make_closure(kwargs, optimizer, batch_idx)
-        return closure if self.contributions is None else self.contributions.wrapped(closure, kwargs)
+        return closure if self.contributions is None else cast(Closure, self.contributions.wrapped(closure, kwargs))
 
 
 class _Settled(_ResultMetric):

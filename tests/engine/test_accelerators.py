@@ -145,7 +145,7 @@ def test_its_checkpoints_are_read_anywhere(tmp_path: Path) -> None:
         trainer.fit(classifier(), TinyData())
     saved = torch.load(trainer.run_dir / "checkpoints" / "last.ckpt", weights_only=True)
     tensors = [leaf for leaf in pytree.tree_leaves(saved) if isinstance(leaf, Tensor)]
-    assert len(tensors) > 20 and {tensor.device.type for tensor in tensors} == {"cpu"}
+    assert len(tensors) > 10 and {tensor.device.type for tensor in tensors} == {"cpu"}
     whole = saved["params"]
     assert all(saved["state_dict"][name].data_ptr() == value.data_ptr() for name, value in whole.items()), "written once"
 

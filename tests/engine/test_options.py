@@ -33,8 +33,8 @@ from flcog.data import Partition, Partitioner, Samples
         ({"local_steps": 1, "executor": "fast"}, "executor must be auto, loop, vmap, vmap-patches or lightning; got 'fast'"),
         ({"local_steps": 1, "precision": "8"}, "Precision '8' is invalid"),
         ({"local_steps": 1, "accelerator": "cuda", "devices": 99}, "devices=99"),
-        ({"local_steps": 1, "callbacks": [FedProx]}, "got the class FedProx: give objects, such as FedProx()"),
-        ({"local_steps": 1, "callbacks": ["FedProx"]}, "got 'FedProx': give objects, such as FedProx()"),
+        ({"local_steps": 1, "callbacks": [FedProx]}, "FedProx'>: give objects, and no classes or names"),
+        ({"local_steps": 1, "callbacks": ["FedProx"]}, "got 'FedProx': give objects, and no classes or names"),
         ({"local_steps": 1, "compile": "graph"}, "compile must be false, true or graphs; got 'graph'"),
     ],
 )
