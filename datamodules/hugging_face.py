@@ -10,7 +10,6 @@ import numpy as np
 import torch
 from torch.utils.data import Dataset
 
-from flcog.core import hub
 from flcog.core.extras import require
 from flcog.core.text import reason
 from flcog.core.trees import Tree
@@ -258,8 +257,7 @@ def _loaded(given: Any, name: str | None) -> Any:
             return datasets.load_dataset(FORMATS[path.suffix], data_files=files or str(path))
         if path.is_dir() and any((path / mark).exists() for mark in ("dataset_dict.json", "state.json")):
             return datasets.load_from_disk(str(path))
-        with hub.asked(given):
-            return datasets.load_dataset(str(given), name)
+        return datasets.load_dataset(str(given), name)
     except Exception as error:  # network, hub, parsers: nearly every kind
         raise ValueError(
             f"the data set {path if files else given} cannot be loaded ({reason(error)}): where the hub cannot be reached, give a folder "

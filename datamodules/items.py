@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 from torch.utils.data import default_collate
 
-from flcog.core.trees import Tree, form, leaves, not_rows
+from flcog.core.trees import Tree, form, has_rows, leaves
 from flcog.data.samples import checked_users
 from flcog.datamodules.decoded_images import FULL, greys_of
 
@@ -160,7 +160,7 @@ def has_images_of_bytes(inputs: Tree) -> bool:
 def needs_whole_batches(part: ItemSet, items: list[Any], make: Make) -> bool:
     """Whether batches must be read one by one: they are the user's own, or contain parts without a row for each item."""
     batch = make(part, items)
-    return part.collate_fn is not None or (make is whole_batch_of and bool(not_rows(batch, len(items))))
+    return part.collate_fn is not None or (make is whole_batch_of and not has_rows(batch, len(items)))
 
 
 def _is_accepted(convert: Callable[[Any], Any], value: Any) -> bool:

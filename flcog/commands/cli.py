@@ -20,10 +20,9 @@ import flcog.callbacks
 from flcog.commands.config_file import check_config, split_config
 from flcog.commands.errors import guess, shown_errors
 from flcog.commands.shipped_configs import with_paths
-from flcog.core import early_processes
-from flcog.core.child_processes import end_with_parent
+from flcog.core import child_processes
 from flcog.core.commands import Command, TrainerCommand
-from flcog.core.output import discard, open_standard_streams
+from flcog.core.output import discard
 
 ALL = (
     *(TrainerCommand(verb, f"flcog.trainer:FederatedTrainer.{verb}") for verb in ("fit", "validate", "test")),
@@ -60,8 +59,7 @@ def main(argv: list[str] | None = None) -> None:
     """Find the command and run it."""
     global began
     began = time.perf_counter()
-    open_standard_streams()
-    end_with_parent()
+    child_processes.end_with_parent()
     words = sys.argv[1:] if argv is None else argv
     if COMPLETION in os.environ:
         complete()
@@ -72,7 +70,7 @@ def main(argv: list[str] | None = None) -> None:
             command = _asked(words)
             if argv is None and command.name in SHARED_OUT:
                 others = number_of_processes(words) - 1
-                early_processes.prepare(others, "flcog.commands.command_cli", "flcog.commands.cli:main")
+                child_processes.prepare(others, "flcog.commands.command_cli", "flcog.commands.cli:main")
             _run(command, words[1:], argv)
             if sys.stdout is not None:  # the shell may have closed it (>&-)
                 sys.stdout.flush()

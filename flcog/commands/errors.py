@@ -11,7 +11,7 @@ from types import TracebackType
 from typing import Any
 
 from flcog.core.output import say
-from flcog.core.users_hooks import is_ours, is_pythons, is_users
+from flcog.core.users_code import is_ours, is_pythons, is_users
 
 TRACEBACK = "FLCOG_TRACEBACK"
 """Set in the environment, this variable keeps the whole traceback of all errors."""

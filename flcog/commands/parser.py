@@ -16,7 +16,7 @@ import flcog.datamodules
 from flcog.commands.config_file import OF_LIGHTNING, adapted
 from flcog.commands.errors import complain, cut, guess
 from flcog.core.lightning_packages import OtherDataModule
-from flcog.core.users_hooks import is_users
+from flcog.core.users_code import is_users
 from flcog.data import FederatedDataModule
 from flcog.method import Callback
 

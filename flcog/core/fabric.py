@@ -1,6 +1,5 @@
 """Make Lightning's Fabric from the trainer's arguments, and start its processes."""
 
-import logging
 import os
 from collections.abc import Sequence
 
@@ -8,7 +7,6 @@ import torch
 from lightning.fabric import Fabric
 from lightning.fabric.strategies import DDPStrategy
 from lightning.fabric.utilities.exceptions import MisconfigurationException
-from lightning_utilities.core import rank_zero
 
 from flcog.core import checks, lost_processes
 from flcog.core.processes import Processes
@@ -73,13 +71,7 @@ def make_fabric(
 
 def launch(fabric: Fabric, num_nodes: int) -> None:
     """Start the processes. Lightning gives each an equal share of this machine's cores, unless ``OMP_NUM_THREADS`` says otherwise."""
-    rank_zero.log.addFilter(_is_news)
-    lost_processes.launch(fabric, num_nodes, processes_per_device(fabric))
-
-
-def _is_news(record: logging.LogRecord) -> bool:
-    """Drop Lightning's advice about tensor cores, which ``trainer.tf32`` controls."""
-    return "set_float32_matmul_precision" not in str(record.msg)
+    lost_processes.launch(fabric, num_nodes)
 
 
 def processes_of(fabric: Fabric, together: bool = False) -> Processes:

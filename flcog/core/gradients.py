@@ -1,10 +1,9 @@
 """The gradient of a loss, with one line for a parameter that the user's code has frozen meanwhile."""
 
-from collections.abc import Collection
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from flcog.core.types import Params
 
@@ -20,18 +19,7 @@ def gradients_of(loss: Tensor, params: Params, materialize: bool = True) -> tupl
         frozen = next((name for name, value in params.items() if not value.requires_grad), None)
         if frozen is None:
             raise
-        raise ValueError(_refusal("a client's step", frozen)) from None
-
-
-def refuse_freezing(hook: str, module: nn.Module, trained: Collection[str]) -> None:
-    """Refuse a hook that has frozen a parameter which the clients train, or freed another one."""
-    for name, parameter in module.named_parameters():
-        if parameter.requires_grad != (name in trained):
-            raise ValueError(_refusal(hook, name))
-
-
-def _refusal(place: str, parameter: str) -> str:
-    return (
-        f"{place} changes requires_grad of {parameter}, and the server averages the same parameters in all rounds: change it in the "
-        "module's constructor, setup or configure_model, or train several runs with init_from"
-    )
+        raise ValueError(
+            f"a client's step changes requires_grad of {frozen}, and the server averages the same parameters in all rounds: change it "
+            "in the module's constructor, setup or configure_model, or train several runs with init_from"
+        ) from None

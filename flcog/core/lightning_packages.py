@@ -1,7 +1,6 @@
 """Lightning's classes under both names of the package: ``lightning`` and ``pytorch_lightning``, whose classes are different objects."""
 
 import importlib
-from collections.abc import Iterable
 from typing import Any
 
 from torch import nn
@@ -35,21 +34,6 @@ def overrides(value: Any, name: str, member: str) -> bool:
 def is_lightnings(kind: type) -> bool:
     """Whether a class was defined by Lightning itself, and not by a user."""
     return kind.__module__.partition(".")[0] in PACKAGES
-
-
-def users_hooks(owner: Any, names: Iterable[str]) -> list[str]:
-    """The hooks among these names that a user's class or object defines, and not Lightning.
-
-    >>> import lightning
-    >>> users_hooks(lightning.LightningModule(), ["on_fit_start"])
-    []
-    """
-
-    def is_users(name: str) -> bool:
-        owners = (kind for kind in type(owner).__mro__ if name in vars(kind))
-        return name in vars(owner) or not all(map(is_lightnings, list(owners)[:1]))
-
-    return [name for name in names if is_users(name)]
 
 
 def adopt(value: Any) -> Any:

@@ -1,4 +1,7 @@
-"""Ends a run of several processes when any of them dies. Otherwise the others would wait forever or blame the network."""
+"""Ends a run of several processes when any of them dies. Otherwise the others would wait forever or blame the network.
+
+The first process watches those that it has started. These end with it: see :mod:`flcog.core.child_processes`.
+"""
 
 import atexit
 import functools
@@ -11,15 +14,14 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from types import SimpleNamespace
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from lightning.fabric import Fabric
 from lightning.fabric.plugins.environments import ClusterEnvironment, LightningEnvironment, SLURMEnvironment
 from lightning.fabric.strategies.launchers import subprocess_script
 
-from flcog.core import child_processes as processes
-from flcog.core import early_processes
+from flcog.core import child_processes
 from flcog.core.output import say
 
 PATIENCE = 5.0
@@ -28,31 +30,16 @@ PATIENCE = 5.0
 WITHOUT_A_WORD = 69
 """Exit code of a process that ends without a message because another died. Only one process prints the message."""
 
+HAS_SAID_WHY = (1, 2, 130)
+"""Exit codes that follow a message: Python's traceback, flcog's error line, and Ctrl-C."""
+
 
 class ProcessDied(ValueError):
     """Another process of this run has died."""
 
 
-class Death(NamedTuple):
-    """A process that has ended, with its exit code: negative for a signal, None if only its parent knows it."""
-
-    process: int
-    code: int | None
-
-    @property
-    def has_said_why(self) -> bool:
-        """Whether the exit code implies a message: 1 follows Python's traceback, 2 flcog's error line, and 130 Ctrl-C."""
-        return self.code in (1, 2, 130)
-
-    def __str__(self) -> str:
-        if self.code is None:
-            return f"process {self.process} died"
-        how = f"killed by {signal.Signals(-self.code).name}" if self.code < 0 else f"exit code {self.code}"
-        return f"process {self.process} died ({how})"
-
-
 class _Relatives:
-    """The processes that this process can watch: the first process watches its children, the others watch their parent."""
+    """The processes whose end this process can see: the first process sees its children's, the others their parent's."""
 
     def __init__(self) -> None:
         self.children: list[subprocess.Popen[Any]] = []
@@ -63,22 +50,29 @@ class _Relatives:
         self.advice: Callable[[], str] = str
         self.has_failed = False
         """Whether this process left a run by an error. Another process may then wait for it in a collective."""
-        self._has_spoken = False
 
-    def deaths(self) -> list[Death]:
-        """Return the processes that have ended. Processes that ended by themselves come first."""
-        codes = [(rank, child.poll()) for rank, child in enumerate(self.children, 1)]
-        dead = sorted((Death(rank, code) for rank, code in codes if code is not None), key=lambda d: d.code == WITHOUT_A_WORD)
-        return dead + ([Death(0, None)] if self.parent is not None and os.getppid() != self.parent else [])
+    def deaths(self) -> list[tuple[int, int | None]]:
+        """The processes that have ended, with their exit codes. Those that ended by themselves come first."""
+        codes = [(process, child.poll()) for process, child in enumerate(self.children, 1)]
+        dead = sorted((each for each in codes if each[1] is not None), key=lambda each: each[1] == WITHOUT_A_WORD)
+        return dead + ([(0, None)] if self.has_no_parent else [])
 
-    def verdict(self, dead: list[Death]) -> ProcessDied | SystemExit:
+    @property
+    def has_no_parent(self) -> bool:
+        return self.parent is not None and os.getppid() != self.parent
+
+    def verdict(self, dead: Sequence[tuple[int, int | None]]) -> ProcessDied | SystemExit:
         """Choose how this process ends. One process prints the reason, the others print nothing."""
         self.end_children()
         if self.parent is not None and (not dead or os.environ.get("LOCAL_RANK") != "1"):
             return SystemExit(WITHOUT_A_WORD)
-        if dead and dead[0].has_said_why:
-            return SystemExit(dead[0].code)
-        return ProcessDied(f"{dead[0] if dead else 'another process died or cannot be reached'}: {self.advice()}")
+        if not dead:
+            return ProcessDied(f"another process died or cannot be reached: {self.advice()}")
+        process, code = dead[0]
+        if code in HAS_SAID_WHY:
+            return SystemExit(code)
+        how = "" if code is None else f" (killed by {signal.Signals(-code).name})" if code < 0 else f" (exit code {code})"
+        return ProcessDied(f"process {process} died{how}: {self.advice()}")
 
     def let_one_speak(self) -> None:
         """End the others, or wait to be ended by the first process, which fails for the same reason and prints the error.
@@ -86,10 +80,9 @@ class _Relatives:
         If the first process continues, only this process has failed, and it prints its error.
         """
         self.end_children()
-        deadline = time.monotonic() + (0 if self._has_spoken else PATIENCE)
-        while self.parent is not None and os.getppid() == self.parent and time.monotonic() < deadline:
+        deadline = time.monotonic() + PATIENCE
+        while self.parent is not None and not self.has_no_parent and time.monotonic() < deadline:
             time.sleep(0.05)
-        self._has_spoken = True
 
     def end_children(self) -> None:
         """Kill the remaining children. They wait for a collective that will never complete, and handle no other signal."""
@@ -97,7 +90,7 @@ class _Relatives:
             if child.poll() is None:
                 child.kill()
 
-    def watch(self, child_processes: Sequence[subprocess.Popen[Any]] = ()) -> None:
+    def watch(self, child_processes: Sequence[subprocess.Popen[Any]]) -> None:
         """End this process if the network does not, for example in a long computation or before the processes are connected."""
         self.children = list(child_processes)
         threading.Thread(target=self._watch, name="flcog-processes", daemon=True).start()
@@ -105,7 +98,7 @@ class _Relatives:
     def _watch(self) -> None:
         while True:
             time.sleep(0.5)
-            if not self.idle.is_set() and any(death.code != 0 for death in self.deaths()) and not self.idle.wait(PATIENCE):
+            if not self.idle.is_set() and any(code != 0 for _, code in self.deaths()) and not self.idle.wait(PATIENCE):
                 verdict = self.verdict(self.deaths())
                 if isinstance(verdict, ProcessDied):
                     say(f"flcog: error: {verdict}")
@@ -115,21 +108,18 @@ class _Relatives:
 _relatives = _Relatives()
 
 
-def launch(fabric: Fabric, num_nodes: int, per_device: int = 1) -> None:
-    """Start the other processes, ``per_device`` on each device, or connect to processes that another program has started."""
-    num_processes = getattr(fabric.strategy, "num_processes", 1)
-    check_number(fabric._connector.cluster_environment, num_processes, num_nodes, per_device)
-    processes.end_with_parent()
-    # The first process's parent may be a comparison.
-    if processes.starter is not None and os.environ.get("LOCAL_RANK", "0") != "0":
-        _relatives.parent = processes.starter
-        _relatives.watch()
+def launch(fabric: Fabric, num_nodes: int) -> None:
+    """Start the other processes, or connect to processes that another program has started."""
+    check_number(fabric._connector.cluster_environment, getattr(fabric.strategy, "num_processes", 1) * num_nodes)
+    child_processes.end_with_parent()
+    if os.environ.get("LOCAL_RANK", "0") != "0":  # the first process's parent may be a comparison
+        _relatives.parent = child_processes.starter
     # Lightning's own observer kills this process without a message.
     lightnings = subprocess_script._launch_process_observer, subprocess_script.subprocess
     subprocess_script._launch_process_observer = _relatives.watch
-    subprocess_script.subprocess = SimpleNamespace(Popen=early_processes.start)  # type: ignore[assignment]
+    subprocess_script.subprocess = SimpleNamespace(Popen=child_processes.start)  # type: ignore[assignment]
     try:
-        with processes.starting_processes():
+        with child_processes.starting_processes():
             fabric.launch()
     finally:
         subprocess_script._launch_process_observer, subprocess_script.subprocess = lightnings
@@ -155,22 +145,17 @@ def _uncaught(show: Callable[..., None], kind: type[BaseException], error: BaseE
     show(kind, error, *traceback)
 
 
-def check_number(environment: ClusterEnvironment | None, num_processes: int, num_nodes: int, per_device: int = 1) -> None:
+def check_number(environment: ClusterEnvironment | None, asked: int) -> None:
     """Refuse to train if another program has started a different number of processes than the user requested."""
-    if environment is None or isinstance(environment, LightningEnvironment):
+    if environment is None or isinstance(environment, LightningEnvironment) or environment.world_size() == asked:
         return
-    asked, started = num_processes * num_nodes, environment.world_size()
-    slurm = isinstance(environment, SLURMEnvironment)
-    if asked == started or (slurm and asked < started and "SLURM_STEP_NUM_TASKS" not in os.environ):
+    started = environment.world_size()
+    if isinstance(environment, SLURMEnvironment) and asked < started and "SLURM_STEP_NUM_TASKS" not in os.environ:
         return  # a batch script may use a single task, without srun
-    who = f"SLURM started {started} (SLURM_NTASKS)" if slurm else f"{type(environment).__name__} has {started}"
-    start = f"srun --nodes={num_nodes} --ntasks-per-node={num_processes}" if slurm else f"--nproc-per-node={num_processes}"
-    own = "; with SLURM_JOB_NAME=bash flcog starts its own" if slurm else ""
-    shared = f", trainer.processes_per_device={per_device}" if per_device > 1 else ""
     raise ValueError(
-        f"trainer.devices={num_processes // per_device}{shared} on trainer.num_nodes={num_nodes} asks for {asked} "
-        f"process{'es' * (asked > 1)}, but {who}: start as many ({start}), or set trainer.devices and trainer.num_nodes to "
-        f"match{own}"
+        f"trainer.devices and trainer.num_nodes ask for {asked} process{'es' * (asked > 1)}, but {type(environment).__name__} has "
+        f"{started}: start as many (srun --ntasks-per-node, torchrun --nproc-per-node), or set trainer.devices and trainer.num_nodes "
+        "to match"
     )
 
 

@@ -65,10 +65,3 @@ def discard(stream: Any) -> None:
         null = os.open(os.devnull, os.O_WRONLY)
         os.dup2(null, stream.fileno())
         os.close(null)
-
-
-def open_standard_streams() -> None:
-    """Open descriptors 0 to 2 if the shell closed them (``>&-``). Otherwise output would go into the first files of a run."""
-    while (descriptor := os.open(os.devnull, os.O_RDWR)) <= 2:
-        pass
-    os.close(descriptor)

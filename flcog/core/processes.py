@@ -34,17 +34,6 @@ class Processes:
     replica: int = 0
     replicas: int = 1
 
-    @classmethod
-    def of_torch(cls) -> "Processes":
-        """This process among those that torch.distributed has connected, for code that exchanges objects on the CPU.
-
-        >>> Processes.of_torch().count
-        1
-        """
-        if torch.distributed.is_available() and torch.distributed.is_initialized():
-            return cls(torch.distributed.get_rank(), torch.distributed.get_world_size())
-        return cls()
-
     @property
     def is_first(self) -> bool:
         """Whether this process prints and writes files."""

@@ -97,22 +97,12 @@ def floats_to(dtype: torch.dtype, tree: Tree) -> Tree:
     return map_leaves(lambda leaf: leaf.to(dtype) if leaf.is_floating_point() else leaf, tree)
 
 
-def unlike_shapes(trees: Sequence[Tree]) -> str:
-    """Describe two different shapes or structures among trees that should have the same. Empty if all are equal.
+def unlike_structures(trees: Sequence[Tree]) -> str:
+    """Describe two different structures among trees that should have the same. Empty if all are equal.
 
-    >>> unlike_shapes([torch.zeros(4, 7), torch.zeros(4, 9)])
-    'batches have different shapes: [4, 7] and [4, 9]'
-    >>> unlike_shapes([{"image": torch.zeros(4)}, {"image": torch.zeros(4), "mask": torch.zeros(4)}])
+    >>> unlike_structures([{"image": torch.zeros(4)}, {"image": torch.zeros(4), "mask": torch.zeros(4)}])
     'batches have different structures: a dict of image and a dict of image, mask'
     """
-    if odd := unlike_structures(trees):
-        return odd
-    shapes = {", ".join(str(list(leaf.shape)) for leaf in leaves(tree)): None for tree in trees}
-    return f"batches have different shapes: {' and '.join(list(shapes)[:2])}" if len(shapes) > 1 else ""
-
-
-def unlike_structures(trees: Sequence[Tree]) -> str:
-    """Describe two different structures among trees. Empty if all are equal."""
     first, *others = [pytree.tree_structure(tree) for tree in trees]
     odd = next((k for k, other in enumerate(others, 1) if other != first), None)
     return "" if odd is None else f"batches have different structures: {form(trees[0])} and {form(trees[odd])}"
@@ -123,20 +113,13 @@ def unlike_keys(one: Tree, other: Tree) -> bool:
     return type(one) is not type(other) or (isinstance(one, dict) and one.keys() != other.keys())
 
 
-def not_rows(tree: Tree, count: int) -> str:
-    """Describe a part of a batch that has not one row for each of ``count`` samples. Empty if all parts have.
+def has_rows(tree: Tree, count: int) -> bool:
+    """Whether all parts of a batch are tensors with one row for each of ``count`` samples.
 
-    >>> not_rows({"image": torch.zeros(4, 2), "name": ["a", "b", "c", "d"]}, 4)
-    'a batch contains a str, which is no tensor'
-    >>> not_rows(torch.zeros(3, 2), 4)
-    'a batch of 4 samples contains a tensor of shape [3, 2]'
+    >>> has_rows({"image": torch.zeros(4, 2), "name": ["a", "b", "c", "d"]}, 4), has_rows(torch.zeros(3, 2), 4)
+    (False, False)
     """
-    for leaf in leaves(tree):
-        if not isinstance(leaf, Tensor):
-            return f"a batch contains a {type(leaf).__name__}, which is no tensor"
-        if leaf.shape[:1] != (count,):
-            return f"a batch of {count} samples contains a tensor of shape {list(leaf.shape)}"
-    return ""
+    return all(isinstance(leaf, Tensor) and leaf.shape[:1] == (count,) for leaf in leaves(tree))
 
 
 def form(value: Any) -> str:

@@ -11,7 +11,7 @@ from torch.utils import _pytree as pytree
 
 from flcog.client.work import ClientWork, samples_per_block, stacked_positions
 from flcog.core.copies import sent
-from flcog.core.trees import Tree, map_leaves, rows, unlike_shapes
+from flcog.core.trees import Tree, leaves, map_leaves, rows
 from flcog.data.reading import Reader
 
 
@@ -100,9 +100,12 @@ def _stacked(
 
 def _together(batches: list[tuple[Tree, Tree]]) -> tuple[Tree, Tree]:
     """One batch of batches that were read client by client."""
-    if obstacle := unlike_shapes([inputs for inputs, _ in batches]):
-        raise ValueError(f"{obstacle}: let collate_fn pad to one length, or use executor=loop")
-    joined: tuple[Tree, Tree] = pytree.tree_map(lambda *leaves: torch.cat(leaves), *batches)
+    shapes = list({", ".join(str(list(leaf.shape)) for leaf in leaves(inputs)): None for inputs, _ in batches})
+    if len(shapes) > 1:
+        raise ValueError(
+            f"batches have different shapes: {' and '.join(shapes[:2])}: let collate_fn pad to one length, or use executor=loop"
+        )
+    joined: tuple[Tree, Tree] = pytree.tree_map(lambda *parts: torch.cat(parts), *batches)
     return joined
 
 

@@ -6,7 +6,6 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from flcog.core import hub
 from flcog.core.checks import at_least
 from flcog.core.extras import require
 from flcog.core.text import reason
@@ -86,8 +85,7 @@ def _random(timm: Any, name: str, num_classes: int, arguments: dict[str, Any]) -
 
 def _from_hub(timm: Any, name: str, num_classes: int, arguments: dict[str, Any]) -> nn.Module:
     try:
-        with hub.asked():
-            network: nn.Module = timm.create_model(name, pretrained=True, num_classes=num_classes, **arguments)
+        network: nn.Module = timm.create_model(name, pretrained=True, num_classes=num_classes, **arguments)
     except Exception as error:  # the hub's client raises nearly every kind where there is no network
         raise ValueError(
             f"Timm: the pretrained weights of {name} are neither in the hub's cache nor could they be downloaded ({reason(error)}): "

@@ -17,7 +17,7 @@ from flcog.client.program import ClientTensors, Program
 from flcog.core.randomness import make_rng
 from flcog.core.trees import containers_copied
 from flcog.core.types import Batch, Params, Slot
-from flcog.method import CLIENT_HOOKS, Cohort, GlobalModel, Gradient, Messages, Method, Workload, first_contact
+from flcog.method import CLIENT_HOOKS, Cohort, GlobalModel, Messages, Method, Workload, first_contact
 from flcog.method.given import broadcast_of, drawn
 from flcog.schedules import Piecewise
 from flcog.server import round as rounds
@@ -133,34 +133,22 @@ class Trial:
         return {n: torch.randn(v.shape, generator=rng).to(v) for n, v in self.server.params.items()}
 
     def call(self, hook: str, seed: int) -> Any:
-        """What the hook makes of random numbers: the value that the next method receives, or the messages of ``finish_client``, too."""
+        """What the hook makes of random numbers: the value that the next method receives."""
         given, params, buffers = self.numbers(seed), dict(self.server.params), self.buffers
         program, tensors, method = self.program, self.tensors, self.method
         batch = Batch(*self.engine.reader.train(self.engine.federation.partition.indices[:2]))
-        contexts = program.contexts(tensors, buffers, 0)
 
-        def finish() -> tuple[Params, Slot, Slot]:
+        def finish() -> Params:
             trained = program.after_step(0, (params, params), buffers, tensors, batch)[1]  # may fill the method's state
             end = {name: value + given[name] for name, value in params.items()}
-            envelope = program.finish(given, end, buffers, trained, program.over_data(params, buffers, batch))[0]
-            return envelope.delta, envelope.mean.get(method.name), envelope.sum.get(method.name)
-
-        def gradients_taken() -> int:
-            taken: list[Params] = []
-
-            def gradient(params: Params, batch: Batch) -> Gradient:
-                taken.append(params)
-                return Gradient(self.numbers(3), buffers, torch.zeros(()))
-
-            program.wrapped(gradient, params, batch, contexts)
-            return len(taken)
+            delta: Params = program.finish(given, end, buffers, trained, program.over_data(params, buffers, batch))[0].delta
+            return delta
 
         planned = method.plan if isinstance(method, Workload) else None
         calls: dict[str, Callable[[], Any]] = {
             "plan": lambda: [planned and planned(3 * seed, self.view, make_rng(0, number)) for number in range(8)],
             "start": lambda: program.start(given, buffers, tensors)[0],
-            "wrap_gradient": gradients_taken,
-            "correct_gradient": lambda: program.corrected(given, params, contexts, {}),
+            "correct_gradient": lambda: program.corrected(given, params, program.contexts(tensors, buffers, 0), {}),
             "after_step": lambda: program.after_step(0, (given, params), buffers, tensors, batch)[0],
             "finish_client": finish,
             "evaluate_at": lambda: method.evaluate_at(containers_copied(self.server.servers[method.name]), given),
@@ -172,7 +160,6 @@ class Trial:
         made = self.call(hook, 1)
         if hook == "plan":
             return any(steps not in (None, 3) for steps in made)
-        made = made[0] if hook == "finish_client" else made
         return bool(made) and not _equal(made, self.numbers(1))
 
     def replaces(self, hook: str) -> bool:
@@ -197,26 +184,6 @@ def lost_work(engine: Engine, trials: dict[str, Trial]) -> Iterator[Finding]:
             if earlier and trials[later.name].replaces(hook):
                 consequence, fix = f"replaces {value}, so the work of {_listed(earlier)} is lost", f"list {later.name} before "
                 yield Finding(later.name, hook, consequence, fix + _listed(earlier))
-    wraps = _overriding(engine, "wrap_gradient")
-    for place, method in enumerate(wraps):
-        if trials[method.name].call("wrap_gradient", 1):
-            continue
-        undone = [*wraps[:place], *_overriding(engine, "loss")]
-        if method.overrides("after_step") and trials[method.name].replaces("after_step"):
-            undone += [*wraps[place + 1 :], *_overriding(engine, "correct_gradient")]
-        if lost := _listed(_others(undone, method, engine)):
-            consequence = f"takes no gradient of the loss, so the work of {lost} is lost"
-            yield Finding(method.name, "wrap_gradient", consequence, f"remove {lost}")
-    for sender in _overriding(engine, "finish_client"):
-        if trials[sender.name].call("finish_client", 1)[0]:
-            continue
-        place, says = engine.methods.index(sender), "sends no change of the model, so the work of {} is lost"
-        before, after = (_others(part, sender, engine) for part in (engine.methods[:place], engine.methods[place + 1 :]))
-        if lost := _listed([other for other in after if trials[other.name].changes("finish_client")]):
-            yield Finding(sender.name, "finish_client", says.format(lost), f"list {lost} before {sender.name}")
-        steps = [other for other in before if other.overrides("server_step") and not other.overrides("finish_client")]
-        if lost := _listed(steps):
-            yield Finding(sender.name, "finish_client", says.format(lost), f"list {lost} after {sender.name}")
 
 
 def try_round(engine: Engine, server: ServerState, findings: list[Finding]) -> None:

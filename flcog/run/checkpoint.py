@@ -9,7 +9,6 @@ import torch
 from torch.utils import _pytree as pytree
 
 from flcog.core.files import RUN_REMEDY, replacing
-from flcog.core.states import difference
 from flcog.core.text import first_line
 from flcog.data import Exchange
 from flcog.method import Callback
@@ -96,16 +95,6 @@ def check_same_model(path: Path, saved: Mapping[str, torch.Tensor], present: Map
         more = f" (and {len(differences) - 3} more)" if len(differences) > 3 else ""
         raise ValueError(
             f"{path} holds another model: {'; '.join(differences[:3])}{more}. Use the model and the methods of the run that wrote it"
-        )
-
-
-def check_alike(path: Path, what: str, saved: Any, expected: Any) -> None:
-    """Refuse state whose structure, shapes or types differ from the initial state of this run's methods."""
-    if (fault := difference(saved, expected, what)) is not None:
-        place, there, here = fault
-        raise ValueError(
-            f"{path}: {place} is {there} there, {here} here: use the methods and settings of the run that wrote it, or "
-            "another of its checkpoints"
         )
 
 

@@ -13,7 +13,7 @@ from lightning.fabric import Fabric
 from flcog.core import lost_processes, signals
 from flcog.core.signals import RoundDropped, StopSignals
 from flcog.core.speed import Calibration, CoreWaiting
-from flcog.core.users_hooks import place_in_users_code
+from flcog.core.users_code import place_in_users_code
 from flcog.core.writer_lock import WriterLock
 from flcog.lightning.observer import LightningHooks
 from flcog.run.session import Session

@@ -72,11 +72,6 @@ class Plan:
         """The checkpoint to read, the same on every process."""
         if self.ckpt_path is None:
             return None
-        if not isinstance(self.ckpt_path, str | Path):
-            raise ValueError(
-                f"ckpt_path must be the path of a checkpoint; got a {type(self.ckpt_path).__name__}: give validation and test sets "
-                "in the data, as in flcog.datamodules.TorchDataset(train, test, val)"
-            )
 
         def difference(path: Path) -> str:
             saved = checkpoint.peek(path)
@@ -104,18 +99,7 @@ class Plan:
     def restore(self, request: Request, run: Session, saved: CheckpointFile | None) -> None:
         """Take over the checkpoint."""
         if saved is not None:
-            _restore_to_evaluate(run, saved)
-
-
-def _restore_to_evaluate(run: Session, saved: "CheckpointFile") -> None:
-    """Restore a checkpoint. Read it again if its run, which is still training, has replaced it and removed its clients' states."""
-    try:
-        run.restore(*saved, resume=False)
-    except ValueError:
-        now = CheckpointFile(saved.path, checkpoint.read(saved.path))
-        if now.content["round"] == saved.content["round"]:
-            raise
-        _restore_to_evaluate(run, now)
+            run.restore(*saved, resume=False)
 
 
 @dataclass

@@ -53,12 +53,6 @@ def by_name(predictions: Predictions | list[Any]) -> Predictions:
     if isinstance(predictions, dict):
         return predictions
     named = [result if isinstance(result, dict) else {"prediction": result} for result in predictions]
-    odd = [value for result in named for value in result.values() if not isinstance(value, Tensor) or not value.ndim]
-    if odd:
-        raise ValueError(
-            "flcog predict writes tensors with a sample in each row; predict_step returns a "
-            f"{type(odd[0]).__name__}: return a tensor, or a dict of tensors"
-        )
     return {name: torch.cat([result[name] for result in named]) for name in named[0]}
 
 

@@ -1,16 +1,12 @@
 """Copies that run ahead of computations: no computation uses a copy before it is complete, and no memory is reused too early."""
 
-from contextlib import contextmanager
-from types import SimpleNamespace
-from typing import Any
-
 import pytest
 import torch
 from copy_queues import Delayed, TwoQueues
 from torch import Tensor
 
 from flcog.core import copies
-from flcog.core.copies import Ahead, Arriving, CopyQueue, copy_queue_of, handed_over
+from flcog.core.copies import Ahead, copy_queue_of, handed_over
 
 TREES = [{"x": torch.full((3,), float(number)), "y": [torch.tensor([number])]} for number in range(8)]
 SUMS = [4.0 * number for number in range(8)]
@@ -62,43 +58,6 @@ def test_only_so_much_is_under_way(monkeypatch: pytest.MonkeyPatch) -> None:
     assert queue.begun == 8 * 2, "each is copied once"
 
 
-def test_what_is_there_already_is_neither_copied_nor_waited_for() -> None:
-    queue = Delayed()
-    queue.copy = lambda tensor: tensor  # type: ignore[method-assign]
-    assert Arriving(TREES[1], queue).here()["x"] is TREES[1]["x"]
-    assert queue.begun == queue.kept == 0 and not queue.ahead
-
-
-def test_without_a_second_queue_trees_are_handed_over_as_they_are() -> None:
-    assert copy_queue_of(torch.device("cpu")) is None
-    assert [hand() for hand in handed_over(TREES, None)] == TREES
-
-
-def test_a_gpus_calls_are_made_on_the_right_stream(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Only the order of the calls of torch's functions is tested, without a GPU that executes them."""
-    calls: list[Any] = []
-    second = SimpleNamespace(name="second", record_event=lambda: calls.append("event of second") or "event")
-    computing = SimpleNamespace(name="computing", wait_event=lambda event: calls.append(f"computing waits for {event}"))
-
-    @contextmanager
-    def stream(chosen: Any) -> Any:
-        calls.append(f"on {chosen.name}")
-        yield
-        calls.append(f"off {chosen.name}")
-
-    monkeypatch.setattr(torch.cuda, "Stream", lambda device: second)
-    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: computing)
-    monkeypatch.setattr(torch.cuda, "stream", stream)
-    monkeypatch.setattr(Tensor, "pin_memory", lambda tensor: calls.append("pin") or tensor)
-    monkeypatch.setattr(Tensor, "to", lambda tensor, device, non_blocking: calls.append(non_blocking) or tensor.clone())
-    monkeypatch.setattr(Tensor, "record_stream", lambda tensor, stream: calls.append(f"kept for {stream.name}"))
-    queue = copy_queue_of(torch.device("cuda", 0))
-    assert isinstance(queue, CopyQueue)
-    Arriving(torch.zeros(2), queue).here()
-    copied = ["on second", "pin", True, "off second", "event of second"]
-    assert calls == [*copied, "computing waits for event", "kept for computing"]
-
-
 @pytest.mark.parametrize("tensor", [torch.tensor(0.5).expand(3), torch.arange(6.0).view(2, 3).T, torch.arange(4).unfold(0, 2, 1)])
 def test_what_does_not_lie_in_one_piece_is_pinned_too(tensor: Tensor, monkeypatch: pytest.MonkeyPatch) -> None:
     def pinned(tensor: Tensor) -> Tensor:
@@ -108,14 +67,6 @@ def test_what_does_not_lie_in_one_piece_is_pinned_too(tensor: Tensor, monkeypatc
     monkeypatch.setattr(Tensor, "pin_memory", pinned)
     monkeypatch.setattr(Tensor, "to", lambda tensor, device, non_blocking: tensor)
     assert torch.equal(copies.sent(tensor, torch.device("cuda", 0)), tensor)
-
-
-def test_apples_device_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A copy with ``non_blocking=True`` could read the CPU's memory after it was given to another tensor."""
-    calls: list[dict[str, Any]] = []
-    monkeypatch.setattr(Tensor, "to", lambda tensor, device, **options: calls.append(options) or tensor)
-    copies.sent(torch.ones(2), torch.device("mps", 0))
-    assert calls == [{}]
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")

@@ -1,20 +1,15 @@
 """The choice of each process's device, and several processes that share a device."""
 
 from collections import Counter
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from fake_device import computing_there
-from harness import fit
-from lightning.fabric.accelerators import CUDAAccelerator, MPSAccelerator
-from lightning.fabric.accelerators.cuda import _check_cuda_matmul_precision
-from lightning.fabric.utilities.rank_zero import rank_zero_info
-from lightning_utilities.core import rank_zero
+from lightning.fabric.accelerators import CUDAAccelerator
 from torch.utils import _pytree as pytree
 
-from flcog.core.fabric import SharedDevices, as_torchrun_started, device_of, launch, make_fabric, processes_of
+from flcog.core.fabric import SharedDevices, as_torchrun_started, device_of, make_fabric, processes_of
 from flcog.core.processes import Processes
 
 
@@ -73,15 +68,6 @@ def test_two_processes_on_each_of_two_gpus(rank: int, monkeypatch: pytest.Monkey
     assert processes_of(made) == Processes(rank, 4, torch.device("cuda", rank % 2), 2)
 
 
-@pytest.mark.usefixtures("gpus")
-@pytest.mark.parametrize("rank", range(2))
-def test_one_process_on_each_of_two_gpus(rank: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("LOCAL_RANK", str(rank))
-    made = fabric(2, 1, "cuda")
-    assert made.strategy._get_process_group_backend() == "nccl"
-    assert processes_of(made) == Processes(rank, 2, torch.device("cuda", rank), 1)
-
-
 def test_what_lies_on_anothers_gpu_comes_to_ones_own(monkeypatch: pytest.MonkeyPatch) -> None:
     """Tensors travel on the CPU. Otherwise they would be unpickled on the sender's GPU, which the receiver's machine may not have."""
     travelled: list[torch.Tensor] = []
@@ -99,39 +85,5 @@ def test_what_lies_on_anothers_gpu_comes_to_ones_own(monkeypatch: pytest.MonkeyP
         assert ours[0].tolist() == theirs["x"].tolist() == [0, 1] and ours[1].tolist() == [1, 1] and ours[2] == "text"
 
 
-def test_a_run_says_how_many_share_a_device(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("flcog.run.opening.processes_of", lambda fabric, together: Processes(per_device=2))
-    assert ("processes", "1 process on cpu, 2 on each device") in fit(tmp_path, rounds=1).run.description
-
-
 def test_on_a_cpu_they_are_as_many_processes() -> None:
     assert [fabric(*numbers).world_size for numbers in ((1, 1), (2, 1), (1, 2), (2, 3))] == [1, 2, 2, 6]
-
-
-def test_numbers_that_cannot_be() -> None:
-    with pytest.raises(ValueError, match="processes_per_device must be a whole number of at least 1; got 0"):
-        fabric(1, 0)
-
-
-def test_apples_device_has_one_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(MPSAccelerator, "is_available", lambda: True)
-    with pytest.raises(
-        ValueError, match=r"strategy=2 processes per device` but .* not supported on the MPS .*accelerator='cpu'"
-    ) as caught:
-        fabric(1, 2, "auto")
-    assert len(str(caught.value).splitlines()) == 1
-
-
-def test_nobody_is_told_to_call_torch_for_tf32(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
-    """Lightning's advice is suppressed, because ``trainer.tf32`` is the setting for it."""
-    for name, value in {"is_available": True, "get_device_capability": (9, 0), "get_device_name": "H100"}.items():
-        monkeypatch.setattr(torch.cuda, name, lambda *_, value=value: value)
-    made = fabric(1, 1)
-    launch(made, 1)
-    # Lightning 2.6.0 does not pass its records to other loggers.
-    caplog.set_level("INFO", rank_zero.log.name)
-    monkeypatch.setattr(rank_zero.log, "handlers", [caplog.handler])
-    monkeypatch.setattr(rank_zero.log, "propagate", False)
-    _check_cuda_matmul_precision.__wrapped__(torch.device("cuda", 0))
-    rank_zero_info("something else")
-    assert [record.message for record in caplog.records] == ["something else"]

@@ -11,14 +11,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from commands.comparisons import fake_run, table_file
-from harness import ROOT, fit, without_times
+from harness import fit, without_times
 from matplotlib.figure import Figure
 from PIL import Image
 
-from flcog.commands.cli import main
-from flcog.commands.compare.runs import runs_of
-from flcog.commands.compare.table import read_table
 from flcog.core import files
 from flcog.core.files import write_yaml
 from flcog.data import Partition
@@ -167,32 +163,3 @@ def test_a_run_whose_disk_fills_up_goes_on_once_there_is_space(more: int, tmp_pa
     resumed = fit(tmp_path / "runs", ckpt_path=str(run), eval_every=1)
     assert without_times(resumed.history) == without_times(whole.history)
     assert all(torch.equal(resumed.params[name], value) for name, value in whole.params.items())
-
-
-@pytest.mark.usefixtures("command_line")
-def test_the_command_partition_says_it_in_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    with full_disk(), pytest.raises(SystemExit, match=r"^2$"):
-        main(["partition", "-c", str(ROOT / "configs/quickstart.yaml"), "--save", str(tmp_path / "split")])
-    line = f"flcog: error: cannot write {tmp_path / 'split.npz'}: {NO_SPACE}; free space or choose another folder"
-    assert capsys.readouterr().err.splitlines()[-1] == line
-    assert os.listdir(tmp_path) == []
-
-
-def test_a_figure_of_no_known_kind_is_refused_and_nothing_written(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"^cannot draw .*chart\.txt: a figure's name ends with .*\.pdf"):
-        files.write_figure(tmp_path / "chart.txt", Figure())
-    files.write_figure(tmp_path / "chart", Figure())
-    assert os.listdir(tmp_path) == ["chart.png"]
-
-
-def test_compare_shows_the_table_even_where_it_cannot_write_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    path, out = table_file(tmp_path), tmp_path / "out"
-    for run in runs_of(read_table(path), out):
-        fake_run(run, [0.25, 0.5])
-    before = sorted(out.iterdir())
-    with full_disk(), pytest.raises(SystemExit, match=r"^2$"):
-        main(["compare", str(path), "--out", str(out), "--show"])
-    shown = capsys.readouterr()
-    assert "50.00" in shown.out
-    assert shown.err == f"flcog: error: cannot write {out / 'table.md'}: {NO_SPACE}; free space or choose another --out\n"
-    assert sorted(out.iterdir()) == before

@@ -44,14 +44,3 @@ def test_the_git_commit_is_the_working_directorys(repository: Path, monkeypatch:
     assert git_commit() == git("rev-parse", "HEAD")
     (repository / "file").write_text("2")
     assert git_commit() == git("rev-parse", "HEAD") + "+changes"
-
-
-def test_a_second_worktree_has_its_own_commit(repository: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    git("worktree", "add", "../beside")
-    monkeypatch.chdir(repository.parent / "beside")
-    git("commit", "--allow-empty", "-m", "second")
-    assert git_commit() == git("rev-parse", "HEAD")
-    (repository.parent / "beside" / "file").write_text("2")
-    assert git_commit() == git("rev-parse", "HEAD") + "+changes"
-    monkeypatch.chdir(repository)
-    assert git_commit() == git("rev-parse", "HEAD")

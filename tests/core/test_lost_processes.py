@@ -4,7 +4,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,12 +11,12 @@ from typing import Any
 import pytest
 import torch
 import yaml
-from harness import TESTS, TinyData, classifier
+from harness import TESTS
 from lightning.fabric.plugins.environments import LightningEnvironment, SLURMEnvironment, TorchElasticEnvironment
 
 import flcog
 from flcog.core import lost_processes
-from flcog.core.lost_processes import WITHOUT_A_WORD, Death, ProcessDied
+from flcog.core.lost_processes import WITHOUT_A_WORD, ProcessDied
 from flcog.method import Callback, Context, Method, Params, Slot, Upload
 from flcog.run import checkpoint
 
@@ -92,11 +91,8 @@ def test_a_process_that_is_killed_is_named(tmp_path: Path, who: int) -> None:
 def test_an_error_in_one_process_or_all_is_all_that_is_said(tmp_path: Path, who: int | None) -> None:
     fault = {"class_path": "core.test_lost_processes.Fails", "init_args": {"who": who, "how": "error"}}
     code, lines = fit(tmp_path, devices=2, callbacks=[fault])
-    assert code == 2
-    (line,) = errors(lines)
-    assert (
-        line.startswith("flcog: error: KeyError: 'a fault of its own' (") and "in Fails.on_round_start, round 2 (FLCOG_" in line
-    )
+    assert code == 1 and sum("Traceback" in line for line in lines) == 1, lines
+    assert f"[rank{who or 0}]: KeyError: 'a fault of its own'" in lines
 
 
 SCRIPT = """
@@ -176,38 +172,18 @@ def dead_child(code: int) -> subprocess.Popen[Any]:
     return process
 
 
-def test_one_process_speaks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lost_processes, "PATIENCE", 0.2)
-    child = subprocess.Popen(["sleep", "60"])
-    first, other, orphan = (lost_processes._Relatives() for _ in range(3))
-    first.children, other.parent, orphan.parent = [child], os.getppid(), -1
-    for relatives, waits in ((first, False), (other, True), (other, False), (orphan, False)):
-        began = time.monotonic()
-        relatives.let_one_speak()
-        assert (time.monotonic() - began >= 0.2) == waits
-    assert child.wait() == -signal.SIGKILL
-
-
 def test_who_says_what(monkeypatch: pytest.MonkeyPatch) -> None:
     relatives = lost_processes._Relatives()
-    relatives.advice = lambda: "go on"
-    relatives.children = [dead_child(WITHOUT_A_WORD), dead_child(-9), dead_child(1)]
+    relatives.advice, relatives.children = lambda: "go on", [dead_child(WITHOUT_A_WORD), dead_child(-9), dead_child(1)]
     dead = relatives.deaths()
-    assert dead == [Death(2, -9), Death(3, 1), Death(1, WITHOUT_A_WORD)]
+    assert dead == [(2, -9), (3, 1), (1, WITHOUT_A_WORD)]
     assert str(relatives.verdict(dead)) == "process 2 died (killed by SIGKILL): go on"
-    for code in (1, 2, 130):  # process 1 has already printed its error
-        ending = relatives.verdict([Death(1, code), Death(2, WITHOUT_A_WORD)])
-        assert isinstance(ending, SystemExit) and ending.code == code
-    assert str(relatives.verdict([Death(1, 9)])) == "process 1 died (exit code 9): go on"
-    assert str(relatives.verdict([])) == "another process died or cannot be reached: go on"
-    relatives.children, relatives.parent = [], os.getppid()
-    assert relatives.deaths() == []
-    relatives.parent = -1
-    monkeypatch.setenv("LOCAL_RANK", "1")
-    assert str(relatives.verdict(relatives.deaths())) == "process 0 died: go on"
-    monkeypatch.setenv("LOCAL_RANK", "2")  # process 1 alone prints the reason
-    ending = relatives.verdict(relatives.deaths())
-    assert isinstance(ending, SystemExit) and ending.code == WITHOUT_A_WORD
+    ending = relatives.verdict([(1, 2), (2, WITHOUT_A_WORD)])
+    assert isinstance(ending, SystemExit) and ending.code == 2, "process 1 has already printed its error"
+    relatives.children, relatives.parent = [], -1
+    for rank in ("1", "2"):  # process 1 alone prints the reason
+        monkeypatch.setenv("LOCAL_RANK", rank)
+        assert isinstance(relatives.verdict(relatives.deaths()), ProcessDied) == (rank == "1")
 
 
 def test_only_what_a_collective_says_is_explained() -> None:
@@ -220,30 +196,16 @@ def test_only_what_a_collective_says_is_explained() -> None:
         raise broken
 
 
-def test_fewer_processes_than_asked_for_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, value in {"NTASKS": 1, "JOB_ID": 1234, "PROCID": 0, "LOCALID": 0, "NODEID": 0}.items():
-        monkeypatch.setenv(f"SLURM_{name}", str(value))
-    trainer = flcog.FederatedTrainer(rounds=1, local_steps=1, devices=2, accelerator="cpu", logger=False)
-    with pytest.raises(
-        ValueError, match=r"devices=2 on trainer\.num_nodes=1 asks for 2 processes, but SLURM started 1 \(SLURM_NTASKS\)"
-    ):
-        trainer.prepare(classifier(), TinyData())
-
-
 def test_the_number_of_processes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WORLD_SIZE", "2")
     elastic = TorchElasticEnvironment()
-    lost_processes.check_number(elastic, 2, 1)
-    with pytest.raises(ValueError, match="asks for 3 processes, but TorchElasticEnvironment has 2: start as many"):
-        lost_processes.check_number(elastic, 3, 1)
-    with pytest.raises(ValueError, match="asks for 1 process, but TorchElasticEnvironment has 2"):
-        lost_processes.check_number(elastic, 1, 1)  # without this error, each process would train the whole run
-    with pytest.raises(ValueError, match=r"devices=2, trainer\.processes_per_device=2 on .*asks for 4 processes"):
-        lost_processes.check_number(elastic, 4, 1, 2)
-    lost_processes.check_number(LightningEnvironment(), 3, 1)  # flcog starts the processes
+    lost_processes.check_number(elastic, 2)
+    with pytest.raises(ValueError, match="ask for 1 process, but TorchElasticEnvironment has 2: start as many"):
+        lost_processes.check_number(elastic, 1)  # without this error, each process would train the whole run
+    lost_processes.check_number(LightningEnvironment(), 3)  # flcog starts the processes
     monkeypatch.setenv("SLURM_NTASKS", "4")
     monkeypatch.setenv("SLURM_NTASKS_PER_NODE", "4")
-    lost_processes.check_number(SLURMEnvironment(), 1, 1)  # called by the batch script without srun, it is one process
+    lost_processes.check_number(SLURMEnvironment(), 1)  # called by the batch script without srun, it is one process
     monkeypatch.setenv("SLURM_STEP_NUM_TASKS", "4")
-    with pytest.raises(ValueError, match="asks for 1 process, but SLURM started 4"):
-        lost_processes.check_number(SLURMEnvironment(), 1, 1)
+    with pytest.raises(ValueError, match="ask for 1 process, but SLURMEnvironment has 4"):
+        lost_processes.check_number(SLURMEnvironment(), 1)

@@ -1,11 +1,9 @@
 """HuggingFace: columns of data sets in memory, folders and files give the same as arrays with the same values."""
 
-import socket
 from pathlib import Path
 from typing import Any
 
 import datasets
-import huggingface_hub
 import numpy as np
 import pytest
 import torch
@@ -15,7 +13,6 @@ from torch import Tensor, nn
 
 from datamodules.common import everything, one_line
 from datamodules.test_torch_dataset import COMMON, FEATURES, LABELS, OPTIONS, module, trained
-from flcog.core import hub
 from flcog.datamodules import ArrayData, HuggingFace
 
 NAMES = np.array(["owl", "cat", "dog"])
@@ -249,25 +246,3 @@ def test_no_hub(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(datasets, "load_dataset", unreachable)
     with one_line(ValueError, "mnist cannot be loaded .*no route to host.*give a folder that save_to_disk wrote, or files"):
         HuggingFace("mnist").setup()
-
-
-def test_a_hub_that_cannot_be_reached_is_asked_once(
-    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
-) -> None:
-    """The hub's own client would try six times, for more than half a minute."""
-    calls = []
-
-    def unreachable(address: Any, timeout: float) -> Any:
-        calls.append(address)
-        raise OSError("no route to host")
-
-    monkeypatch.setattr(socket, "create_connection", unreachable)
-    monkeypatch.setattr(hub, "getproxies", dict)
-    monkeypatch.setattr(huggingface_hub.constants, "ENDPOINT", "https://hub.invalid")
-    with one_line(ValueError, "nobody/knows cannot be loaded .*give a folder that save_to_disk wrote, or files"):
-        HuggingFace("nobody/knows").setup()
-    assert calls == [("hub.invalid", 443)] and not huggingface_hub.constants.HF_HUB_OFFLINE
-    assert "Retrying" not in capfd.readouterr().err + caplog.text
-    monkeypatch.setattr(hub, "getproxies", lambda: {"https": "a proxy that may reach it"})
-    with hub.asked("nobody/knows"):
-        assert not huggingface_hub.constants.HF_HUB_OFFLINE and len(calls) == 1

@@ -26,30 +26,9 @@ from flcog.callbacks import (
     Stragglers,
 )
 from flcog.commands.cli import main
-from flcog.method import Method, Upload, Workload
+from flcog.method import Method, Workload
 from flcog.run.advice import CHAINS
 from flcog.schedules import Piecewise
-
-
-@dataclass(frozen=True)
-class TopKMessages(Method):
-    """Sends the largest changes as a message, and no update of the model."""
-
-    def finish_client(self, delta: Any, params: Any, ctx: Any) -> Upload:
-        return Upload(
-            None, ctx.state, mean={"kept": {name: value * (value.abs() > value.abs().mean()) for name, value in delta.items()}}
-        )
-
-    def server_step(self, server: Any, params: Any, delta: Any, messages: Any, cohort: Any) -> Any:
-        return messages.mean["kept"], server
-
-
-@dataclass(frozen=True)
-class SignFlip(Method):
-    """An attack: every client sends its update with the opposite sign."""
-
-    def finish_client(self, delta: Any, params: Any, ctx: Any) -> Upload:
-        return Upload({name: -value for name, value in delta.items()}, ctx.state)
 
 
 @dataclass(frozen=True)
@@ -115,20 +94,6 @@ class Unseen(Method):
 
 def advice(*methods: Method, module: Any = None, data: Any = None, **options: Any) -> list[str]:
     return list(map(str, make_trainer(None, *methods, **options).check(module or classifier(), data or TinyData())))
-
-
-def test_what_is_made_of_weights_that_are_not_sent_is_said() -> None:
-    text = (
-        "TopKMessages.finish_client sends no change of the model, so the work of SignFlip is lost: "
-        "list SignFlip before TopKMessages"
-    )
-    assert advice(TopKMessages(), SignFlip()) == [text]
-    assert advice(SignFlip(), TopKMessages()) == []
-    alone, lost, attacked = (
-        train(*methods) for methods in ((TopKMessages(),), (TopKMessages(), SignFlip()), (SignFlip(), TopKMessages()))
-    )
-    same = [torch.equal(other.state[name], value) for other in (lost, attacked) for name, value in alone.state.items()]
-    assert same[: len(same) // 2] == [True] * (len(same) // 2) and not all(same), "the warning tells the truth"
 
 
 def test_a_chain_that_is_cut_is_said_hook_by_hook() -> None:

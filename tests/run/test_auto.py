@@ -5,11 +5,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from harness import TinyData, assert_close, classifier, fit, make_trainer, without_times
+from harness import TinyData, classifier, fit, make_trainer, without_times
 
 import flcog
 from flcog.callbacks import FedProx
-from run.test_resume import finish, outcome, start
 
 
 def runs_in(root: Path) -> list[Path]:
@@ -47,27 +46,6 @@ def test_auto_among_other_configurations_says_the_difference(tmp_path: Path, cha
     assert "\n" not in str(refusal.value) and len(runs_in(tmp_path)) == 1
 
 
-def test_auto_among_runs_of_other_methods_names_them(tmp_path: Path) -> None:
-    fit(tmp_path, FedProx(mu=0.1), rounds=1)
-    with pytest.raises(ValueError, match=r"methods was \['FedProx'\], is \[\]"):
-        fit(tmp_path, rounds=2, ckpt_path="auto")
-
-
-def test_auto_refuses_other_data_and_may_accept_other_settings(tmp_path: Path) -> None:
-    fit(tmp_path, rounds=1)
-    with pytest.raises(ValueError, match="with 8 clients"):
-        fit(tmp_path, rounds=2, ckpt_path="auto", data=TinyData(order=(0, 1, 2, 3, 4)))
-    assert fit(tmp_path, rounds=2, local_steps=3, ckpt_path="auto", resume_changed=True).round == 2
-
-
-def test_auto_reports_a_damaged_checkpoint(tmp_path: Path) -> None:
-    run = fit(tmp_path, rounds=1).run_dir
-    assert run is not None
-    (run / "checkpoints/last.ckpt").write_bytes(b"half")
-    with pytest.raises(ValueError, match="is no readable flcog checkpoint"):
-        fit(tmp_path, rounds=2, ckpt_path="auto")
-
-
 class StartsASecond(flcog.Callback):
     """Starts the same run once more in the first round, before there is a checkpoint."""
 
@@ -100,18 +78,3 @@ def test_auto_starts_from_given_weights_once(tmp_path: Path) -> None:
     first, second = train(1), train(2)
     assert without_times(second.history)[:1] == without_times(first.history) and len(second.history) == 2
     assert len(runs_in(tmp_path / "auto")) == 1
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("devices", [1, 2])
-def test_of_two_processes_that_start_at_once_one_trains(tmp_path: Path, devices: int) -> None:
-    both = [start(tmp_path, rounds=3, ckpt="auto", sleep=3.0, devices=devices) for _ in range(2)]
-    outputs = [process.communicate(timeout=240)[0] for process in both]
-    codes = sorted(process.returncode for process in both)
-    assert codes[0] == 0 and codes[1] != 0, outputs
-    refused = outputs[0] if both[0].returncode else outputs[1]
-    assert "is being trained by" in refused and len(runs_in(tmp_path / "runs")) == 1
-    finish(start(tmp_path, rounds=4, ckpt="auto", devices=devices))
-    finish(start(tmp_path / "whole", rounds=4, devices=devices))
-    resumed, whole = outcome(tmp_path)[0], outcome(tmp_path / "whole")[0]
-    assert_close(resumed, whole, rtol=1e-12)

@@ -3,13 +3,11 @@
 import warnings
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import pytest
-from harness import TinyData, assert_close, classifier, fit, make_trainer, without_times
+from harness import TinyData, assert_close, classifier, fit, without_times
 
 from flcog.callbacks import SCAFFOLD
-from flcog.method import Callback
 from flcog.run import checkpoint
 from flcog.run.observers import checkpoint as observer
 from flcog.run.observers.checkpoint import Checkpoint
@@ -53,17 +51,6 @@ def test_a_run_goes_on_from_a_kept_checkpoint_again_and_again(tmp_path: Path) ->
     assert {path.name for path in (folder / "clients").iterdir()} == referred
 
 
-def test_a_checkpoint_that_cannot_be_written_is_one_clear_line(tmp_path: Path) -> None:
-    class Obstacle(Callback):
-        def on_fit_start(self, run: Any) -> None:
-            (run.directory / "checkpoints").write_text("in the way")
-
-    with pytest.raises(
-        ValueError, match=r"cannot write .*last\.ckpt: .*; free space or choose another trainer\.default_root_dir"
-    ):
-        fit(tmp_path, Obstacle())
-
-
 def test_a_killed_run_says_how_to_go_on_once_it_can(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     killed(tmp_path / "early", at=1)
     assert "go on" not in capsys.readouterr().out
@@ -79,19 +66,3 @@ def test_a_killed_run_says_how_to_go_on_once_it_can(tmp_path: Path, capsys: pyte
     with pytest.raises(ValueError, match="no checkpoint at"):
         trainer.fit(classifier(), TinyData(), str(tmp_path / "nowhere"))
     assert "go on" not in capsys.readouterr().out.split("Test its")[-1]
-
-
-def test_a_checkpoint_that_its_run_replaces_meanwhile_is_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """`flcog test` may read a run that is still training, and that removes the clients' states of earlier rounds."""
-    run = fit(tmp_path, SCAFFOLD(), rounds=1, clients_per_round=5).run_dir
-    assert run is not None
-    last = run / "checkpoints/last.ckpt"
-    earlier = checkpoint.read(last)
-    fit(tmp_path, SCAFFOLD(), rounds=2, clients_per_round=5, ckpt_path="last")
-    expected = make_trainer(tmp_path, SCAFFOLD()).test(classifier(), TinyData(), str(last))
-    answers, read = iter([earlier]), checkpoint.read
-    monkeypatch.setattr(checkpoint, "read", lambda path, **options: next(answers, None) or read(path, **options))
-    assert make_trainer(tmp_path, SCAFFOLD()).test(classifier(), TinyData(), str(last)) == expected
-    (run / "checkpoints/clients").rename(run / "checkpoints/elsewhere")
-    with pytest.raises(ValueError, match="no checkpoint at"):
-        make_trainer(tmp_path, SCAFFOLD()).test(classifier(), TinyData(), str(last))

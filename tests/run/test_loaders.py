@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import flcog
 from flcog.run.predictions import by_name
-from run.test_wrapped_data import TENSORS, TESTS, Means, Plain, module
+from run.test_wrapped_data import TENSORS, TESTS, Plain, module
 
 OPTIONS: dict[str, Any] = {"rounds": 1, "local_steps": 1, "precision": "32-true", "eval_every": 1}
 TRAIN, VAL = DataLoader(TENSORS, batch_size=16, shuffle=True), DataLoader(TESTS, batch_size=20)
@@ -48,20 +48,6 @@ def test_a_training_set_and_a_validation_set(arguments: Any, options: Any, tmp_p
     trainer.fit(module(), *arguments, **options)
     same = ["train/loss", "val/loss", "val/accuracy"]
     assert [trainer.history[0][name] for name in same] == [expected.history[0][name] for name in same]
-
-
-def test_evaluations_take_a_data_module_in_the_place_of_loaders() -> None:
-    trained = module()
-    found = make_trainer(None, **OPTIONS).validate(trained, dataloaders=Module())
-    assert found == make_trainer(None, **OPTIONS).validate(trained, Module())
-
-
-@pytest.mark.parametrize(
-    ("loaders", "message"), [([], r"test got no loader in \[\]: give one"), (5, "test got a int, and a loader yields batches")]
-)
-def test_what_is_no_loader_is_refused(loaders: Any, message: str) -> None:
-    with one_line(ValueError, message):
-        make_trainer(None).test(module(), dataloaders=loaders)
 
 
 def test_evaluations_take_a_loader(tmp_path: Path) -> None:
@@ -232,49 +218,6 @@ def test_predictions_by_a_modules_own_step(tmp_path: Path) -> None:
     assert [len(part["sum"]) for part in changed] == [3, 2]
     assert torch.allclose(torch.cat([part["sum"] for part in changed]), rows.sum(1) + 32)
     assert torch.equal(by_name(changed)["sum"], torch.cat([part["sum"] for part in changed]))
-    with one_line(
-        ValueError, "flcog predict writes tensors with a sample in each row; predict_step returns a list: return a tensor"
-    ):
-        by_name([[3]])
-
-
-class ReturnsTwo(Means):
-    def forward(self, inputs: Any) -> Any:
-        return self.layer(inputs), 1
-
-
-def test_predictions_of_several_outputs_need_a_step_of_their_own() -> None:
-    with one_line(ValueError, "ReturnsTwo.forward returns a tuple of 2 parts, and outputs are one tensor: write a predict_step"):
-        make_trainer(None, **OPTIONS).predict(ReturnsTwo(), VAL)
-
-
-class Named(Means):
-    """Reads its batches by name, as many modules do."""
-
-    def forward(self, x: Any) -> Any:
-        return self.layer(x)
-
-    def training_step(self, batch: Any, batch_idx: int) -> Any:
-        return super().training_step((batch["x"], batch["label"]), batch_idx)
-
-
-def rows_by_name(samples: Any) -> dict[str, torch.Tensor]:
-    inputs, labels = zip(*samples, strict=True)
-    return {"x": torch.stack(inputs), "label": torch.stack(labels)}
-
-
-def test_predictions_without_a_forward_for_the_batches_ask_for_a_step() -> None:
-    loader = DataLoader(TESTS, batch_size=4, collate_fn=rows_by_name)
-    with one_line(
-        ValueError, "Named.forward takes x, and the inputs are a dict of x, label: write a predict_step, or take the dict"
-    ):
-        make_trainer(None, **OPTIONS).predict(Named(), loader)
-
-    class Without(Named):
-        forward = L.LightningModule.forward
-
-    with one_line(ValueError, "Without has neither predict_step nor forward, and predictions need one: write it"):
-        make_trainer(None, **OPTIONS).predict(Without(), loader)
 
 
 def test_predictions_take_the_rest_from_the_last_fit(tmp_path: Path) -> None:
@@ -292,40 +235,6 @@ def test_predictions_take_the_rest_from_the_last_fit(tmp_path: Path) -> None:
         assert torch.equal(found["probability"], expected)
     with one_line(ValueError, "no checkpoint at .*none.ckpt"):
         trainer.predict(model, data, str(tmp_path / "none.ckpt"))
-
-
-def test_a_data_module_may_have_attributes_of_any_name(tmp_path: Path) -> None:
-    called: list[str] = []
-
-    class Inner(L.LightningDataModule):
-        pass
-
-    class Holding(Module):
-        def __init__(self, model: Any) -> None:
-            super().__init__()
-            self.module, self.datamodule = model, Inner()
-
-        def on_after_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
-            called.append("batch")
-            return batch
-
-    class Sets(L.LightningModule):
-        def __init__(self) -> None:
-            super().__init__()
-            self.weight = torch.nn.Parameter(torch.ones(1))
-
-        def setup(self, stage: str) -> None:
-            called.append("setup")
-
-        def training_step(self, batch: Any, batch_idx: int) -> Any:
-            return (self.weight * batch[0].mean()).sum()
-
-        def configure_optimizers(self) -> Any:
-            return torch.optim.SGD(self.parameters(), lr=0.1)
-
-    model = Sets()
-    make_trainer(tmp_path, **OPTIONS | {"eval_every": 0}).fit(model, Holding(model))
-    assert called[0] == "setup" and "batch" in called
 
 
 @pytest.mark.parametrize(

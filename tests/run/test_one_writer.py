@@ -79,12 +79,6 @@ def test_a_run_can_be_tested_while_it_is_trained(tmp_path: Path) -> None:
     lock.release()
 
 
-def test_a_checkpoint_that_is_not_there_makes_no_folder(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="no checkpoint at"):
-        fit(tmp_path, ckpt_path=str(tmp_path / "nowhere" / "checkpoints" / "last.ckpt"))
-    assert not (tmp_path / "nowhere").exists()
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("devices", [1, 2])
 def test_of_two_processes_that_go_on_with_a_run_one_trains_it(tmp_path: Path, devices: int) -> None:

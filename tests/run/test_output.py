@@ -1,12 +1,6 @@
 """A run continues if its output cannot be written."""
 
-import os
-import pty
-import struct
-import subprocess
 import sys
-import termios
-from fcntl import ioctl
 from pathlib import Path
 from typing import Any
 
@@ -60,30 +54,3 @@ def test_letters_that_a_terminal_lacks_are_escaped(tmp_path: Path) -> None:
         with never_failing():
             print("é")
     assert (tmp_path / "ascii.txt").read_text() == "\\xe9\n"
-
-
-PROGRAM = """
-import sys
-sys.path.insert(0, {tests!r})
-from harness import fit
-fit(__import__("pathlib").Path(sys.argv[1]), rounds=3)
-"""
-
-
-@pytest.mark.slow
-def test_a_full_disk_and_a_narrow_terminal_for_real(tmp_path: Path) -> None:
-    program = [sys.executable, "-c", PROGRAM.format(tests=str(Path(__file__).parents[1])), str(tmp_path / "runs")]
-    with open("/dev/full", "w") as full:
-        assert subprocess.run(program, stdout=full, stderr=full, timeout=300).returncode == 0
-    ours, theirs = pty.openpty()
-    ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 14, 0, 0))
-    narrow = subprocess.Popen(program, stdout=theirs, stderr=subprocess.PIPE, text=True, env=os.environ | {"TERM": "xterm"})
-    os.close(theirs)
-    try:
-        while os.read(ours, 4096):
-            pass
-    except OSError:  # the terminal was closed
-        pass
-    _, printed = narrow.communicate(timeout=300)
-    assert narrow.returncode == 0, printed
-    assert len(list((tmp_path / "runs").glob(f"*/{LAST}"))) == 2

@@ -5,14 +5,12 @@ import re
 import time
 from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from harness import fit
 from rich.console import Console
 
-from flcog.core.processes import Processes
 from flcog.core.text import clock, seconds
 from flcog.run.observers.progress import ProgressBar
 from flcog.run.observers.progress_displays import REFRESHES_PER_SECOND
@@ -82,22 +80,6 @@ def test_on_a_terminal_progress_is_one_live_line(
 def test_the_terminal_is_put_right_when_a_run_dies(tmp_path: Path, terminal: io.StringIO) -> None:
     killed(tmp_path, at=3)
     assert terminal.getvalue().endswith("\x1b[?25h") and "round 2/3" in terminal.getvalue()
-
-
-def test_progress_costs_far_less_than_a_short_round(terminal: io.StringIO) -> None:
-    model = SimpleNamespace(log=SimpleNamespace(in_progress_bar=set()))
-    trainer: Any = SimpleNamespace(
-        processes=Processes(), settings=SimpleNamespace(rounds=2000), round=0, should_stop=False, model=model
-    )
-    bar = ProgressBar()
-    bar.on_fit_start(trainer)
-    began = time.process_time()
-    for round in range(1, 2001):
-        bar.on_round_start(trainer, round, [])
-        bar.on_evaluation_end(trainer, round, {"test/accuracy": 0.5})
-        bar.on_round_end(trainer, round, {"train/loss": 0.5})
-    bar.on_fit_end(trainer)
-    assert (time.process_time() - began) / 2000 < 1e-3
 
 
 def test_times_are_written_for_people() -> None:

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 import torch
-from harness import NUM_CLASSES, NUM_FEATURES, TinyData, classifier, make_trainer, train
+from harness import NUM_CLASSES, NUM_FEATURES, TinyData, classifier, make_trainer
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -41,37 +41,6 @@ def test_a_program_of_the_other_package(tmp_path: Path) -> None:
     trainer = make_trainer(tmp_path, stopping, rounds=3, local_steps=1, eval_every=1, precision="32-true")
     trainer.fit(Lit(), Rows())
     assert len(trainer.history) == 1 and "val/loss" in trainer.history[0]
-
-
-def test_its_manual_optimisation_and_its_callbacks() -> None:
-    pl = pytest.importorskip("pytorch_lightning")
-
-    class Lit(pl.LightningModule):  # type: ignore[misc, name-defined]
-        def __init__(self) -> None:
-            super().__init__()
-            self.automatic_optimization = False
-            self.nets = nn.ModuleList(nn.Linear(NUM_FEATURES, NUM_CLASSES) for _ in range(2))
-
-        def training_step(self, batch: Any, batch_idx: int) -> None:
-            for net, optimizer in zip(self.nets, self.optimizers(), strict=True):
-                with self.toggled_optimizer(optimizer):
-                    optimizer.zero_grad()
-                    self.manual_backward(nn.functional.cross_entropy(net(batch[0]), batch[1]))
-                    self.clip_gradients(optimizer, 0.1, "norm")
-                    optimizer.step()
-
-        def configure_optimizers(self) -> Any:
-            return [torch.optim.SGD(net.parameters(), lr=0.1) for net in self.nets]
-
-    class Counts(pl.Callback):  # type: ignore[misc, name-defined]
-        batches = 0
-
-        def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
-            self.batches += trainer.optimizers[0] is not trainer.optimizers[1]
-
-    counts = Counts()
-    assert train(counts, module=Lit(), rounds=1).rows[0]["train/loss"] > 0  # type: ignore[arg-type]
-    assert counts.batches == 5 * 4
 
 
 def test_its_loggers_and_profilers(tmp_path: Path) -> None:

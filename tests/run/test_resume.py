@@ -151,17 +151,6 @@ def test_rows_after_the_last_checkpoint_are_run_again(tmp_path: Path) -> None:
     assert all(torch.equal(whole.params[name], resumed.params[name]) for name in whole.params)
 
 
-def test_kept_checkpoints_keep_their_clients(tmp_path: Path) -> None:
-    """Clients' states are in one file per round, and the files of a kept checkpoint are not deleted."""
-    trainer = make_trainer(tmp_path, SCAFFOLD(), Checkpoint(keep_every_n_rounds=2), rounds=6, clients_per_round=3)
-    trainer.fit(classifier(), TinyData())
-    assert trainer.run_dir is not None
-    kept = trainer.run_dir / "checkpoints" / "round-000002.ckpt"
-    again = make_trainer(tmp_path, SCAFFOLD(), rounds=6, clients_per_round=3)
-    again.fit(classifier(), TinyData(), ckpt_path=str(kept))
-    assert all(torch.equal(trainer.run.params[name], again.params[name]) for name in trainer.run.params)
-
-
 def test_the_method_list_must_be_the_same(tmp_path: Path) -> None:
     trainer = make_trainer(tmp_path, SCAFFOLD(), rounds=1)
     trainer.fit(classifier(), TinyData())

@@ -61,22 +61,6 @@ def test_a_resume_drops_the_rounds_that_no_checkpoint_has(tmp_path: Path) -> Non
     assert [row["round"] for row in read(path)] == ["1", "2", "3", "4"]
 
 
-def test_processes_other_than_the_first_write_no_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    table = MetricsTable(None)
-    table.append({"round": 1, "x": 1.0})
-    assert table.rows == [{"round": 1, "x": 1.0}]
-    table.load(rounds=1)
-    assert table.rows == [], "without a file there are no earlier rows"
-    assert os.listdir(tmp_path) == []
-
-
-def test_a_table_that_cannot_be_written_is_one_clear_line(tmp_path: Path) -> None:
-    (tmp_path / "metrics.csv").mkdir()
-    with pytest.raises(ValueError, match=r"cannot write .*metrics\.csv: .*choose another trainer\.default_root_dir"):
-        MetricsTable(tmp_path / "metrics.csv").append({"round": 1})
-
-
 def test_runs_of_one_second_get_directories_of_their_own(tmp_path: Path) -> None:
     assert len({new_run_directory(tmp_path / "new" / "root") for _ in range(3)}) == 3
     (tmp_path / "file").write_text("")

@@ -1,6 +1,5 @@
 """A resume continues the same experiment: changes are refused or reported, and a run's earlier settings stay on record."""
 
-from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,6 @@ import flcog
 from flcog.callbacks import SCAFFOLD, FedProx
 from flcog.commands.cli import main
 from flcog.core.arguments import flat, plain
-from flcog.method import DataExchange
 from flcog.run import checkpoint, experiment
 from flcog.run.directory import update_yaml
 
@@ -80,51 +78,6 @@ def test_another_experiment_is_refused_whatever_the_user_says(tmp_path: Path, ot
         fit(tmp_path, *methods, module=module, data=data, ckpt_path=str(run), **options)
     assert "\n" not in str(error.value)
     assert {path.name: path.read_bytes() for path in run.rglob("*") if path.is_file()} == before
-
-
-@dataclass(frozen=True)
-class Exchanges(DataExchange):
-    """Counts how often data are exchanged, which may take hours."""
-
-    times: list[int] = field(default_factory=list)
-
-    def prepare_data(self, federation: flcog.Federation, rng: torch.Generator, workspace: Path | None) -> flcog.Exchange:
-        self.times.append(1)
-        return flcog.Exchange(federation)
-
-
-@pytest.mark.parametrize(
-    "other",
-    [
-        {"data": TinyData(order=(1, 0, 2, 3, 4, 5, 6, 7))},
-        {"data": TinyData(client_test=0.2)},
-        {"module": classifier(network=Wide)},
-        {"methods": [SCAFFOLD()]},
-        {"seed": 3},
-        {"local_steps": 5},
-    ],
-)
-@pytest.mark.parametrize("verb", ["fit", "prepare"])
-def test_another_experiment_is_refused_before_methods_exchange_data(tmp_path: Path, other: dict[str, Any], verb: str) -> None:
-    run = begin(tmp_path, Exchanges(), module=classifier())
-    exchanges = Exchanges()
-    made = {"module": classifier(), "data": TinyData(), "methods": []} | other
-    methods, module, data = (made.pop(name) for name in ("methods", "module", "data"))
-    trainer = make_trainer(tmp_path, exchanges, *methods, **(SETTINGS | made))
-    if (verb, other) == ("prepare", {"local_steps": 5}):
-        trainer.prepare(module, data, ckpt_path=str(run))  # prepare reports a changed setting and does not refuse it
-        assert exchanges.times == [1]
-        return
-    with pytest.raises(ValueError, match=r"was written |holds another model"):
-        getattr(trainer, verb)(module, data, ckpt_path=str(run))
-    assert not exchanges.times
-
-
-def test_another_model_is_not_evaluated_after_an_exchange_of_data(tmp_path: Path) -> None:
-    run, exchanges = begin(tmp_path, Exchanges(), module=classifier()), Exchanges()
-    with pytest.raises(ValueError, match="holds another model"):
-        make_trainer(tmp_path, exchanges).test(classifier(network=lambda: nn.Linear(NUM_FEATURES, 3)), TinyData(), str(run))
-    assert not exchanges.times
 
 
 CHANGES: list[tuple[dict[str, Any], list[str]]] = [
@@ -194,16 +147,6 @@ def test_last_is_the_newest_run_with_these_methods(tmp_path: Path) -> None:
     ):
         make_trainer(tmp_path).test(classifier(), TinyData(), ckpt_path="last")
     assert make_trainer(tmp_path, SCAFFOLD()).test(classifier(), TinyData(), ckpt_path=str(other))
-
-
-def test_advice_after_an_error_is_of_this_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    other = begin(tmp_path, SCAFFOLD())
-    trainer = make_trainer(tmp_path, FedProx(mu=0.1), **SETTINGS)
-    trainer.fit(classifier(), TinyData())
-    capsys.readouterr()
-    with pytest.raises(ValueError, match="methods was"):
-        trainer.fit(classifier(), TinyData(), ckpt_path=str(other))
-    assert "can go on" not in capsys.readouterr().out
 
 
 def test_what_a_file_said_before_is_kept(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import torch
 from datamodules.common import one_line
 from harness import make_trainer
 from lightning.pytorch.callbacks import ModelCheckpoint
-from torch.utils.data import DataLoader, Dataset, Subset, SubsetRandomSampler, TensorDataset
+from torch.utils.data import DataLoader, Dataset, Subset, TensorDataset
 from torchmetrics.classification import MulticlassAccuracy
 from two_processes import on_one_and_two_processes
 
@@ -139,13 +139,6 @@ def test_a_classifier_has_figures_of_all_samples_and_of_each_loader() -> None:
     for place, part in enumerate(SETS[1:]):
         alone = make_trainer(None).test(model, DataLoader(part, batch_size=64))
         assert {name: found[f"{name}/dataloader_idx_{place}"] for name in alone} == pytest.approx(alone, rel=1e-6)
-
-
-def test_the_samples_of_a_subset_sampler_belong_to_its_loader() -> None:
-    chosen = DataLoader(SETS[3], batch_size=4, sampler=SubsetRandomSampler([7, 2, 9]))
-    found = make_trainer(None).validate(scores(), [DataLoader(SETS[1]), chosen])
-    expected = lightning(Recorder()).validate(scores(), [DataLoader(SETS[1]), chosen], verbose=False)
-    assert found[1]["val_loss/dataloader_idx_1"] == pytest.approx(expected[1]["val_loss/dataloader_idx_1"], rel=1e-6)
 
 
 def test_a_step_without_the_index_and_unlike_collate_functions_are_refused() -> None:

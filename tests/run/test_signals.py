@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 import torch
-from harness import TESTS, RecordingTrainer, TinyData, classifier, heed_signals, make_trainer, without_times
+from harness import TESTS, RecordingTrainer, TinyData, classifier, make_trainer, without_times
 
 import flcog
 from flcog.callbacks import SCAFFOLD, Checkpoint, FedAvgM, FedDisco
@@ -133,19 +133,6 @@ def test_a_round_dropped_in_its_middle_leaves_no_trace(step: int, tmp_path: Path
         assert not list(tmp_path.glob("*/checkpoints/*"))
 
 
-def test_sigterm_after_a_gentle_signal_drops_the_round_and_no_signal_brings_it_back(tmp_path: Path) -> None:
-    with pytest.raises(SystemExit):
-        go(trainer_for(tmp_path, SendsItself(signal.SIGUSR1, signal.SIGTERM, signal.SIGUSR1)))
-    assert saved_round(tmp_path) == 2
-
-
-@pytest.mark.parametrize(("interrupts", "round"), [(1, 3), (2, 2)])
-def test_the_error_of_an_interrupt_names_the_last_round(interrupts: int, round: int, tmp_path: Path) -> None:
-    """A notebook shows it at the end of a long trace."""
-    with pytest.raises(KeyboardInterrupt, match=f"Ctrl-C ended the run after round {round}"):
-        go(trainer_for(tmp_path, SendsItself(*[signal.SIGINT] * interrupts)))
-
-
 def test_a_third_interrupt_waits_for_nothing(tmp_path: Path) -> None:
     with pytest.raises(KeyboardInterrupt) as stop:
         go(trainer_for(tmp_path, SendsItself(*[signal.SIGINT] * 3)))
@@ -182,14 +169,6 @@ def test_others_handlers_stay(tmp_path: Path, whole: RecordingTrainer) -> None:
     thread.start()
     thread.join()
     assert without_times(threaded.history) == without_times(whole.history)
-
-
-@pytest.mark.parametrize("name", signals.NAMES)
-def test_the_tests_heed_signals_that_their_shell_ignores(name: str) -> None:
-    number = getattr(signal, name)
-    before = signal.signal(number, signal.SIG_IGN)
-    heed_signals()
-    assert signal.signal(number, before) == (signal.default_int_handler if name == "SIGINT" else signal.SIG_DFL)
 
 
 SCRIPT = """

@@ -1,25 +1,20 @@
 """The summary that a run prints at its beginning and its end."""
 
-import dataclasses
 import re
 import shlex
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from harness import TinyData, classifier, fit
 
-from flcog.callbacks import SCAFFOLD, EarlyStopping, FedProx, RoundsToTarget
-from flcog.core.processes import Processes
+from flcog.callbacks import SCAFFOLD, FedProx
 from flcog.core.text import human
 from flcog.data import Splits
-from flcog.method import ExecutorNote
 from flcog.run import checkpoint
 from flcog.run.description import describe_method as describe
-from flcog.run.observers.checkpoint import Checkpoint
 from flcog.run.observers.progress import ProgressBar
 from flcog.run.observers.summary import Summary
 
@@ -124,32 +119,6 @@ def test_what_clients_hold_out_for_validation_chooses_too(tmp_path: Path, capsys
     assert checkpoint.read(trainer.run.directory / "checkpoints/best.ckpt")["round"] == chosen["round"]
 
 
-def test_only_the_first_process_prints(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    trainer: Any = fit(tmp_path, rounds=1, eval_every=1)
-    observers = [ProgressBar(), RoundsToTarget(0.0), EarlyStopping(stopping_threshold=0.0), Checkpoint(), Summary()]
-    metrics = dict(trainer.history[0])
-    for is_first in (True, False):
-        run = trainer.run
-        settings = dataclasses.replace(run.settings, rounds=2)
-        run.settings, run.processes = settings, Processes(rank=int(not is_first))
-        run.engine = dataclasses.replace(run.engine, settings=settings, processes=run.processes)
-        run.server.round = 0
-        stand_in: Any = run
-        capsys.readouterr()
-        for observer in observers:
-            observer.on_note(stand_in, ExecutorNote("loop"))
-            observer.on_fit_start(stand_in)
-            observer.on_round_start(stand_in, 1, [0])
-            observer.on_evaluation_end(stand_in, 1, metrics)
-            observer.on_round_end(stand_in, 1, metrics)
-            observer.on_fit_end(stand_in)
-            observer.on_exception(stand_in, KeyboardInterrupt())
-        printed = capsys.readouterr().out
-        for word in ("parameters", "round 1/2", "reached 0", "ends the run", "go on", "median") if is_first else ():
-            assert word in printed
-    assert printed == ""
-
-
 CONFIG = """
 trainer: {{rounds: 3, local_steps: 1, clients_per_round: 2, logger: false, default_root_dir: {root}, accelerator: cpu}}
 model:
@@ -191,10 +160,3 @@ def test_the_commands_that_a_run_suggests_work(
     monkeypatch.setenv("UV_RUN_RECURSION_DEPTH", "1")
     main(["fit", "-c", "config.yaml", "--trainer.rounds", "1"])
     assert "\n  uv run flcog test " in capsys.readouterr().out
-
-
-def test_the_summary_names_the_metric_that_chose_the_best_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    for monitor in (None, "test/loss"):
-        fit(tmp_path / str(monitor), Checkpoint(monitor), eval_every=1, rounds=1)
-        chosen = "Test its best model, of the round where test/loss was best:" in capsys.readouterr().out
-        assert chosen == (monitor is not None)

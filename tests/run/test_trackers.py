@@ -11,7 +11,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import lightning.pytorch.loggers as pl_loggers
 import pytest
 import wandb
 import yaml
@@ -228,13 +227,6 @@ def test_an_absolute_path_is_the_users_wish(tmp_path: Path) -> None:
     assert [(row[header.index("epoch")], row[header.index("step")]) for row in rows] == [("0", "1"), ("1", "2")]
     assert "epoch" not in trainer.history[0]
     assert trainer.run_dir is not None and not (trainer.run_dir / "csv").exists()
-
-
-def test_tensorboard_writes_into_the_runs_directory() -> None:
-    pytest.importorskip("tensorboard")
-    trainer = fit(pl_loggers.TensorBoardLogger("logs"), rounds=1)
-    assert trainer.run_dir is not None and os.listdir() == ["runs"]
-    assert list(trainer.run_dir.glob("logs/lightning_logs/version_0/events.*"))
 
 
 @pytest.mark.slow

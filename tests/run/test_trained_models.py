@@ -17,7 +17,7 @@ from matplotlib.ticker import PercentFormatter
 from torch import nn
 
 import flcog
-from flcog.callbacks import MOON, ClipGradient, FedExP, FedProx
+from flcog.callbacks import ClipGradient, FedExP, FedProx
 from flcog.data import Samples
 from flcog.datamodules import Digits
 from flcog.functional.evaluation import Evaluator
@@ -79,11 +79,6 @@ def test_other_tasks_predict_what_they_learn(tmp_path: Path) -> None:
     trainer = fit(tmp_path, module=regressor, data=TinyData(targets="regression"), **FLOAT)
     found = trainer.predict()
     torch.testing.assert_close(found["prediction"], outputs_of(regressor).squeeze(1))
-    with pytest.raises(ValueError, match="inputs hold 1e\\+300 in sample 0, and the data set stores float32"):
-        trainer.predict(inputs=np.full((1, 6), 1e300))
-    for value in (np.nan, np.inf):
-        with pytest.raises(ValueError, match=r"^the array to predict has NaN or infinite inputs, the first in sample 2: correct"):
-            trainer.predict(inputs=np.where(np.arange(4)[:, None] == 2, value, np.ones((4, 6))))
     labels = flcog.MultiLabelClassifier(MLP(6, (4,), 3))
     found = fit(tmp_path, module=labels, data=TinyData(targets="multilabel"), **FLOAT).predict()
     torch.testing.assert_close(found["probability"], outputs_of(labels).sigmoid())
@@ -123,21 +118,14 @@ def test_inputs_of_another_form_are_refused(tmp_path: Path) -> None:
     torch.manual_seed(0)
     trainer.prepare(flcog.Classifier(MLP(64, (4,), 10)), Digits(image_size=8))
     grey = np.zeros((5, 8, 8), np.uint8)
-    assert len(trainer.predict(inputs=grey)["prediction"]) == 5
+    assert (
+        len(trainer.predict(inputs=grey)["prediction"]) == len(trainer.predict(inputs=grey.astype(np.int64))["prediction"]) == 5
+    )
     for wrong in (np.zeros((5, 1, 8, 8), np.uint8), np.zeros((5, 8, 8), np.float32)):
         with pytest.raises(ValueError, match=r"uint8 \[N, 8, 8, 1\]; got"):
             trainer.predict(inputs=wrong)
-    for value, kind in ((300, np.int64), (-1, np.int8), (256.0, np.complex64), (2**63, np.uint64)):
-        message = (
-            r"uint8 \[N, 8, 8, 1\]; got complex64" if kind is np.complex64 else f"hold {value} in sample 2, .* from 0 to 255"
-        )
-        wide = grey.astype(kind)
-        wide[2, 3, 4] = value
-        with pytest.raises(ValueError, match=message):
-            trainer.predict(inputs=wide)
-    assert len(trainer.predict(inputs=grey.astype(np.int64))["prediction"]) == 5
-    with pytest.raises(ValueError, match="the parts of the data set's own"):
-        trainer.predict(inputs={"image": grey})
+    with pytest.raises(ValueError, match=r"hold 300 in sample 0, .* from 0 to 255"):
+        trainer.predict(inputs=np.full((5, 8, 8), 300))
 
 
 def test_predictions_as_files(tmp_path: Path) -> None:
@@ -375,12 +363,6 @@ def test_hyperparameters_that_a_module_saves_construct_it_again(tmp_path: Path) 
     assert torch.equal(outputs_of(loaded.net), outputs_of(trainer.model.net))  # type: ignore[arg-type]
 
 
-def test_a_model_that_a_method_changed_says_what_loads_it(tmp_path: Path) -> None:
-    trainer = fit(tmp_path, MOON(projection=4), **FLOAT)
-    with pytest.raises(ValueError, match=r"if methods of the run changed it, load it by trainer.test"):
-        flcog.Classifier.load_from_checkpoint(trainer.run.directory / "checkpoints/last.ckpt", model=MLP(6, (8,), 3))
-
-
 def test_plots_have_whole_rounds_and_what_was_asked_for(tmp_path: Path) -> None:
     trainer = fit(tmp_path, eval_every=1)
     score, loss = trainer.plot().axes
@@ -397,12 +379,6 @@ def test_plots_have_whole_rounds_and_what_was_asked_for(tmp_path: Path) -> None:
 def test_plots_of_scores_in_percent_stay_as_they_are(last: float, share: bool) -> None:
     (axes,) = history_figure([{"round": 1, "test/accuracy": 0.25}, {"round": 2, "test/accuracy": last}], ["test/accuracy"]).axes
     assert isinstance(axes.yaxis.get_major_formatter(), PercentFormatter) == share
-
-
-def test_a_round_of_one_client_is_not_called_one_of_all() -> None:
-    shown = {some: repr(flcog.FederatedTrainer(local_steps=1, clients_per_round=some, logger=False)) for some in (1, 0.5)}
-    assert "  clients     1 in each round" in shown[1] and "  clients     0.5 in each round" in shown[0.5]
-    assert "  clients     all in each round" in repr(flcog.FederatedTrainer(local_steps=1, clients_per_round=1.0, logger=False))
 
 
 def test_reprs_are_for_people(tmp_path: Path) -> None:

@@ -7,7 +7,6 @@ import lightning as L
 import numpy as np
 import pytest
 import torch
-from datamodules.common import one_line
 from datamodules.test_torch_dataset import FEATURES, LABELS, Items, module, pad
 from harness import distance, make_trainer
 from torch.utils.data import (
@@ -15,7 +14,6 @@ from torch.utils.data import (
     DataLoader,
     IterableDataset,
     RandomSampler,
-    Sampler,
     SubsetRandomSampler,
     TensorDataset,
     WeightedRandomSampler,
@@ -143,50 +141,12 @@ def test_a_sampler_of_a_subset_chooses_the_samples(tmp_path: Path) -> None:
     )
 
 
-def test_an_evaluation_drops_its_last_batch(tmp_path: Path) -> None:
-    """60 rows in batches of 7 leave four."""
-    val = DataLoader(TENSORS, batch_size=7, drop_last=True)
-    trainer = make_trainer(tmp_path, rounds=1, local_steps=1, eval_every=1, precision="32-true")
-    trainer.fit(Means(), DataLoader(TENSORS, batch_size=6), val)
-    assert trainer.history[0]["val/mean"] == pytest.approx(float(TENSORS.tensors[0][:56].mean()), abs=1e-6)
-    trainer.fit(Means(), DataLoader(TENSORS, batch_size=6), DataLoader(TENSORS, batch_size=7, drop_last=True, shuffle=True))
-    assert len(trainer.federation.val) == 60
-    assert any("; the validation loader's drop_last is not used" in note for note in trainer.notes)
-    with one_line(ValueError, "the val set is empty"):
-        trainer.fit(Means(), DataLoader(TENSORS, batch_size=6), DataLoader(TENSORS, batch_size=70, drop_last=True))
-
-
-def test_owners_and_targets_of_a_subset() -> None:
-    data = Plain(shuffle=False, sampler=SubsetRandomSampler(range(20, 60)))
-    owners = [f"{item % 4}" for item in range(60)]
-    by_name = LightningData(data, users=owners, targets=[item % 3 for item in range(60)]).federation
-    by_function = LightningData(data, users=lambda item: owners[item]).federation
-    assert by_name.train.users.tolist() == by_function.train.users.tolist() == owners[20:]  # type: ignore[union-attr]
-    assert by_name.train.labels.tolist() == [item % 3 for item in range(20, 60)]
-
-
 def test_batch_samplers_are_used() -> None:
     weights = WeightedRandomSampler([1.0] * 60, 60)
     wrapped = federated(DataLoader(TENSORS, batch_sampler=BatchSampler(weights, 16, drop_last=True)))
     assert wrapped.federation.order is not None and wrapped.batch_size == wrapped.eval_batch_size == 16 and wrapped.drop_last
     assert federated(DataLoader(TENSORS, sampler=RandomSampler(TENSORS, num_samples=9))).federation.order is not None
     assert federated(DataLoader(TENSORS, shuffle=True)).federation.order is None
-
-
-class Fives(Sampler):
-    """A batch sampler without the attribute ``batch_size``."""
-
-    def __init__(self, batches: Any) -> None:
-        self.batches = batches
-
-    def __iter__(self) -> Any:
-        return iter(self.batches)
-
-
-def test_a_batch_sampler_without_batch_size_shows_it_in_its_first_batch() -> None:
-    wrapped = federated(DataLoader(TENSORS, batch_sampler=Fives([list(range(5)), [9, 8]])))
-    wrapped.setup("fit")
-    assert wrapped.batch_size == wrapped.eval_batch_size == 5 and "in batches of 5" in wrapped.notes[0]
 
 
 def test_a_lightning_data_module_divided_otherwise() -> None:
@@ -237,22 +197,3 @@ Frame.__module__, Frame.__name__ = "pandas.core.frame", "DataFrame"
 def test_what_cannot_be_wrapped(data: Any, what: str) -> None:
     with pytest.raises(ValueError, match=what):
         make_trainer(None).prepare(module(), data)
-
-
-def test_predictions_read_one_loader() -> None:
-    class Lists(L.LightningDataModule):
-        def predict_dataloader(self) -> Any:
-            return [DataLoader(TESTS)] * 2
-
-    trainer, loader = make_trainer(None), DataLoader(TENSORS)
-    with one_line(ValueError, "Lists.predict_dataloader returns a list, and predictions read one torch DataLoader"):
-        trainer.predict(module(), Lists())
-    with one_line(ValueError, "validate got a list, and a loader yields batches: return a torch DataLoader"):
-        trainer.validate(module(), [loader, 5])
-
-
-def test_sets_to_validate_on_are_no_checkpoint() -> None:
-    with pytest.raises(
-        ValueError, match="ckpt_path must be the path of a checkpoint; got a DataLoader: give validation and test sets"
-    ):
-        make_trainer(None).prepare(module(), DataLoader(TENSORS), ckpt_path=DataLoader(TESTS))

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from flcog.commands.cli import number_of_processes
-from flcog.core import early_processes
+from flcog.core import child_processes
 
 TARGET = """
 import os, sys
@@ -19,7 +19,7 @@ def run():
 
 @pytest.fixture(autouse=True)
 def _by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in early_processes.STARTED_BY_OTHERS:
+    for name in child_processes.STARTED_BY_OTHERS:
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(os, "cpu_count", lambda: 8)
 
@@ -46,19 +46,13 @@ def test_an_early_process_runs_the_command(tmp_path: Path, monkeypatch: pytest.M
     (tmp_path / "target.py").write_text(TARGET)
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.chdir(tmp_path)
-    early_processes.prepare(2, "json.tool", "target:run")
-    first, second = early_processes.waiting
+    child_processes.prepare(2, "json.tool", "target:run")
+    first, second = child_processes.waiting
     monkeypatch.setattr(sys, "argv", ["flcog", "fit"])
-    process = early_processes.start(["unused"], os.environ | {"LOCAL_RANK": "1"})
+    process = child_processes.start(["unused"], os.environ | {"LOCAL_RANK": "1"})
     assert process is second and process.wait(60) == 0
     assert (tmp_path / "heard").read_text() == "1 flcog fit True"
-    early_processes.waiting.clear()
+    child_processes.waiting.clear()
     first.communicate()
     assert first.returncode == 0, "it ends with the first process, which closes the pipe"
-    assert early_processes.start([sys.executable, "-c", ""], dict(os.environ)).wait(60) == 0, "a new process"
-
-
-def test_a_cluster_starts_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("SLURM_NTASKS", "2")
-    early_processes.prepare(1, "json", "target:run")
-    assert not early_processes.waiting
+    assert child_processes.start([sys.executable, "-c", ""], dict(os.environ)).wait(60) == 0, "a new process"

@@ -1,0 +1,50 @@
+"""Find the user's code in an error."""
+
+import os
+import sysconfig
+import traceback
+from pathlib import Path
+from types import FrameType
+
+from flcog.core.files import short
+
+PYTHON = ("<", f"{sysconfig.get_path('stdlib')}{os.sep}")
+"""The folder of Python. "<" begins the names of modules that are compiled into it."""
+PACKAGES = {"site-packages", "dist-packages"}
+"""The folders of installed packages. A machine may have several: a virtual environment's, the system's and the user's."""
+BASES = {"flcog", "lightning", "pytorch_lightning", "torch", "torchvision"}
+"""The packages with the base classes of the user's modules and data."""
+
+
+def is_pythons(file: str) -> bool:
+    """Whether a file belongs to Python itself."""
+    return file.startswith(PYTHON) and PACKAGES.isdisjoint(Path(file).parts)
+
+
+def is_installed(file: str) -> bool:
+    """Whether a file belongs to Python or to an installed package."""
+    return is_pythons(file) or not PACKAGES.isdisjoint(Path(file).parts)
+
+
+def is_ours(frame: FrameType) -> bool:
+    """Whether the code of a frame is flcog's."""
+    return _package(frame) == "flcog"
+
+
+def is_users(frame: FrameType) -> bool:
+    """Whether the code of a frame is neither flcog's nor of an installed package.
+
+    torch.compile writes code into temporary files, as modules of torch.
+    """
+    return _package(frame) not in BASES and not is_installed(frame.f_code.co_filename)
+
+
+def _package(frame: FrameType) -> str:
+    name: str = frame.f_globals.get("__name__", "")
+    return name.partition(".")[0]
+
+
+def place_in_users_code(error: BaseException) -> str:
+    """The file and line of the user's code where the error arose, such as ``my_model.py, line 12``; empty if it arose elsewhere."""
+    lines = [(frame, line) for frame, line in traceback.walk_tb(error.__traceback__) if is_users(frame)]
+    return f"{short(Path(lines[-1][0].f_code.co_filename))}, line {lines[-1][1]}" if lines else ""
