@@ -8,7 +8,6 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from flcog.core import hub
 from flcog.core.checks import at_least, one_of
 from flcog.core.extras import require
 from flcog.data import FederatedDataModule, Partitioner, Samples, Splits
@@ -16,6 +15,7 @@ from flcog.data.instructions import Instructions
 from flcog.data.samples import Task
 from flcog.datamodules.files import reading, require_files
 from flcog.datamodules.partitioners import Natural
+from flcog.models.loading import loading
 
 NAMES = {"instruction": ("instruction",), "input": ("input", "context"), "answer": ("output", "response")}
 """The names of a line's texts in common data sets: Alpaca's and Dolly's."""
@@ -191,7 +191,7 @@ def _line(entry: Any, category: str | None) -> Line:
 
 def _tokenizer(source: str) -> Any:
     package = require("transformers", "InstructionData", "llm")
-    with hub.loading(source, "tokenizer", "InstructionData"):
+    with loading(source, "tokenizer", "InstructionData"):
         tokenizer = package.AutoTokenizer.from_pretrained(source)
     if tokenizer.eos_token_id is None:
         raise ValueError(f"InstructionData: tokenizer={source!r} has no end-of-text token, which ends answers: set its eos_token")

@@ -30,7 +30,7 @@ def _git_is_asked_once() -> Iterator[None]:
 
     commit_of = functools.cache(directory.git_commit)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(directory, "git_commit", lambda: commit_of(Path.cwd()))
+        patch.setattr(directory, "git_commit", lambda folder=None: commit_of(folder or Path.cwd()))
         patch.setattr(directory, "clone_commit", functools.cache(directory.clone_commit))
         yield
 

@@ -8,10 +8,10 @@ from typing import Any, Literal, get_args
 import torch
 from torch import Tensor, nn
 
-from flcog.core import hub
 from flcog.core.checks import one_of
 from flcog.core.extras import require
 from flcog.models.base import with_own_dropout
+from flcog.models.loading import loading
 
 Weights = Literal["run", "bfloat16", "8bit", "4bit"]
 
@@ -178,7 +178,7 @@ def _make(source: str | Path | dict[str, Any], weights: Weights) -> nn.Module:
             load_in_8bit=weights == "8bit", load_in_4bit=weights == "4bit", bnb_4bit_quant_type="nf4"
         )
         options["device_map"] = {"": "cuda" if torch.cuda.is_available() else "cpu"}
-    with hub.loading(source, "decoder", f"CausalLM(weights={weights!r})"):
+    with loading(source, "decoder", f"CausalLM(weights={weights!r})"):
         if isinstance(source, dict):
             made: nn.Module = AutoModelForCausalLM.from_config(AutoConfig.for_model(**source), **options)
         else:

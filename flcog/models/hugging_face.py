@@ -8,11 +8,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from flcog.core import hub
 from flcog.core.checks import at_least
 from flcog.core.extras import require
 from flcog.core.trees import Tree
 from flcog.models.base import FeatureModel, with_own_dropout
+from flcog.models.loading import loading
 
 ATTENTION = "flcog"
 """The name of our attention in transformers' registry."""
@@ -84,7 +84,7 @@ def _make(source: str | Path | dict[str, Any], num_classes: int, pretrained: boo
     from transformers import AutoConfig, AutoModelForImageClassification, AutoModelForSequenceClassification
     from transformers.models.auto.modeling_auto import MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING as SEQUENCES
 
-    with hub.loading(source, "classifier", "HuggingFace"):
+    with loading(source, "classifier", "HuggingFace"):
         config = AutoConfig.for_model(**source) if isinstance(source, dict) else AutoConfig.from_pretrained(source)
         config.num_labels = num_classes
         auto = AutoModelForSequenceClassification if type(config) in SEQUENCES else AutoModelForImageClassification

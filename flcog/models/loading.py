@@ -1,6 +1,9 @@
-"""Weights of other packages' networks: reads a file of weights without running code from it."""
+"""Loads other packages' networks: from a file of weights, without running code from it, or from Hugging Face's hub."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -37,3 +40,17 @@ def read_weights(path: Path, what: str, instead: str = "") -> dict[str, Tensor]:
             f"{what}: weights={str(path)!r} holds no state_dict: give a file of torch.save(model.state_dict()), or a .safetensors file"
         )
     return {str(name).removeprefix("module."): value for name, value in state.items()}
+
+
+@contextmanager
+def loading(source: Any, kind: str, owner: str) -> Iterator[None]:
+    """Load a part of transformers' from a folder or the hub, or make it of a configuration. A failure is explained in one line."""
+    try:
+        yield
+    except Exception as error:  # the hub's client raises nearly every kind where there is no network
+        if isinstance(source, dict):
+            raise ValueError(f"{owner}: transformers makes no {kind} of {source} ({reason(error)})") from error
+        raise ValueError(
+            f"{owner}: {source} is neither a folder with a {kind}, nor in the hub's cache, nor could it be downloaded "
+            f"({reason(error)}): give a folder that save_pretrained wrote"
+        ) from error

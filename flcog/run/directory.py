@@ -5,6 +5,7 @@ import itertools
 import os
 import platform
 import shlex
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping
@@ -13,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 from flcog.core.files import RUN_REMEDY, as_yaml, clear_errors, make_folder, replacing, short, write_yaml
-from flcog.core.git import clone_commit, git_commit
 from flcog.core.masking import masked_command
 
 LAST = "checkpoints/last.ckpt"
@@ -109,6 +109,29 @@ def environment(accelerator: str | None) -> dict[str, Any]:
         "machine": {"system": platform.platform(), "cpus": os.cpu_count()}
         | ({"accelerator": accelerator} if accelerator else {}),
     }
+
+
+def git_commit(folder: Path | None = None) -> str | None:
+    """The commit of a folder, by default the working directory, with "+changes" if files differ from it; None outside a repository."""
+    try:
+        commit, status = _git(folder, "rev-parse", "HEAD"), _git(folder, "status", "--porcelain", "--untracked-files=no")
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return commit + "+changes" * bool(status)
+
+
+def clone_commit(package: Path = Path(__file__).parents[1]) -> str | None:
+    """The commit of the clone that contains flcog's package at its top; None for an installed package, even inside a repository."""
+    root = package.resolve().parent
+    return git_commit(root) if (root / ".git").exists() else None
+
+
+def _git(folder: Path | None, *arguments: str) -> str:
+    environment = os.environ | {"GIT_OPTIONAL_LOCKS": "0"}
+    result = subprocess.run(
+        ["git", *arguments], cwd=folder, env=environment, capture_output=True, text=True, timeout=5, check=True
+    )
+    return result.stdout.strip()
 
 
 def update_yaml(path: Path, content: Any, permissions: int | None = None) -> None:

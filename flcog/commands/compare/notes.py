@@ -5,7 +5,6 @@ from collections.abc import Iterator, Mapping
 
 from flcog.commands.compare.result_table import ResultTable
 from flcog.commands.compare.table import Spread, Summary
-from flcog.core.git import CHANGED
 from flcog.core.monitor import mode_of
 from flcog.core.speed import DISTURBED
 
@@ -119,7 +118,7 @@ def _on_runs(filled: ResultTable) -> Iterator[str]:
     for column, what in (("commit", "flcog"), ("own_commit", "the working directory")):
         made = Counter(frame.drop_duplicates(["row", "column", "seed"])[column])
         if commits := "; ".join(
-            f"{commit[:10]}{' with changes' * commit.endswith(CHANGED)} ({count} runs)"
+            f"{commit[:10]}{' with changes' * commit.endswith('+changes')} ({count} runs)"
             for commit, count in made.items()
             if commit
         ):

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from flcog.core.git import git_commit
+from flcog.run.directory import git_commit
 
 
 def git(*arguments: str) -> str:
