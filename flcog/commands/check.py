@@ -1,8 +1,14 @@
-"""The command ``flcog check``: advice on a combination of methods, model and data, before anything is trained."""
+"""The commands that look at a config before it is trained: ``flcog check`` and ``flcog partition``."""
 
+from typing import Any
+
+from rich.console import Console
 from torch import nn
 
+from flcog.core.files import write_figure
 from flcog.data import FederatedDataModule
+from flcog.run.partition_figure import partition_figure
+from flcog.run.partition_report import partition_report
 from flcog.trainer import FederatedTrainer
 
 
@@ -19,3 +25,20 @@ def check(trainer: FederatedTrainer, model: nn.Module, datamodule: FederatedData
             print(finding)
         if not findings:
             print("nothing to advise")
+
+
+def partition(
+    trainer: Any, model: Any, datamodule: FederatedDataModule, plot: str | None = None, save: str | None = None
+) -> None:
+    """Show how the data are divided among the clients. A model is not needed.
+
+    Args:
+        plot: where to write the bubble chart of clients and classes (.png or .pdf).
+        save: where to write the partition itself (.npz), to cite it or to load it elsewhere.
+    """
+    federation = datamodule.federation
+    Console().print(partition_report(federation)[0], *datamodule.notes, sep="\n")
+    if plot is not None:
+        write_figure(plot, partition_figure(federation), dpi=200, bbox_inches="tight")
+    if save is not None:
+        federation.split.save(save)

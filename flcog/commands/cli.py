@@ -27,10 +27,10 @@ from flcog.core.output import discard
 ALL = (
     *(TrainerCommand(verb, f"flcog.trainer:FederatedTrainer.{verb}") for verb in ("fit", "validate", "test")),
     TrainerCommand("check", "flcog.commands.check:check"),
-    TrainerCommand("partition", "flcog.commands.partition:partition", runs_model=False),
+    TrainerCommand("partition", "flcog.commands.check:partition", runs_model=False),
     TrainerCommand("bench", "flcog.commands.bench.command:bench"),
-    Command("predict", "flcog.commands.predict:predict"),
-    Command("export", "flcog.commands.export:export"),
+    Command("predict", "flcog.commands.of_a_run:predict"),
+    Command("export", "flcog.commands.of_a_run:export"),
     Command("report", "flcog.commands.report.command:report"),
     Command("compare", "flcog.commands.compare.command:compare"),
     Command("deploy", "flcog.deploy.command:deploy"),

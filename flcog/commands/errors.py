@@ -107,56 +107,33 @@ def _package(entry: TracebackType) -> str:
 
 # Reports of jsonargparse ----------------------------------------------------------------------------------------------------------
 
-NOISE = re.compile(
-    r"Does not validate against|Subtypes:|Errors:|Given value type:|Expected a (?:config )?path but|Expected a <class 'NoneType'>"
+PLACE = re.compile(r"Parser key \"([\w.]+)\":|Problem with given class_path '[^']*':")
+"""A line that tells where a mistake is, before the lines that tell what it is."""
+
+ALTERNATIVES = re.compile(
+    r"Does not validate|Subtypes:|Errors:|Given value|Import path \S+\.\S+ does|Expected a (?:config )?path but"
 )
-"""Lines of a report that say nothing about the mistake."""
-
-WEAK = re.compile(r"Import path|Expected a dot import path")
-"""Lines that matter only if no other line does: they are about classes, which would also do."""
-
-AROUND = re.compile(r"Parser key \"[\w.]+\":|Problem with given class_path '[^']*':|Type typing\.Callable.*? callable class:")
-"""The places around the mistake, each before its part of the report."""
-
-PLAINER = {
-    r"^Expected a dot import path string:? ?(\S*)$": r"there is no class '\1'",
-    r"^Validation failed: ": "",
-    r"^\w+ '\w+' does not accept (?:option|nested key) '([^']*)'": r"there is no option '\1'",
-    r"^(?:Option|Key) '([^']*)' is not (?:accepted|expected)": r"there is no option '\1'",
-    r"^Expected an? ": "expected ",
-    r"<class '(?:\w+\.)*(\w+)'>": r"\1",
-    r"\btyping\.": "",
-    r"\. Got value: (?:Namespace|NestedArg|[{\[]).*": "",
-    r"\. Got value: ": "; got ",
-}
-"""Wordings of jsonargparse, and those that replace them."""
+"""Lines that list what an option also accepts."""
 
 
 def cut(report: str) -> str:
-    """Cut a report of jsonargparse, which lists every alternative of a type, to one line: the option, and what is wrong with it.
+    """Cut a report of jsonargparse, which lists every alternative of a type, to one line: the option, its last causes and its value.
 
     >>> cut('''Parser key "lr":
     ...   Does not validate against any of the Union subtypes
-    ...   Subtypes: [<class 'int'>, <class 'float'>, <class 'NoneType'>]
+    ...   Subtypes: [<class 'int'>, <class 'NoneType'>]
     ...   Errors:
     ...     - Expected a <class 'int'>
-    ...     - Expected a <class 'float'>
     ...     - Expected a <class 'NoneType'>
     ...   Given value type: <class 'str'>
     ...   Given value: abc''')
-    'lr: expected int; expected float; got abc'
+    'lr: Expected a int; got abc'
     """
-    keys = dict.fromkeys(re.findall(r'Parser key "([\w.]+)"', report))
-    texts = [line.strip(" -") for line in AROUND.sub("\n", report).splitlines()]
-    lines = [text for text in dict.fromkeys(texts) if text and not NOISE.match(text)]
-    given = re.findall(r"Given value: ([^{(\n]*?)(?:$|\. Got value)", report, re.MULTILINE)
-    lines = [line for line in lines if not line.startswith("Given value:")]
-    strong = [line for line in lines if not WEAK.match(line)] or lines
-    # Of several alternatives, the first is the likeliest, but a value that is no class may have any of its types.
-    told = [line for line in strong if line is strong[0] or line.startswith("Expected a")]
-    for pattern, plainer in PLAINER.items():
-        told = [re.sub(pattern, plainer, line) for line in told]
-    told += [f"got {value}" for value in given[:1] if value not in told[0]]
-    classes = re.findall(r"Problem with given class_path '([\w.]+)'", report)
-    place = ".".join(keys) + "".join(f" ({path.rpartition('.')[2]})" for path in classes[-1:])
-    return (f"{place}: " * bool(place) + "; ".join(told))[:600]
+    place = ".".join(filter(None, dict.fromkeys(PLACE.findall(report))))
+    report = re.sub(r"\. Got value: (?:Namespace|NestedArg|[{\[]).*", "", report)
+    lines = [line.strip(" -") for line in PLACE.sub("\n", report).splitlines()]
+    causes = [line for line in dict.fromkeys(lines) if line and not ALTERNATIVES.match(line) and "NoneType" not in line]
+    causes = causes or [line for line in lines if line.startswith("Import path")][:1]
+    values = re.findall(r"Given value: ([^{(\n]*)$", report, re.MULTILINE)
+    told = "; ".join([*causes, *(f"got {value}" for value in values[:1])])
+    return re.sub(r"<class '(?:\w+\.)*(\w+)'>", r"\1", f"{place}: {told}" if place else told)[:400]

@@ -170,11 +170,7 @@ class FederatedCLI(LightningCLI):
         if kind is None or (kind.save_config is SaveConfigCallback.save_config and not self.save_config_kwargs):
             return []
         config = self.config[self.subcommand] if self.subcommand else self.config
-        try:
-            saver = kind(self._parser(self.subcommand), config, **self.save_config_kwargs)
-        except (TypeError, ValueError) as error:
-            raise ValueError(f"save_config_kwargs={self.save_config_kwargs}: {' '.join(str(error).split())}") from error
-        return [SavedConfig(saver, self)]
+        return [SavedConfig(kind(self._parser(self.subcommand), config, **self.save_config_kwargs), self)]
 
     def _run_subcommand(self, subcommand: str) -> None:
         self._call_if_defined(f"before_{subcommand}")

@@ -1,11 +1,21 @@
-"""Shared by commands that read a run: make its trainer, model and data from its config, and find its checkpoint."""
+"""The commands ``flcog predict`` and ``flcog export``, and what all commands share that read a run.
+
+They make its trainer, model and data from its config, and find its checkpoint.
+"""
 
 import os
 import sys
 from pathlib import Path
+from typing import Any
+
+import numpy as np
 
 from flcog.commands.command_cli import CommandCLI
+from flcog.core.commands import parser_of
 from flcog.core.fabric import make_fabric
+from flcog.core.files import short
+from flcog.run.export import SUFFIXES
+from flcog.run.predictions import by_name, write_predictions
 from flcog.run.saved_run import read_config
 
 IMPORT_FROM = (
@@ -13,6 +23,68 @@ IMPORT_FROM = (
     "directory, because a run may come from a stranger"
 )
 """The help of the option ``--import-from``."""
+
+
+def predict(arguments: list[str]) -> None:
+    """Write the predictions of a run's model for its test set, or for your own inputs, as CSV or .npz.
+
+    Give your inputs as the data set stores them: images are uint8, channels last, before any normalisation.
+    """
+    parser = parser_of("predict", predict)
+    parser.add_argument("run", type=Path, help="the run's directory")
+    parser.add_argument("--inputs", type=Path, help="an array in an .npy, or one or several by name in an .npz")
+    parser.add_argument("--checkpoint", help="best (by default), last, or a file")
+    parser.add_argument("--output", type=Path, help="a .csv or .npz; predictions.csv in the run's directory by default")
+    parser.add_argument("--import-from", type=Path, metavar="FOLDER", help=IMPORT_FROM)
+    options = parser.parse_args(arguments)
+    output = options.output or options.run / "predictions.csv"
+    if output.suffix not in (".csv", ".npz"):
+        raise ValueError(f"predictions are written as .csv or .npz; got {output}")
+    checkpoint = checkpoint_of(options.run, options.checkpoint)
+    inputs = None if options.inputs is None else read_inputs(options.inputs)
+    cli = open_run(options.run, options.import_from)
+    predictions = by_name(cli.trainer.predict(cli.model, cli.datamodule, str(checkpoint), inputs))
+    write_predictions(output, predictions, getattr(cli.datamodule, "class_names", None))  # Lightning's have none
+    print(f"{short(output)}: {len(next(iter(predictions.values()))):,} samples, by {short(checkpoint)}")
+
+
+def read_inputs(path: Path) -> Any:
+    """The array in the file, or a dictionary of several arrays."""
+    if not path.is_file():
+        raise ValueError(f"there is no file {path}: give an .npy or an .npz")
+    try:
+        # A memory map allocates no memory for the sizes that a damaged header declares.
+        content = np.load(path, mmap_mode="r", allow_pickle=False)
+        arrays = {name: content[name] for name in content.files} if isinstance(content, np.lib.npyio.NpzFile) else {"": content}
+    except Exception as error:  # readers of archives raise nearly every kind of error on damaged files
+        raise ValueError(f"{path} cannot be read as .npy or .npz, as numpy.save and numpy.savez write them ({error})") from error
+    for name, array in arrays.items():
+        if array.dtype.kind not in "biufc" or array.ndim == 0 or len(array) == 0:
+            raise ValueError(
+                f"{path}: {name or 'the array'} is of type {array.dtype} and shape {list(array.shape)}: inputs are numbers, a sample "
+                "in each row"
+            )
+    return next(iter(arrays.values())) if len(arrays) == 1 else arrays
+
+
+def export(arguments: list[str]) -> None:
+    """Write a run's trained network for others: a torch state dict, safetensors, ONNX, or LoRA's adapters for peft."""
+    parser = parser_of("export", export)
+    parser.add_argument("run", type=Path, help="the run's directory")
+    formats = "state_dict by default, as torch.load reads it"
+    # A shell's completion reads the names from here.
+    parser.add_argument("--format", choices=["state_dict", "safetensors", "onnx", "peft"], default="state_dict", help=formats)
+    parser.add_argument("--checkpoint", help="best (by default), last, or a file")
+    parser.add_argument(
+        "--output", type=Path, help="the file; model.pt, model.safetensors, model.onnx or the folder model in the run's directory"
+    )
+    parser.add_argument("--import-from", type=Path, metavar="FOLDER", help=IMPORT_FROM)
+    options = parser.parse_args(arguments)
+    output = options.output or options.run / f"model{SUFFIXES.get(options.format, '')}"
+    checkpoint = checkpoint_of(options.run, options.checkpoint)
+    cli = open_run(options.run, options.import_from)
+    cli.trainer.export(output, options.format, cli.model, cli.datamodule, str(checkpoint))
+    print(f"{short(output)}: {type(getattr(cli.model, 'model', cli.model)).__name__} of {short(checkpoint)}")
 
 
 def import_only_from(folder: Path | None) -> None:

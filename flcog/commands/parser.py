@@ -13,7 +13,7 @@ from torch.utils.data import Dataset
 
 import flcog.callbacks
 import flcog.datamodules
-from flcog.commands.config_file import OF_LIGHTNING, adapted
+from flcog.commands.config_file import adapted
 from flcog.commands.errors import complain, cut, guess
 from flcog.core.lightning_packages import OtherDataModule
 from flcog.core.users_code import is_users
@@ -26,12 +26,10 @@ DATA = (L.LightningDataModule, Dataset, OtherDataModule)
 BASES = (nn.Module, Callback, L.Callback, *DATA)
 """The classes whose subclasses a config names by a class path."""
 
-UNKNOWN = re.compile(
-    r"(?:(?:Option|Key) (?='[\w.]+' is not )|accept option |accept nested key )'([\w.]+)'|nrecognized arguments: -*([\w.]+)"
-)
+UNKNOWN = re.compile(r"(?:[Oo]ption|[Kk]ey) '([\w.]+)'(?: is not|$)|nrecognized arguments: -*([\w.]+)", re.MULTILINE)
 """Reports of an option that does not exist."""
 
-NO_CLASS = re.compile(r"(?:module '([\w.]+)' has no attribute|there is no class) '(\w+)'")
+NO_CLASS = re.compile(r"(?:module '([\w.]+)' has no attribute '|dot import path string:? ?)(\w+)")
 """Reports of a class that does not exist."""
 
 
@@ -101,9 +99,9 @@ class Parser(LightningArgumentParser):
         if found := NO_CLASS.search(reason):
             module, ours = sys.modules.get(found[1] or ""), (flcog.callbacks, flcog.datamodules, flcog)
             names = getattr(module, "__all__", dir(module)) if module else [name for each in ours for name in each.__all__]
-            reason += f".{guess(found[2], names)}"
+            reason += _meant(guess(found[2], names))
         if commands and "required" in reason:
-            reason = re.sub(rf"\b(?:{'|'.join(commands)})\.", "", reason) + ": give a config by -c FILE, or class paths by --NAME"
+            reason += ": give a config by -c FILE, or class paths by --NAME"
         complain(reason)
         raise SystemExit(2) from ValueError(reason)
 
@@ -111,13 +109,12 @@ class Parser(LightningArgumentParser):
         """Add to the report of an unknown option what was probably meant."""
         if self.owner in BASES:
             return f"give a class by its class_path, and its options under init_args; got {name!r} beside them"
-        if (section := name.partition(".")[0]) in OF_LIGHTNING:
-            return (
-                f"{section} is of LightningCLI, which replaces the model's own: give model.optimizer, or a configure_optimizers"
-            )
         options = [option.lstrip("-") for parser in parsers for option in parser._option_string_actions]
         if self.owner is None:
             options += [f"data.{option}" for option in inspect.signature(FederatedDataModule).parameters]
         by_last = {option.rpartition(".")[2]: option for option in reversed(options)}
-        near = guess(name, options) if name not in by_last else f" Did you mean {by_last[name]!r}?"
-        return message + f".{near}" * bool(near)
+        return message + _meant(f" Did you mean {by_last[name]!r}?" if name in by_last else guess(name, options))
+
+
+def _meant(guessed: str) -> str:
+    return f".{guessed}" if guessed else ""

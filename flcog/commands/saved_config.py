@@ -21,11 +21,6 @@ class SavedConfig(Callback):
     def __init__(self, saver: SaveConfigCallback, cli: Any) -> None:
         self._saver, self._cli = saver, cli
         self._own_file = saver.save_to_log_dir and saver.config_filename != "config.yaml"
-        if saver.multifile and not self._own_file:
-            raise ValueError(
-                "save_config_kwargs: multifile=True needs a config_filename other than config.yaml, because a run reads its config.yaml "
-                "as one file: give config_filename, or leave multifile out"
-            )
 
     def on_fit_start(self, run: Run) -> None:
         if not run.processes.is_first:

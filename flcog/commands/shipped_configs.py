@@ -65,7 +65,7 @@ def configs(arguments: Sequence[str]) -> None:
     given = parser.parse_args(arguments).name
     path = Path(find(given)) if given else folder()
     if _is_file(path):
-        print(_text(path), end="")
+        print(path.read_text(encoding="utf-8"), end="")
         return
     listed = [name for name in names() if given is None or given in name]
     if not listed:
@@ -80,13 +80,6 @@ def _is_file(path: Path) -> bool:
         return path.exists() and not path.is_dir()
     except OSError:  # no name of a file can be that long
         return False
-
-
-def _text(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8")
-    except UnicodeDecodeError as error:
-        raise ValueError(f"{path} is no config, but a binary file (byte {error.start} is not UTF-8)") from None
 
 
 def summary(path: Path) -> str:

@@ -16,9 +16,9 @@ import flcog.callbacks
 from commands.comparisons import fake_run
 from flcog.commands import shipped_configs
 from flcog.commands.cli import main
-from flcog.commands.compare.reproduced import read_papers, write_page
+from flcog.commands.compare.reproduced import write_page
 from flcog.commands.compare.runs import runs_of
-from flcog.commands.compare.table import read_table
+from flcog.commands.compare.table import read_mapping, read_table
 
 PAPERS: dict[str, Any] = {
     "Paper": {
@@ -141,7 +141,7 @@ def test_what_cannot_be_asked(clone: Path, capsys: pytest.CaptureFixture[str]) -
 
 def test_our_list_of_the_papers() -> None:
     commands = {"fit", "partition", *(command.name for command in flcog.callbacks.COMMANDS)}
-    papers = read_papers(ROOT / "configs/papers.yaml")
+    papers = read_mapping(ROOT / "configs/papers.yaml")
     # Counted in the papers: the tables and figures, and the two sections of FedDisco's appendix that contain figures.
     assert {name: len(paper["items"]) for name, paper in papers.items()} == {
         "FedCOG": 17,
@@ -159,7 +159,7 @@ def test_our_list_of_the_papers() -> None:
 
 COMMANDS = {
     item["command"]
-    for paper in read_papers(ROOT / "configs/papers.yaml").values()
+    for paper in read_mapping(ROOT / "configs/papers.yaml").values()
     for item in paper["items"].values()
     if "command" in item
 }

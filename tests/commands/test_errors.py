@@ -18,7 +18,7 @@ from torch.utils.data import Dataset
 import flcog
 from flcog.commands.cli import main
 from flcog.commands.errors import refusal, shown_errors
-from flcog.commands.predict import read_inputs
+from flcog.commands.of_a_run import read_inputs
 from flcog.server import aggregate
 
 QUICKSTART = str(ROOT / "configs" / "quickstart.yaml")

@@ -2,12 +2,13 @@
 
 import argparse
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from docstring_parser import parse
+from jsonargparse.typing import NonNegativeInt, PositiveInt
 
 import flcog.callbacks
 from flcog.commands import shipped_configs
@@ -39,15 +40,8 @@ def compare(arguments: list[str]) -> None:
     """
     end = arguments.index("--") if "--" in arguments else len(arguments)
     own, extra = arguments[:end], arguments[end + 1 :]
-    parser = _parser()
-    options = parser.parse_args(own)
+    options = _parser().parse_args(own)
     if options.reproduced:
-        kept = ("table", "out", "results", "reproduced")
-        names = [f"--{name}" for name, value in vars(options).items() if name not in kept and value != parser.get_default(name)]
-        if names or extra:
-            raise ValueError(
-                f"--reproduced takes only tables, --out and --results; got {', '.join([*names, *extra])}: remove them"
-            )
         write_page(options.table, options.out or [Path("runs")], options.results, Path("REPRODUCED.md"))
         return
     if len(options.table) != 1 or len(options.out) > 1:
@@ -68,7 +62,7 @@ def compare(arguments: list[str]) -> None:
         print(f"The search for hyper-parameters, which comes first:\n\n{describe(grid)}\n\nThe table with its values so far:\n")
     elif options.tune:
         tune(given, out, extra, train)
-    table = with_choices(given, out / TUNED, saved.with_suffix(".tuned.yaml"), extra=extra)
+    table = with_choices(given, out / TUNED, saved.with_suffix(".tuned.yaml"))
     runs = runs_of(table, out, extra)
     if options.dry_run:
         print(describe(runs, results_of(table, runs, saved)))
@@ -89,11 +83,6 @@ def compare(arguments: list[str]) -> None:
 def _chosen(options: argparse.Namespace, path: Path, out: Path, saved: Path) -> Table:
     """The table of the file, changed by the options."""
     table = with_bounds(read_table(path)) if options.bounds else read_table(path)
-    if options.last and table.published and "mean" in {view.summary for view in table.views.values()}:
-        raise ValueError(
-            f"{table.name} is compared with the paper by the mean of the last {table.last} evaluations; got --last {options.last}: "
-            "leave it out, or set last in a copy of the table"
-        )
     given = {"seeds": tuple(dict.fromkeys(options.seeds or ())), "last": options.last, "spread": options.spread}
     table = replace(table, **{name: value for name, value in given.items() if value}, whole=table)
     if options.only:
@@ -151,17 +140,17 @@ def _parser() -> argparse.ArgumentParser:
     out = "the folder of the runs and the filled table; runs/<name of the file> by default"
     parser.add_argument("--out", type=Path, action="append", default=[], help=out)
     jobs = f"the number of simultaneous runs, which share cores and GPU (default 1), or of jobs in Slurm's queue (default {MANY})"
-    parser.add_argument("--jobs", type=_at_least(1), help=jobs)
+    parser.add_argument("--jobs", type=PositiveInt, help=jobs)
     flags.add_argument("--show", action="store_true", help="print the table so far, and train nothing")
     dry_run = "print each run's settings and its estimated time, with --tune those of the search, too; train and write nothing"
     flags.add_argument("--dry-run", action="store_true", help=dry_run)
     tuned = "first choose the values in the rows' `tune` by the clients' validation data: pip install flcog[tune]"
     parser.add_argument("--tune", action="store_true", help=tuned)
-    parser.add_argument("--seeds", type=_at_least(0), nargs="+", help="seeds instead of the table's")
+    parser.add_argument("--seeds", type=NonNegativeInt, nargs="+", help="seeds instead of the table's")
     parser.add_argument("--only", nargs="+", metavar="NAME", help="only these rows, columns or metrics")
     bounds = " and ".join(f"{name} ({meaning})" for name, meaning in flcog.callbacks.BOUNDS.items())
     parser.add_argument("--bounds", action="store_true", help=f"add the bounds that papers draw as lines: {bounds}")
-    parser.add_argument("--last", type=_at_least(1), help="the number of evaluations in the mean, instead of the table's (or 5)")
+    parser.add_argument("--last", type=PositiveInt, help="the number of evaluations in the mean, instead of the table's (or 5)")
     parser.add_argument(
         "--against", metavar="ROW", help="the row that the others are compared with, instead of the table's (or the first)"
     )
@@ -178,7 +167,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--partition", help="the partition for Slurm's jobs, instead of the cluster's default")
     time = "the time limit of one of Slurm's jobs: minutes, or D-HH:MM:SS. A run that reaches it is submitted again and resumes"
     parser.add_argument("--time", help=time)
-    parser.add_argument("--gpus", type=_at_least(1), help="the number of GPUs for each of Slurm's jobs; none by default")
+    parser.add_argument("--gpus", type=PositiveInt, help="the number of GPUs for each of Slurm's jobs; none by default")
     parser.add_argument(
         "--save-results", action="store_true", help="write the results of finished runs to RESULTS/<name of the file>.csv"
     )
@@ -189,14 +178,3 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--reproduced", action="store_true", help=reproduced)
     return parser
-
-
-def _at_least(least: int) -> Callable[[str], int]:
-    """A function that converts an option's text to a whole number."""
-
-    def convert(text: str) -> int:
-        if not text.isdigit() or int(text) < least:
-            raise argparse.ArgumentTypeError(f"must be a whole number of at least {least}; got {text}")
-        return int(text)
-
-    return convert

@@ -6,7 +6,7 @@ from typing import Any
 import pandas
 
 from flcog.commands.compare.runs import SEED, SPLIT_SEED, Run, joined
-from flcog.commands.compare.settings import Settings, check_settings, fault, resolve, settings_of, unmade
+from flcog.commands.compare.settings import Settings, check_settings, fault, resolve, settings_of
 from flcog.core.text import clock
 
 SEEDS = (SEED, "trainer.seed", SPLIT_SEED)
@@ -38,7 +38,7 @@ def describe(runs: Sequence[Run], results: Sequence[Mapping[str, Any]] = ()) -> 
             plan, took = _plan(run, paces)
             lines.append(f"  seed {run.seed}: {plan}")
             left += took
-    faults = {run: reason for run in runs if not run.finished and (reason := fault(run) or unmade(run))}
+    faults = {run: reason for run in runs if not run.finished and (reason := fault(run))}
     done = sum(run.finished for run in runs)
     time = f", about {clock(left)} one after another" if left else ""
     lines += ["", f"{len(runs)} runs: {done} are finished, {len(runs) - done} are to be trained{time}"]

@@ -94,7 +94,6 @@ class LocalLauncher(Launcher):
         self._locks: dict[Run, WriterLock] = {}
         self._processes: dict[Run, subprocess.Popen[bytes]] = {}
         self._refused: dict[Run, str] = {}
-        self._interrupts = 0
 
     def begin(self, run: Run) -> None:
         self._locks[run] = WriterLock()
@@ -117,11 +116,10 @@ class LocalLauncher(Launcher):
         return self._refused.pop(run, "") if process is None else conclude(run, self._processes.pop(run).returncode)
 
     def stop(self, number: int, frame: FrameType | None) -> None:
-        """Pass a signal on to the current runs, which save and stop. The fourth Ctrl-C kills them."""
+        """Pass a signal on to the current runs, which save and stop."""
         super().stop(number, frame)
-        self._interrupts += number == signal.SIGINT
         for process in list(self._processes.values()):
-            process.send_signal(number) if self._interrupts < 4 else process.kill()
+            process.send_signal(number)
         again = "; Ctrl-C again stops them at once" if number == signal.SIGINT else ""
         signals.say(f"{signals.name(number)}: current runs are saved and stop, and no further runs start{again}")
 

@@ -23,7 +23,6 @@ KINDS = {
 }
 """Kinds of differences from the papers, with the letters of their numbers and their headings."""
 
-ITEM_KEYS = ("shows", "command", "published", "ours", *KINDS, "illustration")
 Numbers = dict[str, dict[str, int]]
 """The numbers of differences by kind and text."""
 
@@ -52,25 +51,12 @@ def write_page(tables: Sequence[Path], roots: Sequence[Path], saved: Path, page:
     ``roots`` contain a folder of runs for each table, named like its file; ``saved`` has files of saved results.
     """
     configs = shipped_configs.folder()
-    papers = read_papers(configs / "papers.yaml")
+    papers = read_mapping(configs / "papers.yaml")
     fillings = [_filling(path, roots, saved) for path in tables or sorted((configs / "tables").glob("*.yaml"))]
     with replacing(page, "w") as file:
         file.write(page_text(papers, fillings))
     run = sum(bool(filling.results) for filling in fillings)
     print(f"{short(page)}: {len(fillings)} tables, {run} of them trained in part or completely")
-
-
-def read_papers(path: Path) -> Mapping[str, Paper]:
-    """Read and check the list of the papers' tables and figures."""
-    papers = read_mapping(path)
-    for paper, content in papers.items():
-        items = content.get("items") if isinstance(content, dict) else None
-        if not isinstance(items, dict) or not all(isinstance(item, dict) and "shows" in item for item in items.values()):
-            raise ValueError(f"{path}: {paper} must have a title and items, each with the key `shows`")
-        for item, about in items.items():
-            if unknown := about.keys() - ITEM_KEYS:
-                raise ValueError(f"{path}: {paper}, {item} has {', '.join(unknown)}; it may have {', '.join(ITEM_KEYS)}")
-    return papers
 
 
 def _filling(path: Path, roots: Sequence[Path], saved: Path) -> Filling:

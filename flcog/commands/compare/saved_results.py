@@ -37,7 +37,7 @@ def results_of(table: Table, runs: Sequence[Run], path: Path | None) -> list[dic
         if line and not (record and (run.extra if record.other else record.finished)):
             if record is not None:
                 print(f"{path}: shows {run.name}, whose own run has not finished or has other settings", file=sys.stderr)
-            record = _record(path, line)
+            record = _record(line)
             if record.facts["settings"] != (now := stated(run.words)):
                 raise ValueError(
                     f"{path}: {run.name} was trained with {record.facts['settings']!r}, and the table states {now!r}: delete the line, "
@@ -95,21 +95,13 @@ def _read(path: Path) -> dict[Key, dict[str, str]]:
     """The lines of the file by run; none if there is no file."""
     if not path.is_file():
         return {}
-    try:
-        with path.open(newline="", encoding="utf-8") as file:
-            lines = list(csv.DictReader(file, strict=True, restval=""))
-        return {(line["row"], line["column"], int(line["seed"])): line for line in lines}
-    except (UnicodeError, csv.Error, KeyError, ValueError) as error:
-        raise ValueError(f"{path} is damaged ({type(error).__name__}: {error}): write it again with --save-results") from None
+    with path.open(newline="", encoding="utf-8") as file:
+        return {(line["row"], line["column"], int(line["seed"])): line for line in csv.DictReader(file, strict=True, restval="")}
 
 
-def _record(path: Path | None, line: Mapping[str, str]) -> Record:
-    try:
-        empty = {float: math.nan, int: 0, bool: False, str: ""}
-        facts = {name: kind(line[name]) if line[name] else empty[kind] for name, kind in FACTS.items()}
-        series = {name: text.split(" ") for name, text in line.items() if text and name not in (*PLACE, *FACTS)}
-        rows = [dict(zip(series, texts, strict=True)) for texts in zip(*series.values(), strict=True)]
-        return Record([{name: float(text) for name, text in row.items() if text != MISSING} for row in rows], facts)
-    except (KeyError, ValueError) as error:
-        place = f"{path}, the line of {line['row']}, {line['column']}, seed {line['seed']}"
-        raise ValueError(f"{place}, is damaged ({error}): delete it, or write it again with --save-results") from None
+def _record(line: Mapping[str, str]) -> Record:
+    empty = {float: math.nan, int: 0, bool: False, str: ""}
+    facts = {name: kind(line[name]) if line[name] else empty[kind] for name, kind in FACTS.items()}
+    series = {name: text.split(" ") for name, text in line.items() if text and name not in (*PLACE, *FACTS)}
+    rows = [dict(zip(series, texts, strict=True)) for texts in zip(*series.values(), strict=True)]
+    return Record([{name: float(text) for name, text in row.items() if text != MISSING} for row in rows], facts)

@@ -9,14 +9,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from jsonargparse import ArgumentParser
 from lightning.pytorch.cli import LightningArgumentParser
 
 from flcog.commands.command_cli import CommandCLI
 from flcog.commands.compare.runs import SPLIT_SEED, Run
 from flcog.commands.errors import refusal
-from flcog.core.weight_files import digest_of, read_weights
-from flcog.method import Callback
 
 Config = Mapping[str, Any]
 
@@ -54,11 +51,7 @@ def _read(words: tuple[str, ...]) -> tuple[dict[str, Any] | None, str]:
     with contextlib.redirect_stderr(quiet), contextlib.redirect_stdout(quiet), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
-            config = dict(_Reader(list(words)).config_dump)
-            if config.get("init_from"):
-                with contextlib.suppress(ValueError):  # its run will report the error
-                    config["init_from"] = digest_of(read_weights(Path(config["init_from"])))
-            return config, ""
+            return dict(_Reader(list(words)).config_dump), ""
         except SystemExit as end:  # of the parser
             return None, str(end.__cause__ or f"the command ends with status {end.code}")
         except Exception as error:
@@ -78,19 +71,6 @@ def resolve(run: Run, extra: bool = True) -> Config | None:
 def fault(run: Run) -> str:
     """The error in a run's command line; empty for a valid one."""
     return _read((*run.words, *run.extra))[1]
-
-
-def unmade(run: Run) -> str:
-    """The refusal of a callback's constructor, such as that of an impossible value; empty if there is none."""
-    parser = ArgumentParser(exit_on_error=False)
-    parser.add_argument("--callback", type=Callback)
-    for part in callbacks_of(resolve(run) or {"trainer": {}}):
-        try:
-            parser.instantiate_classes(parser.parse_object({"callback": part}))
-        except Exception as error:  # a callback of Lightning's is none of ours, and has no refusal
-            if reason := refusal(error):
-                return reason
-    return ""
 
 
 def settings_of(config: Config | None) -> Settings:
@@ -118,10 +98,7 @@ def _flat(value: Any, name: str) -> Iterator[tuple[str, Any]]:
 
 def run_settings(run: Run) -> Settings:
     """The settings with which a run was trained; empty without a ``config.yaml``."""
-    if run.saved is None:
-        return {}
-    config, origin = dict(run.saved.config), run.saved.description.get("init_from")
-    return settings_of({**config, **({"init_from": origin["weights"]} if origin else {})})
+    return settings_of(run.saved.config) if run.saved else {}
 
 
 def other_settings(run: Run) -> str:

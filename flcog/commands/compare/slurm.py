@@ -31,9 +31,6 @@ RETRIES = 3
 PATIENCE = 15.0
 """The seconds before a job ends that found its run busy, and is submitted again."""
 
-UNREACHABLE = re.compile("unable to contact|timed out|connection refused|zero bytes", re.IGNORECASE)
-"""Parts of the messages of ``sbatch`` and ``squeue`` while slurmctld restarts."""
-
 
 @dataclass(frozen=True)
 class Job:
@@ -142,7 +139,7 @@ class SlurmLauncher(Launcher):
         return self._queue
 
     def _submit(self, run: Run, how: str) -> None:
-        """Submit a run's job, and note its number. If slurmctld does not answer, the next look tries again."""
+        """Submit a run's job, and note its number."""
         for name in (ENDED, JOB):
             (run.folder / name).unlink(missing_ok=True)
         if (job := self._send(run)) is not None:
@@ -165,7 +162,7 @@ class SlurmLauncher(Launcher):
             with redirect_stderr(io.StringIO()):  # submitit prints the refusal as well
                 return executor.submit(Job(run)).job_id
         except FailedJobError as error:
-            if UNREACHABLE.search(str(error)) or self.signal:  # a terminal's Ctrl-C ends sbatch as well
+            if self.signal:  # a terminal's Ctrl-C ends sbatch as well
                 return None
             raise ValueError(
                 f"sbatch refuses the job of {run.name}: {_one_line(str(error))}. Submitted jobs continue, and the same command "

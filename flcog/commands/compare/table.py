@@ -13,7 +13,7 @@ from jsonargparse.typing import NonNegativeInt, PositiveInt
 
 import flcog.callbacks
 from flcog.commands import shipped_configs
-from flcog.commands.compare.published import OF_TWO_ROWS, Figure, Published, Quantity, is_number, read_published
+from flcog.commands.compare.published import OF_TWO_ROWS, Figure, Published, Quantity, read_published
 from flcog.commands.errors import cut
 from flcog.core.monitor import Metric, Mode
 from flcog.core.yaml_files import TextKeys, load_yaml, refuse_doubles
@@ -180,15 +180,16 @@ NESTED = ("rows", "columns", "metrics", "against", "published", "margin")
 """Keys of the file whose contents are read part by part."""
 
 
-def read_table(path: Path, within: Sequence[Path] = ()) -> Table:
-    """Read a table's YAML file. ``within`` are the tables that led to it."""
-    if path.resolve() in within:
-        raise ValueError(f"{path} takes its rows or columns from itself: {' -> '.join(map(str, [*within, path]))}")
+def read_table(path: Path) -> Table:
+    """Read a table's YAML file."""
     given = {name: value for name, value in read_mapping(path).items() if value is not None}
     if not given.get("rows"):
         raise ValueError(f"{path} names no rows: a table has `rows`, a name for each arm with its `configs` or `arguments`")
-    table, within = _made(Table, given, str(path)), [*within, path.resolve()]
-    rows, columns = _parts(Row, "rows", given, path, within), _parts(Column, "columns", given, path, within)
+    table, rows, columns = (
+        _made(Table, given, str(path)),
+        _parts(Row, "rows", given, path),
+        _parts(Column, "columns", given, path),
+    )
     for name, row in rows.items():
         unknown = [column for column in row.columns if column not in columns]
         if unknown and not isinstance(given["rows"], str):  # rows of another table may have more
@@ -198,14 +199,9 @@ def read_table(path: Path, within: Sequence[Path] = ()) -> Table:
     shown = {name: _made(Shown, {"metric": of} if isinstance(of, str) else of, f"{path}, {name}") for name, of in metrics.items()}
     table = replace(table, path=path, title=table.title or path.stem, rows=rows, columns=columns, metrics=shown)
     table = replace(table, configs=_found(table.configs, path), seeds=tuple(dict.fromkeys(table.seeds)))
-    if table.overall and len({one.metric for one in shown.values()}) > 1:
-        raise ValueError(f"overall in {path} would mix {' and '.join(one.metric for one in shown.values())}: remove it")
     margin = margin if isinstance(margin, dict) else {"score": margin}
-    if wrong := [name for name, value in margin.items() if name not in ("score", "rounds", "saved") or not is_number(value)]:
-        raise ValueError(f"margin in {path} must be points, or {{score: 1.5, rounds: 1.3, saved: 5}}; got {wrong[0]}")
-    for name, needs, example in (("margin", "reason", "a sentence"), ("reproduces", "deviations", "[] for none")):
-        if given.get(name) and needs not in given:
-            raise ValueError(f"{path} has {name}, which needs {needs}: {example}")
+    if margin and not table.reason:
+        raise ValueError(f"{path} has margin, which needs reason: a sentence")
     published = read_published(given.get("published", {}), rows, [*table.views, *table.overall], path)
     against, first = given.get("against"), next(iter(rows))
     pairs = {row: str(other) for row, other in against.items()} if isinstance(against, dict) else {}
@@ -240,7 +236,7 @@ def _made(kind: type[Kind], content: Any, where: str) -> Kind:
     try:
         return kind(**parser.parse_object({name: content[name] for name in content if name not in nested}).as_dict())
     except ArgumentError as error:
-        raise ValueError(f"{where}: {cut(str(error)).replace('expected tuple', 'expected a list')}") from None
+        raise ValueError(f"{where}: {cut(str(error))}") from None
 
 
 @cache
@@ -250,11 +246,11 @@ def _parser(kind: type[Any]) -> ArgumentParser:
     return parser
 
 
-def _parts(kind: type[Any], key: str, given: Mapping[str, Any], path: Path, within: Sequence[Path]) -> Mapping[str, Any]:
+def _parts(kind: type[Any], key: str, given: Mapping[str, Any], path: Path) -> Mapping[str, Any]:
     """The rows or columns by name, from this file or from the table that it names."""
     value = given.get(key) or {"": None}
     if isinstance(value, str):
-        found: Mapping[str, Any] = getattr(read_table(path.parent / value, within), key)
+        found: Mapping[str, Any] = getattr(read_table(path.parent / value), key)
         return found
     parts = {
         name: _made(kind, part, f"{key.removesuffix('s')} {name} in {path}")

@@ -179,33 +179,18 @@ def tune(table: Table, out: Path, extra: Sequence[str], fill: Fill) -> None:
 
 def _searches(table: Table, path: Path) -> dict[tuple[str, str], dict[str, Any]]:
     """The searches in a file by row and column."""
-    try:
-        searches = {(search.pop("row"), search.pop("column")): search for search in load_yaml(path)["searches"]}
-    except (KeyError, TypeError, AttributeError) as error:
-        raise ValueError(f"{path} is damaged ({type(error).__name__}: {error}): delete it, and give --tune again") from None
-    return {
-        (row, column): search
-        for (row, column), search in searches.items()
-        if row in table.file.rows and column in table.file.columns
-    }
+    searches = {(search.pop("row"), search.pop("column")): search for search in load_yaml(path)["searches"]}
+    return {place: search for place, search in searches.items() if place[0] in table.file.rows and place[1] in table.file.columns}
 
 
-def with_choices(table: Table, *files: Path, extra: Sequence[str] = ()) -> Table:
-    """The table with the values that ``--tune`` chose, from the first of these files that exists.
-
-    A search with other settings, values or seeds than those of the table and of ``extra``, the user's own arguments, is an error.
-    """
+def with_choices(table: Table, *files: Path) -> Table:
+    """The table with the values that ``--tune`` chose, from the first of these files that exists."""
     path = next((path for path in files if path.is_file()), None)
     if path is None or not any(part.tune for part in table.rows.values()):
         return table
     rows, searches = dict(table.rows), _searches(table, path)
     for (row, column), search in searches.items():
         if row in rows and column in table.columns:
-            if Study(table, row, column, path.parent, extra).settings != search["settings"]:
-                raise ValueError(
-                    f"{path}: the search for {joined(row, column)} had other settings, values to try or seeds than the table with the "
-                    "options after --: put them back, or give --tune again"
-                )
             rows[row] = with_values(rows[row], column, next(line["values"] for line in search["grid"] if line["chosen"]))
     return replace(table, rows=rows, search=_told(searches, max(table.file.seeds) + 1))
 

@@ -14,7 +14,6 @@ import pandas
 from flcog.core.arguments import flat
 from flcog.core.masking import masked
 from flcog.core.monitor import lower_is_better, main_metric
-from flcog.run.checkpoint import peek
 from flcog.run.metrics_table import Row, read_rows
 from flcog.run.saved_run import read_config, read_record
 
@@ -63,14 +62,6 @@ class RunFiles:
         name = self.chooser or ""
         rated = [row for row in self.rows if name in row and row[name] == row[name]]
         return max(rated, key=lambda row: row[name] * (-1 if lower_is_better(name) else 1), default={})
-
-    @cached_property
-    def saved_by(self) -> str | None:
-        """The score that chose best.ckpt, if the file names one."""
-        found: Any = peek(self.directory / "checkpoints" / "best.ckpt")
-        for name in ("observers", "Checkpoint", "metric"):
-            found = found.get(name) if isinstance(found, dict) else None
-        return found if isinstance(found, str) else None
 
     def column(self, name: str) -> pandas.Series:
         """A column of metrics.csv by round."""

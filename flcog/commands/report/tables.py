@@ -113,23 +113,14 @@ def notes(groups: Sequence[Group]) -> Iterator[str]:
         )
     for name in sorted({run.chooser for run in runs if run.chooser is not None}):
         if name.startswith("test/"):
-            advised = any(run.chooser == name and _client_val_would_choose(run) for run in runs)
-            advice = "; with data.client_val above 0 a run picks it on validation data" * advised
-            yield f"The best round is picked by {name}, on the test set itself, which flatters{advice}."
+            yield (
+                f"The best round is picked by {name}, on the test set itself, which flatters; with data.client_val above 0 a run picks it "
+                "on validation data."
+            )
         else:
             yield f"The best round is picked by {name}, without the test set."
-    for name in sorted({run.saved_by for run in runs if run.saved_by not in (None, run.chooser)}):
-        whose = [run.name for run in runs if run.saved_by == name != run.chooser]
-        of = "" if len(whose) == len(runs) else f" of {', '.join(whose)}"
-        yield f"best.ckpt{of}, which flcog predict and flcog export take, is of the round where {name} was best."
     if any(share_of_waiting(run.rows) > DISTURBED for run in runs):
         yield "† Other programs slowed these runs down: their times are too long."
-
-
-def _client_val_would_choose(run: RunFiles) -> bool:
-    """Whether clients hold out nothing yet. Private runs, which withhold bytes, withhold the scores on what clients hold out, too."""
-    partition = run.setting.get("partition") or {}
-    return not partition.get("samples/client_val") and any("comm/up_bytes" in row for row in run.rows)
 
 
 def partition_table(members: Sequence[RunFiles], named: bool) -> Table:
