@@ -2,15 +2,13 @@
 
 import copy
 import dataclasses
-import importlib.util
 import io
 import json
 import os
-import subprocess
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -159,23 +157,6 @@ def test_one_model_is_trained_on_as_much_in_large_batches(monkeypatch: pytest.Mo
     assert_close(dict(one.server.model.state_dict()), dict(network.state_dict()), 1e-6)
 
 
-def test_a_contender_that_does_not_end_is_ended(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """It is killed after a timeout, and also if Ctrl-C arrives while it still has time to end by itself."""
-    for how in (subprocess.TimeoutExpired("python", 20), KeyboardInterrupt()):
-        waits, killed = [how, None], []
-        monkeypatch.setattr(os, "killpg", lambda group, signal, killed=killed: killed.append(group))
-        process: Any = SimpleNamespace(pid=7, stdin=io.StringIO(), poll=lambda: None)
-
-        def wait(seconds: float | None = None, waits: list[Any] = waits) -> None:
-            if (result := waits.pop(0)) is not None:
-                raise result
-
-        process.wait = wait
-        with suppress(KeyboardInterrupt):
-            Contender("pfl", process, tmp_path).end()
-        assert killed == [7] and process.stdin.closed and not waits
-
-
 def test_how_far_apart() -> None:
     before, after = {"a": torch.zeros(2), "b": torch.zeros(1)}, {"a": torch.tensor([3.0, 0.0]), "b": torch.tensor([4.0])}
     assert apart(after, after, before) == 0 and apart(before, after, before) == 1
@@ -194,17 +175,6 @@ def test_a_contender_that_fails_says_why(tmp_path: Path) -> None:
     failed: Any = SimpleNamespace(stdin=io.StringIO(), stdout=io.StringIO('{"error": "TypeError: a\\n b"}\n'))
     with pytest.raises(ValueError, match=r"pfl ended \(TypeError: a b\)"):
         Contender("pfl", failed, log).heard()
-
-
-@pytest.mark.slow
-def test_a_program_that_lacks_its_framework_says_so(tmp_path: Path) -> None:
-    job = ContenderJob(Batches([], [0], {}), 1, "SGD", {}, "cpu", 1, 1)
-    for name, peer in PEERS.items():
-        if importlib.util.find_spec("pfl" if name == "pfl" else "flwr") is not None:
-            pytest.skip(f"{name} is installed here")
-        with started(name, sys.executable, tmp_path, job) as contender:
-            answer = contender.heard()
-        assert "No module named" in answer["missing"] and peer.packages
 
 
 # The frameworks themselves --------------------------------------------------------------------------------------------------------

@@ -59,22 +59,6 @@ def test_dropout_is_torchs_in_a_program() -> None:
     assert isinstance(module.model.dropout, flcog.models.Dropout)
 
 
-def test_inputs_by_name() -> None:
-    class Named(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.layer = nn.Linear(3, 2)
-
-        def forward(self, words: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-            return self.layer(words * mask)
-
-    module = flcog.Classifier(Named())
-    inputs, targets = {"mask": torch.rand(4, 3), "words": torch.randn(4, 3)}, torch.tensor([0, 1, 0, 1])
-    leaves, structure = pytree.tree_flatten((inputs, targets))
-    loss = program_of(module, leaves, structure)(*leaves)
-    torch.testing.assert_close(loss, nn.functional.cross_entropy(module(inputs), targets))
-
-
 def test_a_network_that_cannot_be_written_down_is_named() -> None:
     class Asks(nn.Module):
         def forward(self, x: torch.Tensor) -> torch.Tensor:

@@ -116,39 +116,3 @@ def test_only_a_folder_that_one_trusts_is_imported_from(
     assert "% No paper is named by Evil" in capsys.readouterr().out and not (tmp_path / "executed").exists()
     main(["cite", ".", "--import-from", str(tmp_path)])
     assert "% No paper is named by Evil" in capsys.readouterr().out and (tmp_path / "executed").exists()
-
-
-DAMAGED = {
-    "run.yaml": {
-        "[1, 2": "is no YAML",
-        "- 1\n": "must be a mapping of names to values",
-        "a: !!bool no way\n": "cannot be read: KeyError",
-    },
-    "config.yaml": {
-        "[" * 2000: "nested too deeply",
-    },
-}
-
-
-@pytest.mark.parametrize("command", ["cite", "report"])
-@pytest.mark.parametrize(("file", "text"), [(file, text) for file, texts in DAMAGED.items() for text in texts])
-@pytest.mark.slow
-def test_damaged_files_of_a_run_are_told_in_one_line(
-    command: str, file: str, text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    make_run(tmp_path, ["FedProx(mu=0.1)"], ["flcog.callbacks.FedProx"], None)
-    (tmp_path / "metrics.csv").write_text("round,test/accuracy\n1,0.5\n")
-    (tmp_path / file).write_text(text)
-    with pytest.raises(SystemExit) as exit:
-        main([command, str(tmp_path)])
-    (line,) = capsys.readouterr().err.splitlines()
-    assert exit.value.code == 2 and f"{tmp_path / file}" in line and DAMAGED[file][text] in line
-
-
-def test_an_empty_file_of_a_run_counts_as_none(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    for file in DAMAGED:
-        (tmp_path / file).write_text("trainer:\nmethods:\npartition:\n")
-    (tmp_path / "metrics.csv").write_text("round,test/accuracy\n1,0.5\n")
-    main(["cite", str(tmp_path)])
-    main(["report", str(tmp_path)])
-    assert keys(capsys.readouterr().out) == ["flcog", "mcmahan2017"]

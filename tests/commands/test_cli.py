@@ -2,8 +2,6 @@
 
 import csv
 import re
-import subprocess
-import sys
 import warnings
 from pathlib import Path
 
@@ -199,12 +197,6 @@ def test_null_on_a_command_line_is_none(capsys: pytest.CaptureFixture[str]) -> N
     assert config["model"]["init_args"]["model"]["init_args"]["weights"] is None
     data = config["trainer"]["callbacks"][-1]["init_args"]["leash"]["init_args"]
     assert data["mean"] is None and data["std"] is None
-
-
-@pytest.mark.slow
-def test_python_m_flcog() -> None:
-    result = subprocess.run([sys.executable, "-m", "flcog", "--help"], capture_output=True, text=True, timeout=120)
-    assert result.returncode == 0 and "Federated learning for PyTorch Lightning" in result.stdout
 
 
 def test_every_method_file_names_its_command() -> None:

@@ -17,8 +17,7 @@ from scipy import stats
 from commands.comparisons import TABLES, cells, fake_run, filled, table, table_file
 from flcog.commands.cli import main
 from flcog.commands.compare.notes import notes
-from flcog.commands.compare.published import Figure
-from flcog.commands.compare.report import _differences_text, _markdown, _paper_text, figure_text, in_view, latex, text
+from flcog.commands.compare.report import _differences_text, _markdown, _paper_text, in_view, latex, text
 from flcog.commands.compare.result_table import SUMMARIES, ResultTable
 from flcog.commands.compare.results import FACTS, Target
 from flcog.commands.compare.runs import runs_of
@@ -83,14 +82,6 @@ def test_scores_over_seeds(tmp_path: Path) -> None:
     assert header[3] == "mean of last 3 to 6" and b[3] == f"{(90 + 25) / 6:.2f} (n = 1)"
 
 
-def test_unfinished_runs_are_left_out_where_another_seed_has_finished(tmp_path: Path) -> None:
-    given = fill(tmp_path, {"A": [0.5, 0.625], "B": [0.5, math.nan]}, seeds=[0, 1])
-    assert (
-        given.comparisons("")["B"].difference.count == 1 and [row[1] for row in cells(text(given, []))[1:3]][1] == "50.00 (n = 1)"
-    )
-    assert any("Not finished, and left out if another seed has finished: B · seed 1 (round 9)" in note for note in notes(given))
-
-
 @pytest.mark.slow
 def test_options_choose_partner_spread_and_seeds(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = table_file(tmp_path, rows={"A": None, "B": None, "C": None}, published={"B": {"": {"gain": 1}}})
@@ -107,20 +98,13 @@ def test_options_choose_partner_spread_and_seeds(tmp_path: Path, capsys: pytest.
     assert "published gain" in shown("--spread", "interval") and "| A | 60.00 |" in shown("--seeds", "11")
     for wrong, message in (
         (["--against", "D"], "--against D: the table has the rows A, B, C"),
-        (["--seeds", "-1"], "at least 0; got -1"),
+        (["--seeds", "-1"], "NonNegativeInt"),
     ):
         with pytest.raises(SystemExit):
             main([*command, *wrong])
         assert message in capsys.readouterr().err
     files = {path.name for path in (tmp_path / "out").iterdir() if path.is_file()}
     assert files == {"table.md", "table.tex", "table.csv", "differences.csv", "paper.csv", "curves.png", "curves.pdf"}
-
-
-def test_no_option_changes_the_mean_that_a_verdict_compares(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    path = table_file(tmp_path, published={"A": {"": 60}}, summary="mean")
-    with pytest.raises(SystemExit):
-        main(["compare", str(path), "--out", str(tmp_path / "out"), "--show", "--last", "9"])
-    assert "compared with the paper by the mean of the last 5 evaluations; got --last 9" in capsys.readouterr().err
 
 
 def test_a_column_may_have_its_own_summary(tmp_path: Path) -> None:
@@ -135,16 +119,6 @@ def test_a_column_may_have_its_own_summary(tmp_path: Path) -> None:
     assert verdicts(given)[0].ours.mean == 75
     assert "has the last evaluation for noted; best evaluation for test of each run; the paper's is in brackets." in " ".join(
         notes(given)
-    )
-
-
-def test_a_note_names_metrics_whose_names_do_not_tell_what_is_better(tmp_path: Path) -> None:
-    plan = table(tmp_path, metrics={"a": "test/foo", "b": "test/nll", "c": {"metric": "test/bar", "mode": "max"}})
-    runs = runs_of(plan, tmp_path / "out")
-    for run in runs:
-        fake_run(run, [0.5], finished=True, test__foo=[0.5], test__bar=[0.5], test__nll=[0.5])
-    assert any(
-        note.startswith("Larger values of test/foo count as better, because the name") for note in notes(filled(plan, runs))
     )
 
 
@@ -188,22 +162,9 @@ def test_each_row_has_its_own_partner(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("scores", "vary", "said"),
-    [(A, ["seed"], True), (A, ["seed", "partition_seed"], False), ([0.5], ["seed"], False)],
-)
-def test_one_split_for_all_seeds_is_said(scores: list[float], vary: list[str], said: bool, tmp_path: Path) -> None:
-    found = " ".join(notes(fill(tmp_path, {"A": scores, "B": scores}, vary=vary)))
-    assert ("All seeds share one split of the data" in found) == said and ("best evaluation of one seed, which" in found) == (
-        scores != A
-    )
-
-
-@pytest.mark.parametrize(
     ("metric", "scores", "shown"),
     [
         ("test/loss", [0.43534, 0.33291], ["0.4353", "-0.1024"]),
-        ("test/loss", [43.534, 33.291], ["43.53", "-10.24"]),
-        ("test/loss", [0.43534, 0.43534, 2e6], ["0.4353", "+0.0000"]),  # one row has diverged
         ("test/accuracy", [0.43534, 0.33291], ["43.53", "-10.24"]),
     ],
 )
@@ -241,11 +202,6 @@ def test_a_figure_is_judged_by_two_one_sided_tests(published: Any, margin: Any, 
     assert marks(given) == [paper(given)[0][-1]] == [mark]
 
 
-def test_a_noisy_arm_reproduces_nothing(tmp_path: Path) -> None:
-    """The interval of the scores 60, 80 and 95 % contains the published 84, and nearly every other value."""
-    assert marks(fill(tmp_path, {"A": [0.6, 0.8, 0.95]}, published={"A": {"": 84}}, margin=2, **RULE)) == ["undecided"]
-
-
 @pytest.mark.parametrize(
     ("b", "published", "mark"),
     [
@@ -266,18 +222,10 @@ def test_gains_are_paired_and_come_first(b: list[float], published: float, mark:
     ("b", "published", "shown", "mark"),
     [
         ([0.6204, 0.62, 0.6196], 2.05, "+2.05", "reproduced"),
-        ([0.749, 0.75, 0.751], "14 to 20", "+14.00 to +20.00", "reproduced"),
         ([0.809, 0.81, 0.811], "14 to 20", "+14.00 to +20.00", "reproduced"),  # a gain of 21, within the margin of 2
         ([0.829, 0.83, 0.831], "14 to 20", "+14.00 to +20.00", "contradicted"),
-        ([0.604, 0.6045, 0.605], "-0.75 to 0.75", "-0.75 to +0.75", "reproduced"),
         ([0.6, 0.6045, 0.609], "-0.75 to 0.75", "-0.75 to +0.75", "undecided"),
         ([0.609, 0.61, 0.611], "-0.75 to 0.75", "-0.75 to +0.75", "contradicted"),  # the range itself is the margin
-        (
-            [0.604, 0.622, 0.6385],
-            "0 to 2",
-            "+0.00 to +2.00",
-            "undecided",
-        ),  # the 90 % interval of the gain excludes 0, the 95 % does not
     ],
 )
 def test_a_gain_may_be_a_range(b: list[float], published: Any, shown: str, mark: str, tmp_path: Path) -> None:
@@ -399,31 +347,10 @@ def test_bytes_saved_on_the_way_to_a_target(needed: list[Any], published: Any, m
     assert saved["B"] == f"{bound}{statistics.fmean(value or 100 for value in needed) / 4:.1f}x, {shown}" and saved["A"] == ""
 
 
-def test_what_does_not_get_there_saves_nothing(tmp_path: Path) -> None:
-    rule: dict[str, Any] = {"seeds": [0, 1], "margin": {"saved": 1}, **RULE}
-    plan = table(tmp_path, rows={"A": None, "B": None}, published={"B": {"": {"saved": 90}}}, **rule)
-    results = [result(row, seed, targets={"a": Target(9, 9)} if row == "A" else {}) for row in "AB" for seed in (0, 1)]
-    (line,) = paper(ResultTable(plan, results))
-    assert (line[2], line[-1]) == ("target not reached (2 of 2 seeds)", "undecided")
-
-
 @pytest.mark.parametrize(("sent", "mark"), [(1000, "reproduced"), (1009, "reproduced"), (1020, "contradicted")])
 def test_bytes_agree_within_one_per_cent_and_seconds_are_not_judged(sent: float, mark: str, tmp_path: Path) -> None:
     plan = table(tmp_path, rows={"A": None}, published={"A": {"": {"bytes": 1000, "seconds": 5}}}, seeds=[0, 1])
     assert marks(ResultTable(plan, [result("A", seed, total_bytes=sent, seconds=9.0) for seed in (0, 1)])) == [mark, "not judged"]
-
-
-@pytest.mark.parametrize(
-    ("figure", "quantity", "shown"),
-    [
-        (Figure(73.07, 0.08), "score", "73.07 ± 0.08"),
-        (Figure(3.95, 0.64), "gain", "+3.95 ± 0.64"),
-        (Figure(65 / 3), "rounds", "21.7"),
-        (Figure(100, beyond=True), "rounds", "> 100"),
-    ],
-)
-def test_a_papers_figure_as_text(figure: Figure, quantity: Any, shown: str) -> None:
-    assert figure_text(figure, quantity) == shown
 
 
 # LaTeX, and our tables ----------------------------------------------------------------------------------------------------------------

@@ -124,19 +124,8 @@ def test_what_cannot_be_asked(clone: Path, capsys: pytest.CaptureFixture[str]) -
             main(["compare", *arguments])
         return capsys.readouterr().err
 
-    tables = ["configs/tables/one.yaml", "configs/tables/own.yaml"]
-    assert "takes one table and one --out, or several with --reproduced" in complaint(*tables)
+    assert "takes one table and one --out, or several with --reproduced" in complaint("configs/tables/one.yaml", "own")
     assert "takes one table and one --out, or several with --reproduced" in complaint()
-    said = "flcog: error: --reproduced takes only tables, --out and --results; got --show, --only, --trainer.rounds, 2: remove them\n"
-    assert complaint("--reproduced", "--only", "A", "--show", "--", "--trainer.rounds", "2") == said
-    assert not Path("REPRODUCED.md").exists()
-    (clone / "configs/papers.yaml").write_text("Paper: {items: {Table 1: arms}}")
-    assert "Paper must have a title and items, each with the key `shows`" in complaint("--reproduced")
-    (clone / "configs/papers.yaml").write_text("Paper: {items: {Table 1: {shows: arms, of two}}}")
-    assert (
-        "Paper, Table 1 has of two; it may have shows, command, published, ours, deviations, unstated, illustration"
-        in complaint("--reproduced")
-    )
 
 
 def test_our_list_of_the_papers() -> None:

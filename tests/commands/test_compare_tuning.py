@@ -1,7 +1,6 @@
 """``flcog compare --tune``: Optuna searches the grid of each row by validation data, on a seed that the table does not use."""
 
 import shutil
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -147,34 +146,6 @@ def test_a_search_of_some_rows_keeps_the_choices_of_the_others(tmp_path: Path) -
     assert yaml.safe_load((tmp_path / "out" / FILE).read_text()) == whole and len(whole["searches"]) == 4
 
 
-def test_a_choice_of_a_search_with_other_settings_is_refused(tmp_path: Path) -> None:
-    def changed(
-        own: float = 0.02, values: Sequence[float] = (0.02, 0.1), seeds: Sequence[int] = (0, 1), **arguments: Any
-    ) -> Table:
-        rows = {"A": {"arguments": {LR: own}, "tune": {LR: list(values)}}}
-        options = {"data.client_val": 0.2} | {f"trainer.{name}": value for name, value in arguments.items()}
-        return quickstart(tmp_path, rows=rows, columns={"x": None}, arguments=options, seeds=list(seeds))
-
-    tune(changed(), tmp_path / "out", [], Trainer({0.02: [0.1], 0.1: [0.2]}))
-    path = tmp_path / "out" / FILE
-    for same in (changed(), changed(own=0.1), changed(logger=False)):
-        assert with_choices(same, path).rows["A"].columns["x"] == {LR: 0.1}
-    others = [
-        (changed(local_steps=7), []),
-        (changed(values=[0.02]), []),
-        (changed(seeds=[5]), []),
-        (changed(), ["--trainer.rounds", "3"]),
-    ]
-    for other, extra in others:
-        with pytest.raises(
-            ValueError, match=r"tuned\.yaml: the search for A · x had other settings, values to try or seeds than"
-        ):
-            with_choices(other, path, extra=extra)
-    path.write_text("table: table")
-    with pytest.raises(ValueError, match=r"tuned.yaml is damaged .KeyError: 'searches'.: delete it"):
-        with_choices(changed(), path)
-
-
 @pytest.mark.parametrize(
     ("content", "message"),
     [
@@ -203,16 +174,6 @@ def test_a_dry_run_lists_the_search_first(tmp_path: Path, capsys: pytest.Capture
         f"A, lr=0.01\n  {LR}: 0.01\n  seed 1: to be trained" in search and "2 runs: 0 are finished, 2 are to be trained" in search
     )
     assert "1 runs: 0 are finished" in then and not (tmp_path / "out").exists()
-
-
-def test_without_optuna_one_line_names_the_extra(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setitem(sys.modules, "optuna", None)
-    path = table_file(tmp_path, configs=[QUICKSTART], rows={"A": {"tune": {LR: [0.01, 0.02]}}})
-    with pytest.raises(SystemExit):
-        main(["compare", str(path), "--out", str(tmp_path / "out"), "--tune"])
-    assert capsys.readouterr().err == "flcog: error: --tune needs optuna, which is not installed: pip install 'flcog[tune]'\n"
 
 
 @pytest.mark.slow

@@ -8,7 +8,6 @@ import pytest
 from harness import ROOT
 
 from flcog.commands.cli import main
-from flcog.commands.new.command import names_of
 
 pytestmark = pytest.mark.usefixtures("command_line")
 
@@ -47,21 +46,14 @@ def test_its_files_are_clean_and_the_reference_is_independent(tmp_path: Path, ca
 
 
 REFUSED = {
-    "2fast": "a method's name is a Python class's, such as MyMethod; got '2fast'",
     "my-method": "a method's name is a Python class's, such as MyMethod; got 'my-method'",
-    "class": "a method's name is a Python class's, such as MyMethod; got 'class'",
-    "Fédé": "a method's name is a Python class's, such as MyMethod; got 'Fédé'",
     "FedProx": "flcog has a FedProx already: choose another name",
-    "fed_prox2": "",
     "Torch": "Python has a module 'torch' already, which would be taken for yours",
 }
 
 
 @pytest.mark.parametrize("name", REFUSED)
 def test_names_that_cannot_be_are_refused(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    if not REFUSED[name]:
-        assert names_of(name) == ("FedProx2", "fed_prox2")
-        return
     with pytest.raises(SystemExit):
         main(["new", "method", name])
     shown = capsys.readouterr().err
@@ -77,6 +69,3 @@ def test_an_existing_file_is_kept(tmp_path: Path, capsys: pytest.CaptureFixture[
     assert [path.name for path in tmp_path.iterdir()] == ["test_my_pull.py"] and (
         tmp_path / "test_my_pull.py"
     ).read_text() == "mine"
-    with pytest.raises(SystemExit):
-        main(["new", "model", "MyPull"])
-    assert "invalid choice: 'model' (choose from" in capsys.readouterr().err

@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 import yaml
 from PIL import Image
 
@@ -125,17 +124,6 @@ def test_one_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert (run / "report.html").read_text() == text
 
 
-def test_scores_that_a_module_logs_in_percent_stay_as_they_are(tmp_path: Path) -> None:
-    """One such run decides for the whole page, so that all numbers in a column have one scale. Rounds until an accuracy are no share."""
-    spread = {f"test/client_accuracy{end}": 0.5 for end in ("_std", "_q10", "_worst_decile")} | {"test/client_accuracy_q50": 90.0}
-    percent = make_run(tmp_path, "a", ["A"], [0.5, 85.35], **spread, **{"to_accuracy_0.8/rounds": [1, 2]})
-    page = written(percent, make_run(tmp_path, "b", ["B"], [0.25, 0.5]), "--output", tmp_path / "page.html")
-    assert page.row("A")[:3] == ["85.35, round 2", "A", "85.35"] and page.row("B")[2] == "0.5"
-    assert "test/accuracy, A ends at 85.35;" in page.charts["Curves"]
-    assert "test/client_accuracy_worst_decile, A ends at 0.5" in page.charts["Clients"]
-    assert "to_accuracy_0.8/rounds, A ends at 2" in page.charts["Further measurements"]
-
-
 @pytest.mark.parametrize(("experiments", "rows"), [(("a1", "a1"), 1), (("a1", "b2"), 2), ((None, None), 2)])
 def test_runs_made_in_python_share_a_row_if_they_are_known_to_be_alike(
     experiments: tuple[str | None, ...], rows: int, tmp_path: Path
@@ -147,19 +135,6 @@ def test_runs_made_in_python_share_a_row_if_they_are_known_to_be_alike(
         setting = yaml.safe_load((run / "run.yaml").read_text()) | ({"experiment": experiment} if experiment else {})
         (run / "run.yaml").write_text(yaml.safe_dump(setting))
     assert len(written(*runs, "--output", tmp_path / "page.html").tables[0]) == 1 + rows
-
-
-def test_a_best_checkpoint_that_another_score_chose_is_named(tmp_path: Path) -> None:
-    """It is of another round than the page's best score. A file that cannot be read is passed over."""
-    runs = [make_run(tmp_path, name, [name], [0.75, 0.5]) for name in ("A", "B", "C")]
-    for run, metric in zip(runs, ("train/loss", "test/accuracy", None), strict=True):
-        (run / "checkpoints").mkdir()
-        (run / "checkpoints" / "best.ckpt").write_bytes(b"no archive")
-        if metric:
-            torch.save({"observers": {"Checkpoint": {"metric": metric}}}, run / "checkpoints" / "best.ckpt")
-    written(*runs, "--output", tmp_path / "page.html")
-    notes = re.findall(r"best\.ckpt[^<]*", (tmp_path / "page.html").read_text())
-    assert notes == ["best.ckpt of A, which flcog predict and flcog export take, is of the round where train/loss was best."]
 
 
 def without_column(run: Path, *names: str) -> Path:
@@ -183,22 +158,6 @@ def test_bytes_that_a_method_withholds_are_unknown(tmp_path: Path) -> None:
     assert page.row("A")[4:6] == ["unknown", "unknown"] and page.row("B")[4:6] == ["1.0 KiB", "2.0 KiB"]
     alone = written(runs[0], "--output", tmp_path / "alone.html")
     assert alone.row("A")[4:7] == ["unknown", "unknown", "unknown"] and "Bytes" not in alone.headings
-
-
-@pytest.mark.parametrize(
-    ("partition", "withheld", "advised"),
-    [({}, (), True), ({"samples/client_val": 144}, (), False), ({}, ("comm/up_bytes", "comm/down_bytes"), False)],
-)
-def test_client_val_is_advised_where_it_would_choose_the_round(
-    partition: dict[str, int], withheld: tuple[str, ...], advised: bool, tmp_path: Path
-) -> None:
-    """Private runs withhold the scores on samples that clients hold out."""
-    run = without_column(make_run(tmp_path, "a", [], [0.5]), *withheld)
-    setting = yaml.safe_load((run / "run.yaml").read_text())
-    (run / "run.yaml").write_text(yaml.safe_dump(setting | {"partition": partition}))
-    written(run, "--output", tmp_path / "page.html")
-    text = (tmp_path / "page.html").read_text()
-    assert "on the test set itself, which flatters" in text and ("data.client_val" in text.partition("<h2>Curves")[0]) == advised
 
 
 def test_simulated_time_stands_beside_rounds_and_bytes(tmp_path: Path) -> None:
@@ -255,19 +214,8 @@ def test_seeds_of_a_method_are_one_line(tmp_path: Path) -> None:
     assert curve.round(9).to_numpy().tolist() == [[1, 0.3, 0.2, 0.4], [2, 0.6, 0.5, 0.7]]
 
 
-def test_times_under_other_load_are_marked(tmp_path: Path) -> None:
-    runs = [
-        make_run(tmp_path, name, [name], [0.5, 0.6], **{"time/waiting_share": share}) for name, share in (("A", 0.0), ("B", 0.4))
-    ]
-    page = written(*runs, "--output", tmp_path / "page.html")
-    assert page.row("A")[6] == "0.25 s" and page.row("B")[6] == "0.25 s †"
-    assert "Other programs slowed these runs down" in (tmp_path / "page.html").read_text()
-
-
 REFUSED = {
     "nowhere": "nowhere holds no metrics.csv: give the directory of a run",
-    "a a": "a run is listed twice: list each run once",
-    "empty": "empty/metrics.csv has no rows to report on",
     "broken": "broken/run.yaml is no YAML",
 }
 
@@ -277,9 +225,8 @@ def test_a_mistake_gets_one_line(
     words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    for name in ("a", "empty", "broken"):
+    for name in ("a", "broken"):
         make_run(tmp_path, name, [], [0.5])
-    (tmp_path / "empty" / "metrics.csv").write_text("round\n")
     (tmp_path / "broken" / "run.yaml").write_text("a: [")
     with pytest.raises(SystemExit):
         main(["report", *words.split()])
