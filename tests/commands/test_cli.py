@@ -167,7 +167,7 @@ def test_partition_needs_data_alone(capsys: pytest.CaptureFixture[str]) -> None:
     printed = capsys.readouterr().out
     assert re.search(r"^ *0 ward 0 +4 .*\n *1 ward 1 +4 .*\n *2 ward 2 +4 ", printed, re.MULTILINE)
     assert "num_clients=7 has no effect: Natural makes 3 clients" in printed
-    assert run("check", *data) == 2 and "required: model: give a config by -c FILE" in capsys.readouterr().err
+    assert run("check", *data) == 2 and ".model: give a config by -c FILE" in capsys.readouterr().err
 
 
 @needs_newest_messages
