@@ -1,5 +1,6 @@
-"""ClipUpdate: bounds the norm of everything that a client sends."""
+"""ClipUpdate: bounds the norm of the change of the model that a client sends."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -8,23 +9,22 @@ from torch import Tensor
 
 from flcog.core.checks import option
 from flcog.core.precision import number_dtype
-from flcog.core.types import Params, Slot
+from flcog.core.types import Slot
 from flcog.method import Context, Stage
 from flcog.method.stage import Kind
-from flcog.wire.envelope import Envelope, changes_of, map_fields
+from flcog.wire.envelope import Envelope
 
 
 @dataclass(frozen=True)
 class ClipUpdate(Stage):
-    """Shortens each client's envelope u, one vector of all its changes and messages, to a norm of at most ``norm``.
+    """Shortens each client's change D of the model's parameters, one vector, to a norm of at most ``norm``.
 
     ::
 
-        u <- u min(1, norm / ||u||)
+        D <- D min(1, norm / ||D||)
 
-    The vector consists of the change of the model, the change of BatchNorm's statistics from the received ones, and the
-    messages of all methods, such as SCAFFOLD's. One factor shortens them all. Whole numbers pass unchanged. A client's
-    measurements, such as its training loss, do not belong to the vector.
+    The messages of methods and BatchNorm's statistics pass unchanged, so that the server's mean of SCAFFOLD's control variates stays
+    the mean of the clients'. ``DPFedAvg`` bounds everything that a client sends.
 
     McMahan et al., Learning Differentially Private Recurrent Language Models, ICLR 2018, https://arxiv.org/abs/1710.06963 ("flat
     clipping").
@@ -42,43 +42,21 @@ class ClipUpdate(Stage):
     kind: ClassVar[Kind] = "bound"
 
     def send(self, envelope: Envelope, ctx: Context) -> tuple[Envelope, Slot]:
-        factor = clip_factor(changes(envelope, ctx.received.buffers), self.norm)
-
-        def shortened(value: Tensor) -> Tensor:
-            return factor.to(value.dtype) * value if is_float(value) else value
-
-        clipped = map_fields(shortened, envelope._replace(buffers={}))
-        # A factor of 1 must return the very same statistics, which subtracting and adding would round.
-        moved = {name: shortened(value) for name, value in changes_of(envelope.buffers, ctx.received.buffers).items()}
-        buffers = {
-            name: torch.where(factor < 1, ctx.received.buffers[name] + moved[name], value) if is_float(value) else value
-            for name, value in envelope.buffers.items()
-        }
-        return clipped._replace(buffers=buffers), ctx.state
+        factor = clip_factor(envelope.delta.values(), self.norm)
+        return envelope._replace(
+            delta={name: factor.to(value.dtype) * value for name, value in envelope.delta.items()}
+        ), ctx.state
 
 
-def changes(envelope: Envelope, received_buffers: Params) -> list[Tensor]:
-    """The floating-point tensors of an envelope, each once, with buffers replaced by their change."""
-    found: list[Tensor] = []
-
-    def collect(value: Tensor) -> Tensor:
-        if is_float(value):
-            found.append(value)
-        return value
-
-    map_fields(collect, envelope._replace(buffers=changes_of(envelope.buffers, received_buffers)))
-    return found
-
-
-def clip_factor(values: list[Tensor], norm: float) -> Tensor:
+def clip_factor(values: Iterable[Tensor], norm: float) -> Tensor:
     """The factor that shortens tensors, taken together as one vector, to a norm of at most ``norm``.
 
     >>> clip_factor([torch.tensor([3.0]), torch.tensor([4.0])], 1.0)
     tensor(0.2000)
     """
-    if not values:
-        return torch.ones(())
     squares = [value.to(number_dtype(value.dtype)).square().sum().to(number_dtype()) for value in values]
+    if not squares:
+        return torch.ones(())
     return (norm / torch.stack(squares).sum().sqrt().clamp(min=1e-30)).clamp(max=1.0)
 
 

@@ -8,7 +8,7 @@ import torch
 from flcog.core.checks import option
 from flcog.core.precision import number_dtype
 from flcog.core.types import Params, Slot
-from flcog.method import Cohort, Context, Messages, Method, Upload
+from flcog.method import Cohort, Messages, Method
 
 
 def square_norm(params: Params) -> torch.Tensor:
@@ -33,8 +33,8 @@ class FedExP(Method):
     ``code`` is the authors' program, and this project's tables use it: its epsilon grows with the cohort. The iterates
     oscillate. Paper and code therefore evaluate the mean of the last two, and continue training from the last. (The code's first
     evaluation is of the first iterate alone; here it is the mean with the initial model.) Each client sends one more number. The
-    round's step size is logged as ``fedexp/eta``. Clients measure ||D_k|| where FedExP stands in the list of methods, and before codecs
-    and clipping: list it last, and expect a larger eta where these shorten the updates. Beside unbiased weights p_k and D are
+    round's step size is logged as ``fedexp/eta``. D_k is what the server receives and averages, after other methods, clipping and
+    codecs. List FedExP before other methods with a step of the server, which would change D. Beside unbiased weights p_k and D are
     normalised in eta, and the step is eta times the unbiased mean. The changes should begin at one model, unlike those of ``FedBuff``.
 
     Jhunjhunwala et al., FedExP: Speeding Up Federated Averaging via Extrapolation, ICLR 2023, https://arxiv.org/abs/2301.09604.
@@ -56,11 +56,10 @@ class FedExP(Method):
     form: Literal["code", "paper"] = "code"
     evaluate_mean: bool = True
 
+    of_change = staticmethod(square_norm)
+
     def init_server(self, params: Params) -> Slot:
         return {"previous": dict(params)}
-
-    def finish_client(self, delta: Params, params: Params, ctx: Context) -> Upload:
-        return Upload(delta, ctx.state, mean={"square_norm": square_norm(delta)})
 
     def server_step(self, server: Slot, params: Params, delta: Params, messages: Messages, cohort: Cohort) -> tuple[Params, Slot]:
         epsilon = self.epsilon * self.decay ** (cohort.round - self.start_round)
@@ -68,7 +67,7 @@ class FedExP(Method):
             epsilon *= len(cohort.clients)
         # Unbiased weights have multiplied the change, and not the message, by their sum.
         square = square_norm(delta) / cohort.total_weight**2
-        eta = messages.mean["square_norm"] / (2 * (square + epsilon))
+        eta = messages.mean["of_change"] / (2 * (square + epsilon))
         eta = eta.clamp(min=1)
         cohort.log("fedexp/eta", eta)
         return {name: eta * value for name, value in delta.items()}, {"previous": dict(params)}

@@ -23,8 +23,8 @@ class FedPVR(Method):
         c <- c + (1 / N) sum_S (c_k' - c_k)
 
     Clients keep and send these values only for the chosen parameters. K is counted as in :class:`~flcog.callbacks.SCAFFOLD`, and
-    as there the estimate is meaningless for adaptive local optimisers. (The authors' code uses momentum only on the other
-    layers.)
+    as there the estimate is meaningless for adaptive local optimisers, and lossy codecs need ``error_feedback``. (The authors' code
+    uses momentum only on the other layers.)
 
     Li et al., On the Effectiveness of Partial Variance Reduction in Federated Learning with Heterogeneous Data, CVPR 2023,
     https://arxiv.org/abs/2212.02191.

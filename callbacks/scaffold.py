@@ -45,7 +45,8 @@ class SCAFFOLD(Method):
     would then overestimate the gradient by up to 1 / (1 - r), and training would diverge: K is therefore counted in steps of
     plain SGD. The estimate is meaningless for adaptive local optimisers such as Adam. With a learning rate
     of 0 a client keeps its c_k. As in the paper, c weights all clients equally, so the optimum is the optimum of the clients'
-    unweighted mean loss, whatever weights average the models; list ``EqualWeights`` to average the models equally too.
+    unweighted mean loss, whatever weights average the models; list ``EqualWeights`` to average the models equally too. c_k follows the
+    client's own change, and c what the server decodes: give lossy codecs ``error_feedback``, or c drifts from the mean of the c_k.
 
     Karimireddy et al., SCAFFOLD: Stochastic Controlled Averaging for Federated Learning, ICML 2020,
     https://arxiv.org/abs/1910.06378.

@@ -14,7 +14,7 @@ from flcog.core.files import arrays_in
 from flcog.data import Augment, Preprocess, Samples, Splits
 from flcog.data.preprocess import moments
 from flcog.datamodules.augmentations import Augmentation, augmentation
-from flcog.datamodules.files import reading, require_files, require_finite
+from flcog.datamodules.files import reading, require_files
 from flcog.datamodules.partitioners import Natural
 from flcog.datamodules.targets import Targets, WithTargets, read_targets
 
@@ -176,7 +176,6 @@ def _inputs(inputs: np.ndarray, where: str, layout: str) -> Tensor | np.ndarray:
     if isinstance(inputs, np.memmap) and inputs.dtype in (np.uint8, np.float32):
         return inputs if inputs.ndim != 3 else inputs[..., None]
     if inputs.dtype.kind == "f":
-        require_finite(inputs, where)
         inputs = inputs.astype(np.float32, copy=False)
     elif inputs.dtype == np.bool_:
         inputs = inputs.astype(np.float32)

@@ -14,11 +14,11 @@ from flcog.method import Cohort, UploadChange, UploadMatrix
 
 @dataclass(frozen=True)
 class StaticClipping(UploadChange):
-    """Shortens every upload to a norm of at most ``norm`` at the server, before the rule acts.
+    """Shortens every client's change of the parameters to a norm of at most ``norm`` at the server, before the rule acts.
 
     ::
 
-        v_k = u_k min(1, norm / ||u_k||)
+        D_k <- D_k min(1, norm / ||D_k||)
 
     Without a rule it is ``NormBound``. Allouah et al., Adaptive Gradient Clipping for Robust Federated Learning, ICLR 2025,
     https://arxiv.org/abs/2405.14432, compare it with ``AdaptiveRobustClipping``.
@@ -38,16 +38,16 @@ class StaticClipping(UploadChange):
     def change(
         self, uploads: UploadMatrix, server: Slot, cohort: Cohort, combine: Callable[[UploadMatrix], Tensor]
     ) -> tuple[UploadMatrix, Slot]:
-        return uploads._replace(values=clipped(uploads.values, self.norm)), server
+        return clipped(uploads, self.norm), server
 
 
 @dataclass(frozen=True)
 class AdaptiveRobustClipping(ToleratesAttackers, UploadChange):
-    """Shortens the longest uploads to the length of the next longest one, before the rule acts.
+    """Shortens the longest changes of the parameters to the length of the next longest one, before the rule acts.
 
     ::
 
-        v_k = u_k min(1, C / ||u_k||)      with C the (1 + floor(2 f (n - f) / n))-th largest of the n norms
+        D_k <- D_k min(1, C / ||D_k||)      with C the (1 + floor(2 f (n - f) / n))-th largest of the n norms
 
     A fixed bound is too large late in training, or too small early. This one follows the uploads, and keeps the guarantees of the rule.
 
@@ -68,8 +68,8 @@ class AdaptiveRobustClipping(ToleratesAttackers, UploadChange):
     ) -> tuple[UploadMatrix, Slot]:
         count = len(uploads.values)
         longest = 2 * self.f * (count - self.f) // count
-        norm = uploads.values.norm(dim=1).sort(descending=True).values[longest]
-        return uploads._replace(values=clipped(uploads.values, norm)), server
+        norm = uploads.norms().sort(descending=True).values[longest]
+        return clipped(uploads, norm), server
 
 
 @dataclass(frozen=True)
@@ -104,9 +104,10 @@ class Bucketing(UploadChange):
         self, uploads: UploadMatrix, server: Slot, cohort: Cohort, combine: Callable[[UploadMatrix], Tensor]
     ) -> tuple[UploadMatrix, Slot]:
         order = torch.randperm(len(uploads.values), generator=cohort.rng(self.name)).to(uploads.values.device)
-        buckets = [UploadMatrix(uploads.values[part], uploads.weights[part]) for part in order.split(self.s)]
-        means = [UploadMatrix(values, counted(weights) / counted(weights).sum()).mean() for values, weights, _ in buckets]
-        return UploadMatrix(torch.stack(means), torch.stack([bucket.weights.sum() for bucket in buckets])), server
+        buckets = [(uploads.values[part], uploads.weights[part]) for part in order.split(self.s)]
+        means = [UploadMatrix(values, counted(weights) / counted(weights).sum()).mean() for values, weights in buckets]
+        weights = torch.stack([weights.sum() for _, weights in buckets])
+        return uploads._replace(values=torch.stack(means), weights=weights, clients=()), server
 
 
 @dataclass(frozen=True)

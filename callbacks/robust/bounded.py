@@ -13,14 +13,14 @@ from flcog.method import UploadAggregator, UploadMatrix
 
 @dataclass(frozen=True)
 class NormBound(UploadAggregator):
-    """Shortens every upload to a norm of at most ``norm`` at the server, and takes the weighted mean.
+    """Shortens every client's change of the parameters to a norm of at most ``norm`` at the server, and takes the weighted mean.
 
     ::
 
-        u = sum_k p_k u_k min(1, norm / ||u_k||)
+        D = sum_k p_k D_k min(1, norm / ||D_k||)
 
-    Unlike ``ClipUpdate``, which clients apply, attackers cannot leave it out. It limits an attacker's influence on one round and does
-    not remove it.
+    Messages of methods and BatchNorm's statistics are averaged as they are. Unlike ``ClipUpdate``, which clients apply, attackers cannot
+    leave it out. It limits an attacker's influence on one round and does not remove it.
 
     Sun et al., Can You Really Backdoor Federated Learning?, 2019, https://arxiv.org/abs/1911.07963.
 
@@ -28,7 +28,6 @@ class NormBound(UploadAggregator):
         norm: > 0, in the unit of the updates.
 
     Example:
-        >>> import torch
         >>> NormBound(norm=1.0).combine(UploadMatrix(torch.tensor([[90.0], [0.5]]), torch.full((2,), 0.5)), {})[0]
         tensor([0.7500])
     """
@@ -36,7 +35,7 @@ class NormBound(UploadAggregator):
     norm: float = option(1.0, "> 0")
 
     def combine(self, uploads: UploadMatrix, server: Slot) -> tuple[Tensor, Slot]:
-        return uploads._replace(values=clipped(uploads.values, self.norm)).mean(), server
+        return clipped(uploads, self.norm).mean(), server
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from flcog.callbacks.robust.medians import weighted_median
 from flcog.callbacks.robust.parts import ToleratesAttackers, by_columns, distances, weighted_mean
 from flcog.core.checks import option
 from flcog.core.types import Slot
@@ -97,8 +96,9 @@ class Bulyan(ToleratesAttackers, UploadAggregator):
 
         u[j] = sum_k p_k u_k[j] / sum_k p_k      over the n - 4 f selected clients with the smallest |u_k[j] - median[j]|
 
-    Krum alone bounds the distance between whole updates, and an attacker can hide a large change of one number in it. The selected
-    clients count equally in the median, and by their aggregation weights in the mean.
+    Krum alone bounds the distance between whole updates, and an attacker can hide a large change of one number in it. Krum counts the
+    r - f - 2 nearest of the r uploads that are left, and at least one. The median is a client's value, the lower of the two in the
+    middle if the selected clients are an even number. They count equally in it, and by their aggregation weights in the mean.
 
     Mhamdi et al., The Hidden Vulnerability of Distributed Learning in Byzantium, ICML 2018, https://arxiv.org/abs/1802.07927.
 
@@ -123,10 +123,9 @@ class Bulyan(ToleratesAttackers, UploadAggregator):
             left.pop(int(scores(between[part][:, part], self.f).argmin()) if len(left) > 1 else 0)
         chosen = torch.tensor([row for row in range(count) if row not in left], device=between.device)
         values, weights = uploads.values[chosen], uploads.weights[chosen]
-        equal = torch.full_like(weights, 1 / len(weights))
 
         def near_median(part: Tensor) -> Tensor:
-            away = (part - weighted_median(part, equal)).abs()
+            away = (part - part.median(dim=0).values).abs()
             nearest = away.argsort(dim=0, stable=True)[: count - 4 * self.f]
             return weighted_mean(part.gather(0, nearest), weights[nearest])
 

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from flcog.core.checks import option
-from flcog.method import Method
+from flcog.method import Method, UploadMatrix
 
 COLUMNS = 1 << 16
 """Columns that are sorted at once, which bounds the memory beside the uploads."""
@@ -82,11 +82,13 @@ def counted(weights: Tensor) -> Tensor:
     return torch.where(weights.sum(-1, keepdim=True) > 0, weights, 1.0)
 
 
-def clipped(values: Tensor, norm: Tensor | float) -> Tensor:
-    """The rows, shortened to at most this norm.
+def clipped(uploads: UploadMatrix, norm: Tensor | float) -> UploadMatrix:
+    """The uploads, whose changes of the parameters are shortened to at most this norm.
 
-    >>> clipped(torch.tensor([[3.0, 4.0], [0.3, 0.4]]), 1.0)
-    tensor([[0.6000, 0.8000],
-            [0.3000, 0.4000]])
+    >>> clipped(UploadMatrix(torch.tensor([[3.0, 4.0, 7.0], [0.3, 0.4, 7.0]]), torch.full((2,), 0.5), num_params=2), 1.0).values
+    tensor([[0.6000, 0.8000, 7.0000],
+            [0.3000, 0.4000, 7.0000]])
     """
-    return values * (norm / values.norm(dim=1, keepdim=True).clamp(min=1e-30)).clamp(max=1.0)
+    values = uploads.values.clone()
+    values[:, : uploads.num_params] *= (norm / uploads.norms().unsqueeze(1).clamp(min=1e-30)).clamp(max=1.0)
+    return uploads._replace(values=values)

@@ -15,6 +15,7 @@ from flcog.functional.apply import Apply
 from flcog.functional.model_function import ModelFunction
 from flcog.method import Attack, ClientData, Context, GlobalModel, Gradient, GradientFunction, Method, Optimisation, Stage, Upload
 from flcog.method.given import as_given, untouched
+from flcog.method.method import with_measures
 from flcog.method.returned import check_pair, check_params, check_scalar, check_upload, is_checked
 from flcog.method.stage import ORDER
 from flcog.wire.envelope import Envelope, Manifest, fields_of, map_fields, sizes_of
@@ -200,6 +201,7 @@ class Program:
             {name: dict(upload.mean) for name, upload in messages.items()},
             {name: dict(upload.sum) for name, upload in messages.items()},
         )
+        envelope = with_measures(envelope, self.methods)
         plain, plain_params, fields = sizes_of(envelope), _sizes_by_name(envelope.delta, tensors.masks), None
         attacks = [contexts[i].draws["attacks"] for i, stage in self.stages if isinstance(stage, Attack)]
         for i, stage in self.stages if pytree.tree_leaves(envelope) else ():
@@ -207,6 +209,7 @@ class Program:
                 fields = fields_of(envelope)
             staged, states[i] = stage.send(envelope, contexts[i])
             envelope = _unless(attacks, staged, envelope) if stage.kind in ("smooth", "bound") else staged
+        envelope = with_measures(envelope, self.methods) if fields is None else envelope
         params_sent = _sizes_by_name(envelope.delta, tensors.masks)
         return envelope, states, Manifest(sizes_of(envelope), plain, params_sent, plain_params, fields)
 

@@ -151,9 +151,10 @@ def _gathered(leaf: Any, indices: Tensor) -> Tensor:
 
 def _not_finite(leaf: Tensor) -> int | None:
     """Return the first row with a NaN or infinite value, or None."""
-    if not leaf.is_floating_point() or bool((finite := leaf.isfinite()).all()):
+    if not leaf.is_floating_point() or bool(leaf.sum().isfinite()):
         return None
-    return int((~finite).reshape(len(leaf), -1).any(1).nonzero()[0])
+    finite = leaf.isfinite()  # a sum of finite values may overflow
+    return None if bool(finite.all()) else int((~finite).reshape(len(leaf), -1).any(1).nonzero()[0])
 
 
 def checked_users(users: Any, count: int) -> np.ndarray:

@@ -47,15 +47,21 @@ class UploadMatrix(NamedTuple):
         values: [n, d].
         weights: of the rows in a mean, float64 [n]; they sum to 1.
         clients: the client of each row; empty after a row became the mean of several clients.
+        num_params: the number of columns of the parameters' changes, which come first; None for all.
     """
 
     values: Tensor
     weights: Tensor
     clients: Sequence[int] = ()
+    num_params: int | None = None
 
     def mean(self) -> Tensor:
         """The weighted mean of the rows, [d]."""
         return weighted_sum(self.weights.to(self.values.dtype), self.values)
+
+    def norms(self) -> Tensor:
+        """The norm of each client's change of the parameters alone, [n]."""
+        return self.values[:, : self.num_params].norm(dim=1)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -123,6 +123,12 @@ class BatchFunction(Protocol):
     def __call__(self, apply: Apply, params: Params, batch: Batch) -> Slot: ...
 
 
+class ChangeFunction(Protocol):
+    """A pure function of the change of the model that a client sends."""
+
+    def __call__(self, change: Params, /) -> Tensor: ...
+
+
 class Upload(NamedTuple):
     """The result of ``finish_client``.
 

@@ -22,8 +22,9 @@ from flcog.data import LABELLED
 from flcog.functional.apply import Apply
 from flcog.method.client_view import ClientView
 from flcog.method.cohort import Cohort, Messages
-from flcog.method.context import BatchFunction, Context, FirstContact, GradientFunction, Upload
+from flcog.method.context import BatchFunction, ChangeFunction, Context, FirstContact, GradientFunction, Upload
 from flcog.method.observer import Callback
+from flcog.wire.envelope import Envelope
 
 M = TypeVar("M", bound="Method")
 
@@ -56,6 +57,9 @@ class Method(Callback):
         over_data: a pure function whose mean over the client's samples ``finish_client`` receives as ``ctx.data.mean``, such as
             FedWalk's loss. The engine calls it after training with the client's final parameters and each batch of a pass over its
             data, and expects means over the batch. Declare it as ``over_data = staticmethod(function)``.
+        of_change: a pure function of the change of the model that a client sends, such as FedExP's squared norm. Its weighted mean over
+            the clients is ``messages.mean["of_change"]``. The server computes it again from the change that it decodes, unless it reads
+            sums alone. Declare it as ``of_change = staticmethod(function)``.
         communicates: whether clients and server communicate. If not, the ledger counts no bytes of the model, methods that act at the
             server are refused, and personal models, if the method keeps them, are evaluated instead of the global model.
     """
@@ -71,6 +75,7 @@ class Method(Callback):
     needs_adapters: ClassVar[bool] = False
     excludes: ClassVar[Mapping[str, str]] = {}
     over_data: ClassVar[BatchFunction | None] = None
+    of_change: ClassVar[ChangeFunction | None] = None
     communicates: ClassVar[bool] = True
 
     def __init_subclass__(cls, protocol: bool = False, **kwargs: Any) -> None:
@@ -234,6 +239,19 @@ def check_arguments(owner: str, hook: Callable[..., Any], base: Callable[..., An
         raise TypeError(
             f"{owner}.{base.__name__}({written}) must take these arguments: {base.__name__}({', '.join(names)})"
         ) from None
+
+
+def with_measures(envelope: Envelope, methods: Sequence[Method]) -> Envelope:
+    """The envelope with each method's ``of_change`` of the change of the model in it."""
+    found = {
+        method.name: method.of_change(envelope.delta) for method in methods if envelope.delta and method.of_change is not None
+    }
+    mean = {name: {**envelope.mean.get(name, {}), "of_change": value} for name, value in found.items()}
+    return (
+        envelope._replace(mean={**envelope.mean, **mean}, sum={name: {} for name in found} | dict(envelope.sum))
+        if found
+        else envelope
+    )
 
 
 def method_of(methods: Sequence[Method], kind: type[M]) -> M | None:

@@ -113,7 +113,8 @@ class KeptUploads:
             places = torch.tensor([rows[client] for client in clients], device=self.home)
             for total, part in zip([matrix, *whole], [values, *numbers], strict=True):
                 total[places] = part
-        return UploadMatrix(matrix, cohort.weights.to(self.home), cohort.clients), whole
+        delta = pytree.tree_unflatten(self._places, self._spec)["delta"]
+        return UploadMatrix(matrix, cohort.weights.to(self.home), cohort.clients, _width([*delta.values()])), whole
 
     def _tree(self, vector: Tensor, whole: Sequence[Tensor], weights: Tensor) -> dict[str, Any]:
         """A vector in the shape of one client's values."""

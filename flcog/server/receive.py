@@ -22,6 +22,7 @@ from flcog.method import (
     clock_of,
     method_of,
 )
+from flcog.method.method import with_measures
 from flcog.server.aggregate import Aggregate
 from flcog.server.clock import timing, uploaded
 from flcog.server.engine import Engine
@@ -65,7 +66,7 @@ def receive(engine: Engine, server: ServerState, round: Round, asked: Asked, dir
         for reply in replies:
             sizes |= uploaded(reply) if clocked else {}
             received, _ = by_client[reply.clients[0]]
-            reply = decoded(reply, encoders, received, private)
+            reply = decoded(reply, round.methods, encoders, received, private)
             if not round.counts:  # the shapes count alone
                 reply = reply._replace(envelope=pytree.tree_map(torch.zeros_like, reply.envelope))
             # Arrivals that began at one old model would each add the same change of the buffers, so their buffers are averaged themselves.
@@ -200,11 +201,13 @@ def encoders_of(methods: Sequence[Method]) -> list[Stage]:
     return [method for method in reversed(methods) if isinstance(method, Stage) and method.kind == "encode"]
 
 
-def decoded(reply: ClientReply, encoders: Sequence[Stage], received: Download, private: PrivateSum | None = None) -> ClientReply:
-    """Undo the encoding of a reply, and bound it again, because decoded values may be longer than the client's bound."""
+def decoded(
+    reply: ClientReply, methods: Sequence[Method], encoders: Sequence[Stage], received: Download, private: PrivateSum | None
+) -> ClientReply:
+    """Undo the encoding of a reply, and measure and bound it again, because decoded values may be longer than the client's bound."""
     if reply.manifest.fields is None:  # an empty reply is not encoded
         encoders = ()
-    if not encoders and private is None:
+    if not encoders and private is None and not any(method.of_change for method in methods):
         return reply
     measured, model = reply.envelope.measured, GlobalModel(received.params, received.buffers)
 
@@ -214,6 +217,7 @@ def decoded(reply: ClientReply, encoders: Sequence[Stage], received: Download, p
         envelope = envelope_of(encoded)
         for stage in encoders:
             envelope = stage.receive(envelope, reply.manifest.fields, model)
+        envelope = with_measures(envelope, methods)
         return envelope if private is None else private.bound(envelope, received.server[private.name], model)
 
     return reply._replace(envelope=torch.func.vmap(decode)(encoded)._replace(measured=measured))

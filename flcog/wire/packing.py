@@ -27,6 +27,9 @@ TYPES = {
 }
 """The types of tensors that can be packed, by name."""
 
+MOST_AXES, MOST_EMPTY = 64, 1000
+"""The most axes of a tensor, and the most empty tensors, which claim no bytes."""
+
 MESSAGES: dict[str, type[Any]] = {}
 """The named tuples that can be packed, by name."""
 
@@ -112,6 +115,8 @@ def unpack(data: bytes | bytearray | memoryview, limits: Limits | None = None) -
     try:
         header = json.loads(bytes(view[PREFIX.size : PREFIX.size + length]))
         tree, rows = header["tree"], header["tensors"]
+        if len(rows) > got.values + MOST_EMPTY:
+            raise ValueError(f"{len(rows)} tensors in {got.values} bytes, of which at most {MOST_EMPTY} may be empty")
         layouts = [_layout(*row) for row in rows]
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise PackingError(f"the message's header cannot be read: {str(error) or type(error).__name__}") from error
@@ -125,7 +130,7 @@ def unpack(data: bytes | bytearray | memoryview, limits: Limits | None = None) -
             tensors.append(_tensor(layout, values[begin : begin + layout.num_bytes]))
             begin += layout.num_bytes
         return _rebuild(tree, tensors)
-    except (RuntimeError, OverflowError) as error:  # lengths beyond 2^63, or lists in lists without end
+    except (RuntimeError, OverflowError) as error:  # lists in lists without end
         raise PackingError(f"the message contains a value that cannot be made: {type(error).__name__}") from error
 
 
@@ -205,9 +210,10 @@ def _values(tensor: Tensor, order: list[int]) -> memoryview:
 def _layout(name: str, shape: list[int], order: list[int]) -> _Layout:
     if name not in TYPES:
         raise ValueError(f"{name} is no type of tensor")
-    if not all(type(length) is int and length >= 0 for length in shape) or sorted(order) != list(range(len(shape))):
-        raise ValueError(f"no tensor has the shape {shape} with axes in the order {order}")
-    return _Layout(TYPES[name], shape, order, math.prod(shape) * torch.empty((), dtype=TYPES[name]).element_size())
+    few = len(shape) <= MOST_AXES and all(type(length) is int and length >= 0 for length in shape)
+    if not few or math.prod(max(1, length) for length in shape) >= 2**60 or sorted(order) != list(range(len(shape))):
+        raise ValueError(f"no tensor has the shape {str(shape)[:60]} with axes in the order {str(order)[:60]}")
+    return _Layout(TYPES[name], shape, order, math.prod(shape) * TYPES[name].itemsize)
 
 
 def _tensor(layout: _Layout, values: memoryview) -> Tensor:

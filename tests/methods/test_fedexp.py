@@ -2,7 +2,7 @@
 
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -12,9 +12,10 @@ from harness import fit, train
 from reference import fedexp
 from torch import nn
 
-from flcog.callbacks import FedExP, PoissonSampling
+from flcog.callbacks import ClipUpdate, FedExP, FedRep, PoissonSampling, SignFlip, TopK
+from flcog.callbacks.fedexp import square_norm
 from flcog.datamodules.quadratics import LeastSquares, Quadratics
-from flcog.method import Callback, Params
+from flcog.method import Callback, Cohort, Messages, Method, Params, Slot
 
 pytestmark = pytest.mark.filterwarnings("error")
 
@@ -95,3 +96,30 @@ def test_eta_does_not_depend_on_the_sum_of_unbiased_weights() -> None:
         x = x + etas[-1] * updates.sum(0) / (6 * 0.4)
     assert len(totals) > 2 and max(etas) > 1.5
     torch.testing.assert_close(trainer.run.params["model.weight"].squeeze(1), x)
+
+
+class Received(Method):
+    """Records the uploads as the server receives them."""
+
+    individual_uploads = True
+    seen: ClassVar[list[Any]] = []
+
+    def server_step(self, server: Slot, params: Params, delta: Params, messages: Messages, cohort: Cohort) -> tuple[Params, Slot]:
+        self.seen.append(messages.individual)
+        return delta, server
+
+
+@pytest.mark.parametrize(
+    "other",
+    [FedRep(), ClipUpdate(norm=0.3), TopK(fraction=0.2), SignFlip(fraction=0.3)],
+    ids=lambda method: method.name,
+)
+def test_eta_is_of_the_updates_that_the_server_receives(other: Method) -> None:
+    Received.seen.clear()
+    for row in train(FedExP(epsilon=1e-9, form="paper"), other, Received()).rows:
+        uploads, mean = Received.seen.pop(0), dict[str, torch.Tensor]()
+        for upload in uploads:
+            mean = {name: mean.get(name, 0) + upload.weight * value for name, value in upload.delta.items()}
+        squares = sum(upload.weight * float(square_norm(upload.delta)) for upload in uploads)
+        assert row["fedexp/eta"] == pytest.approx(max(1.0, squares / (2 * (float(square_norm(mean)) + 1e-9))), rel=1e-6)
+        assert row["fedexp/eta"] > 1

@@ -1,4 +1,4 @@
-"""FedAvg whose clients' changes, buffers included, are shortened to a norm."""
+"""FedAvg whose clients' changes of the parameters are shortened to a norm."""
 
 import copy
 
@@ -7,9 +7,7 @@ from reference.common import Problem, State, shares, train
 
 
 def vector(model, others) -> torch.Tensor:
-    state = model.state_dict()
-    changes = [state[name] - value for name, value in others.items() if value.is_floating_point()]
-    return torch.cat([change.flatten() for change in changes])
+    return torch.cat([(value.detach() - others[name]).flatten() for name, value in model.named_parameters()])
 
 
 def run(problem: Problem, norm: float) -> State:
@@ -19,10 +17,11 @@ def run(problem: Problem, norm: float) -> State:
         total = {name: value.clone() for name, value in before.items()}
         for client, share in zip(clients, shares(clients), strict=True):
             local = train(problem, model, client)
+            parameters = dict(local.named_parameters())
             factor = min(1.0, norm / float(vector(local, before).norm()))
             for name, value in local.state_dict().items():
                 if value.is_floating_point():
-                    total[name] += share * factor * (value - before[name])
+                    total[name] += share * (factor if name in parameters else 1.0) * (value - before[name])
                 else:
                     total[name] = value
         model.load_state_dict(total)

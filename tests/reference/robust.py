@@ -66,7 +66,9 @@ def bulyan(rows, weights, last=None, f=1):
     result = np.empty(rows.shape[1])
     for column in range(rows.shape[1]):
         values = rows[chosen, column]
-        near = sorted(range(len(chosen)), key=lambda k: abs(values[k] - np.median(values)))[: len(rows) - 4 * f]
+        near = sorted(range(len(chosen)), key=lambda k: abs(values[k] - np.sort(values)[(len(values) - 1) // 2]))[
+            : len(rows) - 4 * f
+        ]
         result[column] = np.average(values[near], weights=weights[np.array(chosen)[near]])
     return result
 

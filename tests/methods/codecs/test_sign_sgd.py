@@ -38,10 +38,7 @@ def test_a_number_costs_one_bit() -> None:
     assert torch.equal(back.sign(), v.sign()) and torch.allclose(back.abs(), v.abs().mean())
 
 
-def test_the_vote_follows_the_majority_of_the_clients() -> None:
-    """Magnitudes do not count: a client with changes a thousand times as large is outvoted by four others."""
-    changes = torch.randn(5, 40, dtype=torch.float64)
-    changes[0] *= 1000
+def step_of_vote(changes: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
     codec, received = SignSGD(combine="majority"), GlobalModel({}, {})
 
     def sent(change: torch.Tensor) -> Envelope:
@@ -49,12 +46,37 @@ def test_the_vote_follows_the_majority_of_the_clients() -> None:
         context = Context(received, {}, {}, {}, {}, {}, 0, 1, None, None)  # type: ignore[arg-type]
         return codec.receive(codec.send(envelope, context)[0], fields_of(envelope), received)
 
-    messages = torch.utils._pytree.tree_map(lambda value: value.mean(0), torch.func.vmap(sent)(changes).mean["SignSGD"])
+    ballots = torch.func.vmap(sent)(changes).mean["SignSGD"]
+    messages = torch.utils._pytree.tree_map(lambda value: torch.tensordot(weights, value, 1), ballots)
     cohort: Cohort = None  # type: ignore[assignment]
-    step, _ = codec.server_step({}, {}, {"w": changes.mean(0)}, Messages(messages, {}), cohort)
-    assert torch.equal(step["w"].sign(), changes.sign().sum(0).sign())
-    assert not torch.equal(step["w"].sign(), changes.mean(0).sign())
-    torch.testing.assert_close(step["w"].abs(), changes.abs().mean().expand(40))
+    return codec.server_step({}, {}, {"w": changes.mean(0)}, Messages(messages, {}), cohort)[0]["w"]
+
+
+def test_the_vote_follows_the_majority_of_the_clients() -> None:
+    """Magnitudes do not count: a client with changes a thousand times as large is outvoted by four others."""
+    changes = torch.randn(5, 40, dtype=torch.float64)
+    changes[0] *= 1000
+    step = step_of_vote(changes, torch.full((5,), 0.2, dtype=torch.float64))
+    assert torch.equal(step.sign(), changes.sign().sum(0).sign())
+    assert not torch.equal(step.sign(), changes.mean(0).sign())
+    torch.testing.assert_close(step.abs(), changes.abs().mean().expand(40))
+
+
+def test_zeros_vote_as_positive_numbers_and_a_tie_changes_nothing() -> None:
+    changes, weights = torch.zeros(4, 16, dtype=torch.float64), torch.tensor([0.3, 0.3, 0.1, 0.3], dtype=torch.float64)
+    changes[:, 0] = torch.tensor([1.0, -1.0, 0.0, 0.0])  # 0.3 + 0.1 against 0.3
+    changes[:, 1] = torch.tensor([2.0, -3.0, -1.0, 0.0])  # 0.3 against 0.3 + 0.1
+    changes[2] *= 0.5
+    tie = changes.clone()
+    tie[2] = 0  # like the last client, which has no vote
+    for rows, signs in ((changes, [1, -1]), (tie, [0, 0])):
+        step = step_of_vote(rows, weights)
+        voters = rows.abs().sum(1) > 0
+        shares = (torch.where(rows[voters] >= 0, 1.0, -1.0) * weights[voters, None]).sum(0)
+        assert step[:2].sign().tolist() == signs
+        torch.testing.assert_close(
+            step, (weights * rows.abs().mean(1)).sum() * torch.where(shares.abs() < 1e-6, 0, shares).sign()
+        )
 
 
 def test_methods_that_step_at_the_server_see_the_vote() -> None:
