@@ -180,7 +180,7 @@ class Clients(Protocol):
 
     @property
     def may_be_lost(self) -> bool:
-        """Whether a round continues without clients that send no reply, as if a method allowed lost replies."""
+        """Whether a round continues without clients that send no reply, as beside a cutoff."""
 
     @property
     def stateful(self) -> bool:

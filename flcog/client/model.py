@@ -48,15 +48,6 @@ class ClientModel(NamedTuple):
         """Parameters and shared buffers by name, as checkpoints store them."""
         return self.function.params | {name: self.function.buffers[name] for name in self.function.shared_buffers}
 
-    def check_values(self) -> None:
-        """Refuse parameters that are NaN or infinite before round 1. Otherwise the first client would be blamed for them."""
-        for name, value in self.function.params.items():
-            if not torch.isfinite(value).all():
-                raise ValueError(
-                    f"{type(self.function.module).__name__}: {name} has NaN or infinite values before round 1: load other weights, or "
-                    "correct the model's initialisation"
-                )
-
 
 def make_client_model(
     settings: Settings,

@@ -15,7 +15,6 @@ from flcog.functional.apply import OwnForward
 from flcog.functional.evaluation import Evaluator
 from flcog.functional.model_function import ModelFunction
 from flcog.method import GlobalModel, Method, Personalisation
-from flcog.method.given import untouched
 
 
 class PersonalModel(NamedTuple):
@@ -47,8 +46,7 @@ class PersonalModels(NamedTuple):
         program = self._program(received, [method], received.params)
         tensors = ClientTensors(work.states(), work.draws(), [{}], work.num_steps, work.num_samples, 1.0)
         context = program.contexts(tensors, buffers, 0)[0]
-        with untouched(method, "personal", received.params, buffers):
-            own, steps, own_statistics, forward = method.personal(dict(received.params), context)
+        own, steps, own_statistics, forward = method.personal(dict(received.params), context)
         if steps:
             tuning = self.work(received, work.client, steps)
             seed = fold(received.seed, "personal")

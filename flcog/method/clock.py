@@ -2,7 +2,7 @@
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from torch import Tensor
@@ -60,11 +60,12 @@ class RoundEnd(NamedTuple):
 class Cutoff(Method, protocol=True):
     """Ends a round before all clients have finished. The uploads of late clients do not count, and their states do not change.
 
+    A round also continues without clients that send no reply, which is an error in other runs. The weights are computed again for the
+    clients that have replied, whose replies are kept in memory until then. ``ctx.data.weight`` is a client's weight if nobody is late.
+
     Without a :class:`Clock`, a local step takes a second, and nothing else takes time. With several cutoffs a round ends at the
     earliest of their ends.
     """
-
-    allows_lost_replies: ClassVar[bool] = True
 
     def asked(self, count: int) -> int:
         """The number of clients to select for a round that needs ``count`` clients. *Chain; plain Python.*"""

@@ -33,9 +33,10 @@ M = TypeVar("M", bound="Method")
 class Method(Callback):
     """Contributes to a run. A subclass is a frozen dataclass whose fields are hyper-parameters, so YAML and Python can both describe it.
 
-    *Pure* hooks take and return tensors. They call no ``.item()``, do not branch on tensors, draw no random numbers, and do no I/O. The
-    loop runs them on the tensors of one client, and vmap on the tensors of many clients together. Names of helpers start with an
-    underscore: flcog refuses other functions that are not hooks as misspelt.
+    Hooks change no tensor that they are given in place: ``value.mul_(0.9)`` would reach the global model or the next client, and
+    ``value * 0.9`` does not. *Pure* hooks take and return tensors. They call no ``.item()``, do not branch on tensors, draw no random
+    numbers, and do no I/O. The loop runs them on the tensors of one client, and vmap on the tensors of many clients together. Names of
+    helpers start with an underscore: flcog refuses other functions that are not hooks as misspelt.
 
     Args:
         start_round: the method acts from this round on, counted from 0.
@@ -44,9 +45,6 @@ class Method(Callback):
     Attributes:
         individual_uploads: whether the method reads the uploads of single clients as ``messages.individual``, which secure aggregation
             would hide.
-        allows_lost_replies: whether a round continues without clients that send no reply; otherwise a lost reply is an error. The
-            weights are computed again for the clients that have replied, whose replies are kept in memory until then. The states of the
-            other clients stay as they were. ``ctx.data.weight`` is a client's weight if nobody's reply is lost.
         tasks: the tasks that the method supports. Data without targets are unlabelled.
         plain_batches: whether it needs inputs and targets that are single tensors, because it makes or changes inputs, or reads labels.
         maps_gradient: whether it calls the given gradient function under ``torch.func.vmap`` in ``wrap_gradient``, and refuses
@@ -68,7 +66,6 @@ class Method(Callback):
     stop_round: int | None = None
 
     individual_uploads: ClassVar[bool] = False
-    allows_lost_replies: ClassVar[bool] = False
     tasks: ClassVar[tuple[str, ...]] = (*LABELLED, "unlabelled")
     plain_batches: ClassVar[bool] = False
     maps_gradient: ClassVar[bool] = False

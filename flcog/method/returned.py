@@ -1,4 +1,4 @@
-"""Check what a method's hooks return: names and shapes of parameters, and the parts of a result.
+"""What a method's hooks are given, and checks of what they return: names and shapes of parameters, and the parts of a result.
 
 A mistake gets one line with the method, the hook and the expected result. The checks run no operator of torch, so that they also work
 under ``torch.func.vmap`` and ``torch.func.grad``.
@@ -12,8 +12,10 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
+from flcog.core.trees import containers_copied
 from flcog.core.types import Params, Slot
-from flcog.method.context import Upload
+from flcog.method.client_view import ClientView
+from flcog.method.context import Context, FirstContact, GlobalModel, Upload
 from flcog.method.method import Method
 
 
@@ -88,3 +90,27 @@ def wrong_result(method: Method, hook: str, got: Any, wanted: str, where: str = 
     form = f"a tensor of shape {list(got.shape)}" if isinstance(got, Tensor) else f"a value of type {type(got).__name__}"
     count = f" with {len(got)} parts" if isinstance(got, tuple | list) else ""
     return ValueError(f"{method.name}.{hook} returned {'None' if got is None else form}{count}{where}, and must return {wanted}")
+
+
+def as_given(ctx: Context) -> Context:
+    """The context as a hook receives it, which may assign into its dicts."""
+    received, broadcast, state, draws, inputs, buffers, *facts = ctx
+    model, trees = GlobalModel(dict(received.params), dict(received.buffers)), (broadcast, state, draws, inputs)
+    return type(ctx)._make((model, *map(containers_copied, trees), dict(buffers), *facts))
+
+
+def first_contact(method: Method, params: Params, buffers: Params, client: ClientView) -> FirstContact:
+    """A new client's state and its message to the server, or None for methods without a message."""
+    returned = method.init_client(dict(params), dict(buffers), client)
+    contact = returned if isinstance(returned, FirstContact) else FirstContact(returned)
+    return contact._replace(state=as_tensors(method, "init_client", contact.state, "its state"))
+
+
+def drawn(method: Method, rng: torch.Generator, client: ClientView) -> Slot:
+    """A client's random numbers of a round."""
+    return as_tensors(method, "draw", method.draw(rng, client), "its random numbers")
+
+
+def broadcast_of(method: Method, server: Slot) -> Slot:
+    """The part of a method's server state that clients receive."""
+    return method.broadcast(containers_copied(server))

@@ -18,7 +18,7 @@ from flcog.core.randomness import make_rng
 from flcog.core.trees import containers_copied
 from flcog.core.types import Batch, Params, Slot
 from flcog.method import CLIENT_HOOKS, Cohort, GlobalModel, Messages, Method, Workload, first_contact
-from flcog.method.given import broadcast_of, drawn
+from flcog.method.returned import broadcast_of, drawn
 from flcog.schedules import Piecewise
 from flcog.server import round as rounds
 from flcog.server.engine import Engine

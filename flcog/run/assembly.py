@@ -31,7 +31,6 @@ from flcog.method import (
     WarningNote,
     method_of,
 )
-from flcog.method.given import untouched
 from flcog.models.causal_lm import scales
 from flcog.run.advice import missing_feedback
 from flcog.run.hosting import HostedData, check_data, check_separate, make_runtime, placed
@@ -132,8 +131,7 @@ class Assembly:
             if isinstance(method, Selection):
                 server.servers[method.name] = method.init_selection(num_clients)
             else:
-                with untouched(method, "init_server", server.params):
-                    server.servers[method.name] = method.init_server(dict(server.params))
+                server.servers[method.name] = method.init_server(dict(server.params))
             if isinstance(method, AvailabilityModel | Attack | Clock):
                 method.check_clients(num_clients)
 

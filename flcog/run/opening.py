@@ -28,8 +28,6 @@ def open_run(request: Request, plan: Plan) -> Session:
     client = make_client_model(settings, request.methods, request.model, request.datamodule, processes, trainer)
     described = _describe(request, plan, saved, client)
     notes = [] if saved is None else plan.check(request, saved, client, described)
-    if saved is None and plan.trains:
-        client.check_values()
     directory = plan.directory(request, saved, processes)
     trackers = plan.trackers(saved, directory) if processes.is_first else Trackers()
     trackers.log_setting(logged_hyperparameters(request.model, request.datamodule.hooked))  # flcog's own settings follow

@@ -8,7 +8,7 @@ from flcog.client.messages import ClientTask, Download
 from flcog.core.randomness import make_rng
 from flcog.functional.model_function import without_negative_variances
 from flcog.method import Broadcast, BroadcastStage, Method, method_of
-from flcog.method.given import broadcast_of
+from flcog.method.returned import broadcast_of
 from flcog.server.engine import Engine
 from flcog.server.state import ServerState
 from flcog.wire.envelope import message_bytes

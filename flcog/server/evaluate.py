@@ -17,8 +17,7 @@ from flcog.core.trees import containers_copied
 from flcog.core.types import Params
 from flcog.data import Samples
 from flcog.method import Method, Personalisation, method_of
-from flcog.method.given import broadcast_of, untouched
-from flcog.method.returned import check_params
+from flcog.method.returned import broadcast_of, check_params
 from flcog.metrics import spread
 from flcog.server.engine import Engine
 from flcog.server.state import ServerState
@@ -38,8 +37,7 @@ def evaluated_params(engine: Engine, server: ServerState) -> Params:
     for method in engine.active(max(0, server.round - 1)):
         if method.overrides("evaluate_at"):
             state = containers_copied(server.servers[method.name])
-            with untouched(method, "evaluate_at", params, state):
-                new = method.evaluate_at(state, dict(params))
+            new = method.evaluate_at(state, dict(params))
             params = check_params(method, "evaluate_at", new, params)
     server.keep_evaluated(params)
     return params

@@ -13,6 +13,7 @@ from flcog.client.messages import ClientReply, ClientTask, Download
 from flcog.core.trees import distinct, map_once
 from flcog.method import (
     AsynchronousRounds,
+    Cutoff,
     GlobalModel,
     Method,
     PrivateSum,
@@ -39,7 +40,7 @@ Asked = Sequence[tuple[Download, Sequence[ClientTask]]]
 def receive(engine: Engine, server: ServerState, round: Round, asked: Asked, directions: bool = False) -> tuple[Round, Aggregate]:
     """Send this process's clients their tasks, and add up the replies of all processes.
 
-    If a method allows lost replies, all replies are kept until the last has arrived, because the weights of the other clients depend on
+    If replies may be lost, all replies are kept until the last has arrived, because the weights of the other clients depend on
     the clients that are missing.
 
     Returns the round with the clients whose replies count and its time, and the sums over their replies.
@@ -52,7 +53,7 @@ def receive(engine: Engine, server: ServerState, round: Round, asked: Asked, dir
         clock_of(round.methods) is not None and round.timing is None,
         method_of(round.methods, AsynchronousRounds) is not None,
     )
-    may_be_lost = engine.clients.may_be_lost or any(method.allows_lost_replies for method in round.methods)
+    may_be_lost = engine.clients.may_be_lost or method_of(round.methods, Cutoff) is not None
     asked = _with_keys(engine, round, asked)
     with closing(_replies(engine, asked, mine, round.number, may_be_lost)) as arriving:
         replies: Iterable[ClientReply] = arriving
@@ -129,26 +130,20 @@ def _replies(
 ) -> Generator[ClientReply, None, None]:
     """Train this process's clients, one broadcast after another. Every process takes part for every broadcast.
 
-    Clients that reply without a task or twice are refused, and clients that send no reply, unless it may be lost.
+    Clients that send no reply are refused, unless it may be lost.
     """
     clients = {task.client for task in mine}
     waiting = set(clients)
     for received, tasks in asked:
         with closing(engine.clients.train(received, [task for task in tasks if task.client in clients])) as replies:
             for reply in replies:
-                for client in reply.clients:
-                    if client not in waiting:
-                        fault = "two replies to one task" if client in clients else "a reply without a task"
-                        raise ValueError(
-                            f"client {client} has sent {fault} in round {round + 1}: each client replies once to its own task"
-                        )
-                    waiting.remove(client)
+                waiting -= {*reply.clients}
                 yield reply
     if waiting and not may_be_lost:
         first = next(task.client for task in mine if task.client in waiting)
         raise ValueError(
             f"{len(waiting)} of {len(mine)} clients have sent no reply to their task in round {round + 1}; the first is client {first}. "
-            "A run continues without lost replies only if a method sets allows_lost_replies = True"
+            "A run continues without lost replies only beside a flcog.method.Cutoff"
         )
 
 

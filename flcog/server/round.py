@@ -27,7 +27,6 @@ from flcog.method import (
     Uploads,
     method_of,
 )
-from flcog.method.given import untouched
 from flcog.method.returned import check_params, check_parts
 from flcog.server.aggregate import Aggregate
 from flcog.server.bad_updates import check_new_model
@@ -54,8 +53,7 @@ class ServerSteps:
     def take(self, method: Method, delta: Params, messages: Messages, cohort: Cohort) -> tuple[Params, Slot, Params]:
         """Run one method's server step, and return the changed delta, the method's new state and the new buffers."""
         state = containers_copied(self.server.servers[method.name])
-        with untouched(method, "server_step", self.server.params, cohort.buffers):
-            result = method.server_step(state, dict(self.server.params), delta, messages, cohort)
+        result = method.server_step(state, dict(self.server.params), delta, messages, cohort)
         change, state, *buffers = check_parts(
             method, "server_step", result, "(change, state), or (change, state, buffers)", (2, 3)
         )

@@ -1,8 +1,7 @@
-"""The types that a file under ``tests/methods`` uses to register its cases, and the arguments that its methods refuse."""
+"""The type with which a file under ``tests/methods`` registers its cases."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 from harness import SGD, TinyData, classifier
@@ -43,7 +42,3 @@ class Case:
     random: bool = False
     rtol: float = 1e-9
     beside: tuple[Method, ...] = ()
-
-
-Refusals = dict[type, list[tuple[dict[str, Any], str]]]
-"""For each class: arguments that it refuses, and the error message after the class's name."""

@@ -1,8 +1,7 @@
 """The registry of methods: this folder tests every method (or form of it) through a registered :class:`Case`.
 
 To add a method: write ``tests/reference/<method>.py`` with ``run(problem, **hyper_parameters) -> state_dict``, and
-``tests/methods/test_<method>.py`` with a dictionary ``CASES`` of cases by name, a dictionary ``REFUSED`` of the arguments that it
-refuses, and the tests that concern this method alone.
+``tests/methods/test_<method>.py`` with a dictionary ``CASES`` of cases by name, and the tests that concern this method alone.
 """
 
 import importlib
@@ -15,7 +14,7 @@ import torch
 from harness import TESTS, RecordingTrainer, train
 
 import flcog
-from contracts.case import Case, Refusals
+from contracts.case import Case
 from flcog.client.runtime import TRAINING
 from flcog.method import Params
 
@@ -26,16 +25,15 @@ def files() -> Iterator[ModuleType]:
         yield importlib.import_module(".".join(path.relative_to(TESTS).with_suffix("").parts))
 
 
-def collected(name: str) -> dict[Any, Any]:
-    """Merge the dictionaries with this name in all those files."""
-    parts = [getattr(file, name) for file in files() if hasattr(file, name)]
-    merged = {key: value for part in parts for key, value in part.items()}
-    assert len(merged) == sum(map(len, parts)), f"an entry of {name} is registered twice"
+def collected() -> dict[str, Case]:
+    """Merge the dictionaries ``CASES`` of all those files."""
+    parts = [file.CASES for file in files() if hasattr(file, "CASES")]
+    merged = {name: case for part in parts for name, case in part.items()}
+    assert len(merged) == sum(map(len, parts)), "a case is registered twice"
     return merged
 
 
-CASES: dict[str, Case] = collected("CASES")
-REFUSED: Refusals = collected("REFUSED")
+CASES = collected()
 FIRST = {type(case.method): name for name, case in reversed(CASES.items())}
 
 

@@ -230,24 +230,6 @@ def test_disco_weighs_what_the_authors_code_weighs(partner: Method, reference: C
 
 
 @pytest.mark.slow
-def test_an_experiment_of_many() -> None:
-    """Methods that change the data, loss, gradient, weights, server step and system run together, as at the start of an ablation."""
-    check(
-        "FedCOG",
-        "FedProx",
-        "MOON",
-        "FedDecorr",
-        "SCAFFOLD",
-        "FedSAM",
-        "ClipGradient",
-        "FedDisco",
-        "Stragglers",
-        "FedAvgM",
-        "FedWalk",
-    )
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize("first", NAMES)
 def test_all_pairs(first: str) -> None:
     for second in NAMES:

@@ -9,7 +9,6 @@ from harness import NUM_CLASSES, NUM_FEATURES, SGD, BatchNormFeatures, BatchNorm
 from methods.test_dense import DENSE_
 from methods.test_feddm import FEDDM
 from methods.test_fedgen import FEDGEN
-from torch import Tensor, nn
 
 import flcog
 from contracts.registry import CASES
@@ -21,7 +20,6 @@ from flcog.callbacks.fedpvr import FedPVR
 from flcog.callbacks.fedrep import FedRep
 from flcog.callbacks.moon import MOON
 from flcog.callbacks.vhl import VHL
-from flcog.data import Samples, Splits
 from flcog.method import Method
 from flcog.models import MLP
 
@@ -59,32 +57,6 @@ def test_single_label_methods_refuse_other_data(method: Method) -> None:
     module = flcog.MultiLabelClassifier(MLP(6, (8,), NUM_CLASSES), SGD)
     with pytest.raises(ValueError, match=f"{method.name} is defined for classification, not for multilabel data"):
         train(method, module=module, data=TinyData(targets="multilabel"))
-
-
-class Tokens(TinyData):
-    """Inputs that are word indices."""
-
-    def load(self) -> Splits:
-        splits = super().load()
-        tokens = torch.arange(splits.train.inputs.shape[0] * 6).view(-1, 6) % 5
-        return Splits(Samples(tokens, splits.train.targets))
-
-
-class Words(flcog.models.FeatureModel):
-    """The mean of the words' embeddings, and a linear head."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.embedding, self.head, self.num_features = nn.Embedding(5, 8), nn.Linear(8, NUM_CLASSES), 8
-
-    def features(self, x: Tensor) -> Tensor:
-        return self.embedding(x).mean(1)
-
-
-@pytest.mark.parametrize("method", [CASES["VHL"].method, DENSE_, FEDDM], ids=lambda method: method.name)
-def test_words_cannot_be_generated(method: Method) -> None:
-    with pytest.raises(ValueError, match=r"int64 inputs"):
-        train(method, module=classifier(network=Words), data=Tokens())
 
 
 @pytest.mark.parametrize("targets", ["regression", "multilabel"])

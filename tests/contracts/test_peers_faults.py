@@ -18,10 +18,9 @@ from harness import SIZES, BatchNormMLP, TinyData, classifier, fit, make_trainer
 from torch import Tensor, nn
 
 import flcog
-from flcog.callbacks import SCAFFOLD, ClientDropout, FedCOG, FedNova, FedProx, Stragglers
+from flcog.callbacks import SCAFFOLD, ClientDropout, FedCOG, FedNova, Stragglers
 from flcog.core.processes import Processes
 from flcog.data import Partition, Partitioner, Samples, Splits
-from flcog.datamodules import Dirichlet
 from flcog.server.receive import share_out
 
 pytestmark = pytest.mark.filterwarnings("error")
@@ -147,14 +146,6 @@ def test_clients_count_by_their_samples(executor: str) -> None:
     assert average == pytest.approx(2 + sizes @ (values - 2) * 0.2 / 12, abs=1e-12)
 
 
-@both_executors
-def test_fedprox_needs_no_help_from_the_client(executor: str) -> None:
-    """Flower's FedProx does nothing unless the user's own training loop adds the proximal term."""
-    # 2 -> 1.6 -> 1.6 - 0.1 (3.2 + mu (1.6 - 2)), which is 1.32 for mu = 1 and 1.28 for FedAvg.
-    assert run(FedProx(mu=1.0), values=[0.0], local_steps=2, executor=executor) == pytest.approx(1.32, abs=1e-12)
-    assert run(values=[0.0], local_steps=2, executor=executor) == pytest.approx(1.28, abs=1e-12)
-
-
 # Clients --------------------------------------------------------------------------------------------------------------------------
 
 
@@ -275,10 +266,3 @@ def test_one_seed_one_result() -> None:
         assert torch.equal(runs[1].params[name], value), name
     other = train(module=noisy(), seed=1)
     assert any(not torch.equal(other.params[name], value) for name, value in runs[0].params.items())
-
-
-def test_a_split_that_cannot_be_had_is_refused() -> None:
-    """PFLlib, FL-bench and early Flower redraw a Dirichlet split forever if no draw gives every client enough samples."""
-    labels = torch.arange(1000) % 10
-    with pytest.raises(ValueError, match=r"Dirichlet\(beta=0\.001\).*clients"):
-        Dirichlet(0.001, min_size=40)(Samples(labels, labels), 20, seed=0)

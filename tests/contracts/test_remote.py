@@ -195,15 +195,6 @@ def test_a_second_fit_begins_without_states(hosts: list[Host], tmp_path: Path) -
     assert all(torch.equal(value, rows[1][1][key]) for key, value in rows[0][1].items())
 
 
-def test_clients_elsewhere_are_refused_in_one_line(hosts: list[Host], tmp_path: Path) -> None:
-    trainer, arguments = connected(hosts, tmp_path, next(iter(CASES)), [])
-    with pytest.raises(ValueError, match="check calls clients' hooks in this process: use a trainer that is not connected"):
-        trainer.check(*arguments)
-    with pytest.raises(AssertionError, match=r"a host answers begin, standardise, exchange, .*; got store"):
-        hosts[0].send("store")
-        hosts[0].answer()
-
-
 @pytest.mark.parametrize("name", EVERYBODY)
 def test_methods_that_read_everybodys_data_are_refused(hosts: list[Host], name: str) -> None:
     says = "reads the data of all clients before round 1, which clients in other processes keep: remove it"
@@ -213,10 +204,3 @@ def test_methods_that_read_everybodys_data_are_refused(hosts: list[Host], name: 
     connected.methods.append(CASES[name].method)
     with pytest.raises(ValueError, match=says):
         connected.prepare(CASES[name].module(CASES[name].optimizer), CASES[name].data())
-
-
-def test_observers_that_read_all_data_are_refused(hosts: list[Host]) -> None:
-    remote = prepared(hosts, next(iter(CASES)), [])
-    with pytest.raises(ValueError, match="the clients run in other processes and keep their data: remove"):
-        remote.run.federation.train  # noqa: B018
-    assert remote.run.federation.num_classes == 3 and not remote.run.federation.is_complete

@@ -270,37 +270,6 @@ def test_python_numbers_in_states_and_draws(options: dict[str, Any]) -> None:
     assert all(float(state["factor"]) == 1 + 0.5 * (float(state["rounds"]) - 1) for state in states)
 
 
-@dataclass(frozen=True)
-class NoState(Method):
-    """Sends the change as it is, with None as the state."""
-
-    def finish_client(self, delta: Params, params: Params, ctx: Context) -> Upload:
-        return Upload(delta, None)  # type: ignore[arg-type]
-
-
-@everywhere
-def test_none_is_no_state(options: dict[str, Any]) -> None:
-    assert_close(train(NoState(), rounds=2, **options).state, train(rounds=2, **options).state)
-
-
-@dataclass(frozen=True)
-class LateState(Method):
-    """Has an empty state before the first round, and a key in it afterwards."""
-
-    def init_client(self, params: Params, buffers: Params, client: flcog.ClientView) -> Slot:
-        return {}
-
-    def finish_client(self, delta: Params, params: Params, ctx: Context) -> Upload:
-        return Upload(delta, {"last": delta})
-
-
-def test_a_state_with_other_keys_names_the_method() -> None:
-    with pytest.raises(
-        ValueError, match=r"LateState: .* the same structure; got a dict of last and .*: let init_client return every key"
-    ):
-        train(LateState(), rounds=4, clients_per_round=2, executor="vmap")
-
-
 @everywhere
 def test_a_state_needs_init_client(options: dict[str, Any]) -> None:
     class Forgets(Method):

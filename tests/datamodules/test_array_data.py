@@ -10,7 +10,7 @@ import torch
 from harness import fit
 
 import flcog
-from datamodules.common import CPU, bytes_of, everything, one_line, save
+from datamodules.common import bytes_of, everything, one_line, save
 from flcog.data import Samples
 from flcog.datamodules import IID, ArrayData, Dirichlet, LongTail, Natural
 from flcog.models import MLP
@@ -102,14 +102,6 @@ def test_task_and_classes_are_read_from_the_targets() -> None:
         assert data.federation.train.targets.dtype == (torch.int64 if task == "classification" else torch.float32)
 
 
-def test_a_test_label_unseen_in_training_counts() -> None:
-    features = np.ones((4, 2))
-    data = ArrayData(
-        train_inputs=features, train_targets=[0, 1, 0, 1], test_inputs=features, test_targets=[0, 1, 2, 3], num_clients=1
-    )
-    assert data.num_classes == 4
-
-
 def test_tensors_tokens_and_users() -> None:
     tokens = torch.randint(0, 50, (6, 9))
     data = ArrayData(
@@ -153,12 +145,6 @@ def test_users_are_the_clients_unless_a_partitioner_is_given() -> None:
     assert ArrayData(**arrays, partitioner=IID(), num_clients=2).federation.sizes.tolist() == [3, 3]
 
 
-def test_users_may_be_a_list() -> None:
-    data = ArrayData(train_inputs=np.ones((6, 2)), train_targets=[0, 1] * 3, train_users=list("abbccc"), partitioner=Natural())
-    own = data.only([1]).federation
-    assert own.sizes.tolist() == [0, 2, 0] and own.train.users is not None and own.train.users.tolist() == ["b", "b"]
-
-
 def test_a_memory_mapped_array_stays_on_disk(tmp_path: Path) -> None:
     images = bytes_of(20, 8, 8)
     np.save(tmp_path / "images.npy", images)
@@ -170,17 +156,6 @@ def test_a_memory_mapped_array_stays_on_disk(tmp_path: Path) -> None:
     np.testing.assert_allclose(inputs[:, 0], images / 255, rtol=1e-6)
     with one_line(ValueError, "cannot be computed of a memory-mapped array"):
         ArrayData(mean="auto", std="auto", **options).setup()
-
-
-def test_a_memory_mapped_array_has_no_nan(tmp_path: Path) -> None:
-    features = np.ones((20, 4), np.float32)
-    features[13, 2] = np.nan
-    np.save(tmp_path / "features.npy", features)
-    mapped = np.load(tmp_path / "features.npy", mmap_mode="r")
-    federation = ArrayData(train_inputs=mapped, train_targets=np.arange(20) % 2, num_clients=2).federation
-    assert federation.load(federation.train, torch.tensor([12, 14]), CPU)[0].tolist() == [[1] * 4] * 2
-    with one_line(ValueError, "inputs of sample 13 are NaN or infinite: correct or drop that sample"):
-        federation.load(federation.train, torch.tensor([12, 13, 14]), CPU)
 
 
 @pytest.mark.parametrize("kind", ["bytes", "floats", "features", "byte features"])
@@ -201,23 +176,14 @@ def test_automatic_normalisation(kind: str) -> None:
         ({"train_labels": [0, 1, 5]}, {"num_classes": 3}, "train_labels holds 5 at row 2: 3 classes are numbered 0 to 2"),
         ({"train_labels": [0, 1]}, {}, "train_images has 3 rows and train_labels has 2"),
         ({"train_images": [[1.0, 2], [3, np.nan], [5, 6]]}, {}, "ArrayData: the training set has NaN .* in sample 1"),
-        ({"train_labels": [0.5, np.inf, 1]}, {}, r"train_labels has 1 NaN or infinite values, the first at index \(1\)"),
-        ({"train_images": ["a", "b", "c"]}, {}, "train_images must be numbers; its type is <U1"),
-        ({"train_images": np.ones(3)}, {}, r"train_images must be images \[N, H, W\].*its shape is \(3,\)"),
         ({"train_images": np.ones((3, 3, 8, 8))}, {}, "layout is NHWC: set layout=NCHW"),
         ({"train_images": np.ones((3, 8, 8, 3))}, {"layout": "NCHW"}, "layout is NCHW: set layout=NHWC"),
-        ({"train_images": np.ones((3, 8, 8), np.int32)}, {}, "train_images has type int32: images must be uint8"),
-        ({"train_labels": [0.5, 1, 2]}, {"task": "classification"}, "train_labels holds fractions"),
-        ({}, {"task": "multi-label"}, "task must be auto, classification, multilabel or regression; got 'multi-label'"),
-        ({"train_labels": [[1, 1], [0, 1], [0, 1]]}, {"task": "classification"}, "train_labels has rows that are not one-hot"),
-        ({"train_labels": [0, 1, 2]}, {"task": "multilabel"}, r"train_labels must be \[N, 1\] of 0 and 1 .*, and it holds 2"),
         ({"train_labels": [[1, 2], [0, 1], [0, 1]]}, {}, "has 2 columns of whole numbers: .* set task=regression for values"),
-        ({"test_images": np.ones((3, 4))}, {}, "test_targets\\) together; it has test_images, train_images"),
     ],
 )
 def test_bad_arrays_name_file_and_key(tmp_path: Path, arrays: dict[str, Any], options: dict[str, Any], message: str) -> None:
     path = save(tmp_path / "mine.npz", **{"train_images": np.ones((3, 4)), "train_labels": [0, 1, 1], **arrays})
-    with one_line(ValueError, message if message.startswith(("task", "ArrayData")) else rf"mine\.npz.*{message}"):
+    with one_line(ValueError, message if message.startswith("ArrayData") else rf"mine\.npz.*{message}"):
         ArrayData(path, **options).setup()
 
 
@@ -294,18 +260,3 @@ def test_several_values_per_sample_are_learnt_together(tmp_path: Path) -> None:
     assert row["test/r2_0"] > 0.9 and row["test/r2_1"] > 0.9
     with one_line(ValueError, "the training set has 2 values per sample, so it takes 2 outputs"):
         last([0, 1], 1)
-
-
-def test_inputs_that_are_not_finite_are_named_before_training() -> None:
-    class Own(flcog.FederatedDataModule):
-        num_classes = 2
-
-        def load(self) -> flcog.Splits:
-            inputs = torch.zeros(6, 2)
-            inputs[4, 1] = torch.nan
-            return flcog.Splits(flcog.Samples(inputs, torch.arange(6) % 2))
-
-    with one_line(
-        ValueError, "Own: the training set has NaN or infinite inputs, the first in sample 4: correct or drop that sample"
-    ):
-        Own(num_clients=2).setup()

@@ -16,8 +16,8 @@ from torch.utils.data import DataLoader, Dataset, TensorDataset, default_collate
 
 import flcog
 from datamodules.common import one_line
-from flcog.callbacks import FedCOG, FedDisco, FedProx, Fedssyn, LabelFlip
-from flcog.datamodules import ArrayData, Dirichlet, LightningData, LongTail, TorchDataset
+from flcog.callbacks import FedDisco, FedProx
+from flcog.datamodules import ArrayData, Dirichlet, LightningData, TorchDataset
 from flcog.run.partition_report import partition_report
 
 RNG = np.random.default_rng(0)
@@ -51,26 +51,12 @@ class Items(Dataset):
 
 KINDS: dict[str, tuple[Callable[[int], Any], Callable[[Any], Tensor], Any]] = {
     "inputs alone": (lambda i: ROWS[i] * 0 + i, lambda batch: batch[:, 0], None),
-    "bytes": (
-        lambda i: torch.full((1, 4, 4), i, dtype=torch.uint8),
-        lambda batch: batch[:, 0, 0, 0],
-        None,
-    ),
     "a triple with weights": (lambda i: (ROWS[i], int(LABELS[i]), float(i)), lambda batch: batch[2], None),
     "a dict": (lambda i: {"image": ROWS[i], "label": int(LABELS[i]), "number": i}, lambda batch: batch["number"], None),
     "a dict with text": (lambda i: {"x": ROWS[i], "name": f"row {i}", "n": i}, lambda batch: batch["n"], None),
     "a nested dict": (lambda i: {"x": {"a": ROWS[i], "b": (i, ROWS[i, :2])}}, lambda batch: batch["x"]["b"][0], None),
-    "two views": (lambda i: ((ROWS[i], ROWS[i] + 1), ROWS[i].view(2, 3) * 0 + i), lambda batch: batch[1][:, 0, 0], None),
     "pairs of sequences": (lambda i: (torch.arange(3) + i, torch.arange(1, 4) + i), lambda batch: batch[0][:, 0], None),
-    "an image to reconstruct": (
-        lambda i: (torch.full((1, 4, 4), float(i)), torch.full((1, 4, 4), float(i))),
-        lambda batch: batch[0][:, 0, 0, 0],
-        None,
-    ),
-    "a column": (lambda i: (ROWS[i] * 0 + i, ROWS[i, :1]), lambda batch: batch[0][:, 0], None),
     "one-hot rows": (lambda i: (ROWS[i] * 0 + i, torch.eye(3)[LABELS[i]]), lambda batch: batch[0][:, 0], None),
-    "whole numbers for labels": (lambda i: (ROWS[i] * 0 + i, LABELS.new_tensor([1, i % 2])), lambda batch: batch[0][:, 0], None),
-    "true and false": (lambda i: (ROWS[i] * 0 + i, i % 2 == 0), lambda batch: batch[0][:, 0], None),
     "an image of bytes": (
         lambda i: (torch.full((1, 4, 4), i, dtype=torch.uint8), int(LABELS[i])),
         lambda batch: batch[0][:, 0, 0, 0],
@@ -174,16 +160,6 @@ def test_each_step_gets_what_a_data_loader_returns(kind: str) -> None:
         chosen = [items[int(number)] for number in numbers(batch)]
         pair = isinstance(batch, tuple) and not isinstance(batch[0], tuple)
         assert_same(list(batch) if pair else batch, (collate_fn or default_collate)(chosen))
-
-
-@pytest.mark.parametrize(("collate_fn", "found"), [(packed, "NoneType"), (with_gap, "NoneType")])
-def test_a_network_takes_no_batch_with_gaps(collate_fn: Any, found: str) -> None:
-    data = TorchDataset(Items(KINDS["a pair with None"][0]), collate_fn=collate_fn, num_clients=3, num_workers=0)
-    with one_line(ValueError, f"a batch of the training set contains a {found}: return pairs"):
-        make_trainer(None, rounds=1, local_steps=1).prepare(flcog.Classifier(nn.Linear(6, 24)), data)
-    known = TorchDataset(data._sets["train"].items, collate_fn=collate_fn, task="classification", num_clients=3, num_workers=0)
-    with one_line(ValueError, "its input holds a (PackedSequence|NoneType), and a network takes tensors"):
-        known.setup()
 
 
 class Weighted(L.LightningModule):
@@ -304,25 +280,6 @@ def test_a_column_of_targets_does_not_broadcast(executor: Any, stored: bool) -> 
     assert trainer.executor.name == executor and data.federation.train.labels.shape == (24,)
 
 
-class Sees(Column):
-    """Keeps the inputs of its forward passes."""
-
-    def forward(self, inputs: Tensor) -> Tensor:
-        self.seen = inputs
-        return self.layer(inputs.flatten(1)[:, :6].float())
-
-
-def test_predictions_get_bytes_as_the_steps_do() -> None:
-    bytes_of_images = torch.full((24, 1, 4, 4), 7, dtype=torch.uint8)
-    items = TensorDataset(bytes_of_images, torch.eye(3)[LABELS])
-    trainer = make_trainer(None, precision="32-true", clients_per_round=1.0)
-    trainer.prepare(Sees(), TorchDataset(items, items, num_clients=2, num_workers=0))
-    for inputs in (None, bytes_of_images):
-        trainer.predict(inputs=inputs)
-        seen = trainer.run.model.module.seen
-        assert torch.equal(seen, bytes_of_images) and seen.dtype == torch.uint8
-
-
 def test_client_modules_get_class_indices_and_scaled_images() -> None:
     images = torch.randint(256, (24, 1, 4, 4), dtype=torch.uint8)
     runs = []
@@ -334,34 +291,6 @@ def test_client_modules_get_class_indices_and_scaled_images() -> None:
         trainer.train_round()
         runs.append(trainer)
     assert_close(runs[0].params, runs[1].params, 1e-6)
-
-
-def test_attackers_refuse_labels_of_another_form() -> None:
-    data = TorchDataset(TensorDataset(ROWS, torch.eye(3)[LABELS]), num_clients=2, num_workers=0)
-    with one_line(
-        ValueError, "LabelFlip reads labels as class indices .*, and Column gets the pairs as the data set returns them"
-    ):
-        make_trainer(None, LabelFlip(fraction=0.5)).prepare(Column(), data)
-
-
-class Labelled(Items):
-    """Items without targets. The labels are only in an attribute."""
-
-    def __init__(self) -> None:
-        super().__init__(lambda i: ROWS[i])
-        self.labels = LABELS
-
-
-def test_an_attribute_with_labels_leaves_batches_of_inputs_as_they_are() -> None:
-    model = Records(lambda batch: batch[:, 0])
-    data = TorchDataset(Labelled(), num_clients=2, batch_size=4, num_workers=0)
-    trainer = make_trainer(None, rounds=1, local_steps=1, precision="32-true", clients_per_round=1.0, executor="loop")
-    trainer.prepare(model, data)
-    trainer.train_round()
-    assert data.federation.task == "classification" and all(batch.shape == (4, 6) for batch in model.seen["train"][2:])
-    pairs = make_trainer(None, rounds=1, local_steps=1, precision="32-true", clients_per_round=1.0)
-    pairs.prepare(flcog.Classifier(nn.Linear(6, 3)), TorchDataset(Labelled(), num_clients=2, batch_size=4, num_workers=0))
-    assert 0 < pairs.train_round()["train/loss"] < 5
 
 
 UNLABELLED = Items(lambda i: ROWS[i])
@@ -383,19 +312,14 @@ class Autoencoder(Weighted):
     ("make", "message"),
     [
         (lambda: ((), Autoencoder(), unlabelled(partitioner=Dirichlet(0.5))), 'has no targets, .*target="label"'),
-        (lambda: ((), Autoencoder(), unlabelled(partitioner=LongTail(2.0))), 'has no targets, .*target="label"'),
-        (lambda: ((), Autoencoder(), unlabelled(test_like_clients=True)), "test_like_clients needs .*: leave it out"),
         (
             lambda: ((FedDisco(),), Autoencoder(), unlabelled()),
             "FedDisco is defined for .*, not for unlabelled data: remove it, or name the targets, as in",
         ),
-        (lambda: ((FedCOG(),), Autoencoder(), unlabelled()), "FedCOG is defined for .*, not for unlabelled data"),
-        (lambda: ((Fedssyn(),), Autoencoder(), unlabelled()), "Fedssyn is defined for .*, not for unlabelled data"),
         (
             lambda: ((), flcog.Classifier(nn.Linear(6, 3)), unlabelled()),
             "Classifier learns from pairs .* is a Tensor: return pairs",
         ),
-        (lambda: ((), nn.Linear(6, 3), unlabelled()), "Linear has no loss, and the data have no targets to choose one by"),
         (
             lambda: ((), Weighted(), TorchDataset(DICTS, target="z", num_workers=0)),
             "target='z' finds nothing in a dict of x, y, w",
@@ -428,13 +352,6 @@ def test_predictions_of_unlabelled_data() -> None:
     trainer.prepare(model, TorchDataset(UNLABELLED, UNLABELLED, num_clients=2, num_workers=0))
     predicted = trainer.predict()
     assert predicted.keys() == {"output"} and torch.allclose(predicted["output"], model(ROWS), atol=1e-6)
-
-
-def test_a_silo_with_data_without_targets() -> None:
-    alone = unlabelled().federation.only([1])
-    assert alone.partition.sizes.tolist() == [0, 12] and not alone.train.labelled and alone.train.whole
-    tensors = TorchDataset(TENSORS, num_clients=2).federation.only([1])
-    assert len(tensors.train) == 12 and tensors.train.whole
 
 
 def test_lightnings_boring_model(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ import torch
 
 import flcog.datamodules
 from datamodules.common import one_line, parse
-from flcog.data import FederatedDataModule, Preprocess
+from flcog.data import FederatedDataModule
 from flcog.data.preprocess import moments
 from flcog.datamodules import CIFAR10, IID, ArrayData, Dirichlet, Natural, RandomData
 
@@ -68,12 +68,6 @@ HELD_OUT = [{"client_test": -0.1}, {"client_test": math.nan}, {"client_val": mat
 def test_held_out_parts_are_fractions(shares: dict[str, float]) -> None:
     with pytest.raises(ValueError, match="client_test and client_val must be fractions of a sum below 1"):
         RandomData(**shares)
-
-
-@pytest.mark.parametrize("std", [(0.0,), (0.5, math.nan)], ids=str)
-def test_deviations_are_positive(std: tuple[float, ...]) -> None:
-    with pytest.raises(ValueError, match="std must be positive"):
-        Preprocess((0.5,) * len(std), std)
 
 
 def test_constant_columns_keep_their_scale() -> None:

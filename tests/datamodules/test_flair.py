@@ -19,7 +19,7 @@ from datamodules import flair_at_full_size
 from flcog import FederatedTrainer, MultiLabelClassifier
 from flcog.commands.cli import main
 from flcog.core.randomness import fold
-from flcog.datamodules import FLAIR, IID, decoded_images, flair
+from flcog.datamodules import FLAIR, decoded_images, flair
 from flcog.datamodules.decoded_images import DecodedImages
 from flcog.datamodules.flair import COARSE_LABELS, _Index, read_objects
 from flcog.datamodules.row_file import RowFile
@@ -147,10 +147,6 @@ def test_the_index_of_many_users_is_small_and_in_their_order(limit: int | None) 
     found = [images.labels[images.labelled == row].tolist() for row in range(0, len(expected), 97)]
     assert found == [labels for _, (_, _, labels) in expected[::97]]
     assert size < 40 * len(expected) + 20_000  # bytes; as Python objects, an image would take 300
-
-
-def test_another_partitioner(tmp_path: Path, entries: list[dict[str, Any]]) -> None:
-    assert FLAIR(str(tmp_path), image_size=32, num_clients=3, partitioner=IID()).federation.num_clients == 3
 
 
 def test_a_large_set_stays_on_disk(tmp_path: Path, entries: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -284,26 +280,6 @@ def test_objects_one_by_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     assert list(read_objects(path)) == []
 
 
-def test_broken_metadata_name_the_file(tmp_path: Path, entries: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch) -> None:
-    path = tmp_path / "labels_and_metadata.json"
-    for change, message in (
-        ({"labels": ["unicorn"]}, r"image 3 cannot be read \(KeyError\('unicorn'\)\): \{"),
-        ({"partition": "dev"}, "image 3 cannot be read .*'dev'"),
-        ({"labels": None}, "image 3 cannot be read .*NoneType"),
-    ):
-        path.write_text(json.dumps([*entries[:3], {**entries[3], **change}, *entries[4:]]))
-        with pytest.raises(ValueError, match=message):
-            FLAIR(str(tmp_path)).prepare_data()
-    path.write_text(json.dumps([entry for entry in entries if entry["partition"] != "val"]))
-    with pytest.raises(ValueError, match="no images of the partition 'val'"):
-        FLAIR(str(tmp_path)).prepare_data()
-    monkeypatch.setattr(flair, "_BLOCK", 16)
-    for text in ("", "{}", '[{"a": 1}, {"a": ', "[{'a': 1}]"):
-        path.write_text(text)
-        with pytest.raises(ValueError, match=r"labels_and_metadata.json cannot be read"):
-            list(read_objects(path))
-
-
 def test_broken_and_missing_files_are_named(tmp_path: Path, entries: list[dict[str, Any]]) -> None:
     image = tmp_path / "small_images" / f"{entries[0]['image_id']}.jpg"
     whole = image.read_bytes()
@@ -332,17 +308,6 @@ def test_images_are_decoded_when_they_are_read(tmp_path: Path, entries: list[dic
     assert np.array_equal(again[5], first[5]) and np.array_equal(again[np.array([0, 1])], first[:2])
     with pytest.raises(FileNotFoundError, match=files[3]):
         again[3]
-
-
-def test_a_damaged_row_is_decoded_again(tmp_path: Path, entries: list[dict[str, Any]]) -> None:
-    images = FLAIR(str(tmp_path), image_size=32, decode="when read").federation.train.inputs
-    expected = np.array(images[2])
-    path = next((tmp_path / "decoded").glob("train*.rows"))
-    content = bytearray(path.read_bytes())
-    content[2 * 32 * 32 * 3 + 7] ^= 255
-    path.write_bytes(content)
-    assert np.array_equal(images[2], expected)
-    assert path.read_bytes()[2 * 32 * 32 * 3 :][: 32 * 32 * 3] == expected.tobytes()
 
 
 def test_the_index_of_the_measurement_has_flairs_format(tmp_path: Path) -> None:

@@ -53,14 +53,6 @@ def test_a_named_class_may_have_no_images_here(tmp_path: Path) -> None:
         ImageFolders(str(tmp_path), classes=["bird"], num_clients=2).setup()
 
 
-def test_hidden_files_are_no_images(tmp_path: Path) -> None:
-    write_folders(tmp_path)
-    for file in list(tmp_path.rglob("*.png")):
-        (file.parent / f"._{file.name}").write_bytes(b"attributes of macOS")
-    federation = ImageFolders(str(tmp_path), num_clients=2).federation
-    assert len(federation.train) == 8 and federation.test is not None and len(federation.test) == 6
-
-
 def test_a_class_subset_scaled_grey_and_nested(tmp_path: Path) -> None:
     write_folders(tmp_path, ("n02690373", "n04552348", "n02085782"))
     (tmp_path / "train" / "n04552348" / "images").mkdir()

@@ -68,3 +68,17 @@ def test_mnist_broken(tmp_path: Path) -> None:
             MNIST(str(tmp_path)).setup()
     with one_line(ValueError, "samples_per_class"):
         MNIST(samples_per_class=0)
+
+
+def test_a_download_that_fails_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Offline:
+        mirrors = ("https://a.mirror",)
+
+        def __init__(self, root: str, download: bool) -> None:
+            raise RuntimeError("Error\n downloading")
+
+    monkeypatch.setattr(MNIST, "_source", Offline)
+    with one_line(
+        ValueError, r"Offline could not be downloaded to .*RuntimeError: Error downloading.*get the .gz files of https://a.mirror"
+    ):
+        MNIST(str(tmp_path), download=True).prepare_data()

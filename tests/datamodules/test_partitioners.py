@@ -2,10 +2,8 @@
 
 import time
 import tracemalloc
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -91,10 +89,11 @@ def small() -> Samples:
 
 @pytest.mark.parametrize("name", SPLITS)
 def test_is_a_pure_function_that_gives_each_sample_to_one_client(name: str, small: Samples) -> None:
-    partitioner, _ = SPLITS[name]
+    partitioner, golden = SPLITS[name]
     before = np.random.get_state()[1].copy()  # noqa: NPY002 - the global stream must not move
     partition = partitioner(small, 10, seed=3)
     np.testing.assert_array_equal(np.random.get_state()[1], before)  # noqa: NPY002
+    assert partition.hash == golden, "users who cite this split must know that it has changed"
     assert partition.num_clients == 10
     assert partition.sizes.min() >= 1
     assert len(np.unique(partition.indices)) == len(partition.indices)
@@ -106,13 +105,6 @@ def test_is_a_pure_function_that_gives_each_sample_to_one_client(name: str, smal
     np.testing.assert_array_equal(again.indices, partition.indices)
     np.testing.assert_array_equal(again.offsets, partition.offsets)
     assert (partitioner(small, 10, seed=4).hash != partition.hash) == (name not in ("by class", "natural"))
-
-
-@pytest.mark.parametrize("name", SPLITS)
-def test_splits_stay_what_they_are(name: str, small: Samples) -> None:
-    """If a hash changes, the split changes, and users who cite the split must know it. The test does not show that a split is right."""
-    partitioner, golden = SPLITS[name]
-    assert partitioner(small, 10, seed=3).hash == golden
 
 
 MULTILABEL = (np.random.Generator(np.random.PCG64(1)).random((900, 6)) < np.linspace(0.1, 0.7, 6)).astype(np.float32)
@@ -160,10 +152,6 @@ def test_classes_of_a_regression_target_are_bins_of_equal_mass() -> None:
         assert REGRESSION[labels == bin].max() < REGRESSION[labels == bin + 1].min()
     tied = np.concatenate([np.zeros(70), np.arange(1, 31)]).astype(np.float32)
     assert np.bincount(class_labels(samples_of(tied))).tolist() == [70, 10, 10, 10]
-
-
-def test_classes_have_no_gaps() -> None:
-    assert class_labels(samples_of(np.array([7, 3, 9, 3]))).tolist() == [1, 0, 2, 0]
 
 
 def test_iid_sizes_and_labels() -> None:
@@ -329,12 +317,6 @@ def test_flower_inner_dirichlet_sizes() -> None:
         InnerDirichlet(1.0, sizes=(60, 60, 30, 43))(samples, 4, 0)
 
 
-def test_flower_dirichlet_min_size() -> None:
-    samples = samples_of(np.arange(100) % 3)
-    for seed in range(10):
-        assert Dirichlet(0.5, min_size=10)(samples, 3, seed).sizes.min() >= 10
-
-
 @pytest.mark.parametrize(
     ("clients", "per_client", "size", "classes"), [(3, 1, 60, 3), (5, 2, 100, 5), (5, 2, 100, 10), (4, 3, 120, 6)]
 )
@@ -426,14 +408,6 @@ def test_long_tail_formula(rho: float) -> None:
     for c in range(2, 10):
         assert abs(kept[c - 1] - 5000 * rho ** (-(c - 1) / 9)) < 1
     assert partition.sizes.max() - partition.sizes.min() <= 1
-
-
-def test_a_client_of_a_long_tail_may_hold_an_even_share_of_the_whole_set() -> None:
-    """As in FedDisco's code, 20,431 samples stay, and a client is full at 5,000 samples, not at 2,043."""
-    samples = balanced(50_000, 10)
-    sizes = [LongTail(10, NIIDBench(0.5, cap_samples=cap))(samples, 10, 0).sizes for cap in (None, 50_000, 20_431)]
-    assert (sizes[0] == sizes[1]).all() and sizes[0].max() > sizes[2].max()
-    assert all(part.sum() == 20_431 for part in sizes)
 
 
 def test_long_tail_comes_before_any_split() -> None:
@@ -551,63 +525,21 @@ def test_hash_tells_partitions_apart() -> None:
 
 
 @pytest.mark.parametrize(
-    ("make", "message"),
-    [
-        (lambda: Dirichlet(0), "beta must be positive and finite; got 0"),
-        (lambda: Dirichlet(0.5, min_size=-1), "Dirichlet: min_size must be at least 0, or null; got -1"),
-        (lambda: NIIDBench(0.1, cap_samples=0), "cap_samples must be at least 1, or null; got 0"),
-        (lambda: InnerDirichlet(0.1, sizes=(3, 3), sigma=1), "not both"),
-        (lambda: BiasedUnbiased(0, 0), "no clients"),
-        (lambda: LongTail(0.5), r"LongTail: rho must lie in \[1, inf\); got 0.5"),
-        (lambda: Shuffled(1.5, IID()), r"Shuffled: p must lie in \[0, 1\]; got 1.5"),
-    ],
-)
-def test_bad_hyper_parameters(make: object, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        make()
-
-
-@pytest.mark.parametrize(
     ("partitioner", "num_clients", "message"),
     [
-        *(
-            (split, 61, "61 clients cannot share 60 samples")
-            for split in (IID(), Dirichlet(1.0), ClientDirichlet(1.0), Quantity(1.0))
-        ),
-        *((split, 0, "0 clients cannot share") for split in (IID(), LabelShards(2), InnerDirichlet(1.0), EqualDirichlet(1.0))),
+        (IID(), 61, "61 clients cannot share 60 samples"),
+        (LabelShards(2), 0, "0 clients cannot share"),
         (Dirichlet(0.5, min_size=10), 7, "7 clients of at least 10 samples need 70, and the set has 60"),
         (Dirichlet(0.01, min_size=9, max_tries=5), 6, r"beta=0.01.*6 clients and 60 samples.*raise beta"),
-        (NIIDBench(0.001, min_size=1, max_tries=5), 20, "in each of 5 draws, or assigned some to no client: raise beta"),
-        (EqualDirichlet(0.001, max_tries=5), 20, "found no draw.*raise beta"),
         (LabelShards(7), 5, "labels_per_client goes from 2.*to 6"),
-        (LabelShards(2, random_labels=True), 5, "5 clients one label of its own, and there are 6 classes: set num_clients to 6"),
-        (LabelShards(6), 11, "11 clients share class 0, which has 10 samples"),
         (SortedShards(7), 10, r"60 samples cannot be cut into 70 shards \(10 clients, 7 shards each\): lower num_clients"),
         (ByClass(), 5, "set num_clients to 6"),
-        (BiasedUnbiased(5, 1), 6, "6 classes do not fall into five equal groups"),
-        (BiasedUnbiased(5, 1, labels_per_client=2), 10, "makes 6 clients or a multiple"),
-        (BiasedUnbiased(4, 1, labels_per_client=2), 5, "make biased a multiple of 3"),
-        (BiasedUnbiased(6, 6, labels_per_client=1), 12, "class 0 has 10 samples, fewer than the 12 clients"),
-        (InnerDirichlet(1.0, sizes=(10, 10)), 3, "one size per client"),
         (Natural(), 3, "has none"),
     ],
 )
 def test_impossible_splits(partitioner: Partitioner, num_clients: int, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         partitioner(balanced(60, 6), num_clients, 0)
-
-
-def test_niid_benchs_generator_takes_seeds_of_32_bits() -> None:
-    with pytest.raises(ValueError, match="from 0 to 4294967295; got 4294967296"):
-        NIIDBench(0.5)(balanced(60, 6), 2, 2**32)
-
-
-def test_impossible_users() -> None:
-    samples = samples_of(np.zeros(6, np.int64), np.array([0, 0, 1, 1, 2, 2]))
-    with pytest.raises(ValueError, match="3 of 3 users have at least 1 samples, and 4 are wanted"):
-        Natural(max_users=4)(samples, 1, 0)
-    with pytest.raises(ValueError, match="0 of 3 users"):
-        Natural(min_samples=3)(samples, 1, 0)
 
 
 def test_mcmahans_shards() -> None:
@@ -641,7 +573,6 @@ def test_a_function_that_returns_lists_is_a_partitioner() -> None:
     ("made", "message"),
     [
         (None, "returned None: return a list with one array of sample indices for each client, or a Partition"),
-        ([[0, 1], [0.5]], "returned .*: return a list"),
         ([[0], [1000]], "gives client 1 the sample 1000: indices go from 0 to 999"),
         ([[0, 4], [4]], "gives sample 4 away 2 times: each sample belongs to one client"),
     ],
@@ -649,28 +580,6 @@ def test_a_function_that_returns_lists_is_a_partitioner() -> None:
 def test_anything_else_is_refused(made: object, message: str) -> None:
     with one_line(ValueError, f"^<lambda> {message}"):
         Toy(num_clients=2, partitioner=lambda *_: made).setup()  # type: ignore[arg-type, return-value]
-
-
-@pytest.mark.parametrize(
-    ("make", "message"),
-    [
-        (lambda: Toy(partitioner=IID), "a partitioner is an object such as IID.* or a function; got the class IID$"),
-        (lambda: Toy(num_clients="10"), "Toy: num_clients must be a whole number of at least 1; got '10'"),
-        (lambda: Toy(batch_size=0), "Toy: batch_size must be a whole number of at least 1; got 0"),
-    ],
-)
-def test_arguments_in_another_form_are_refused(make: Callable[[], Any], message: str) -> None:
-    with one_line(ValueError, message):
-        make().setup()
-
-
-def test_whole_numbers_of_numpy_are_accepted() -> None:
-    assert Toy(num_clients=np.int64(3), batch_size=np.int32(5)).federation.num_clients == 3  # type: ignore[arg-type]
-
-
-def test_regression_targets_must_be_finite() -> None:
-    with pytest.raises(ValueError, match="NaN"):
-        LabelShards(2)(samples_of(np.array([0.0, np.nan, 1.0], np.float32)), 2, 0)
 
 
 class Toy(FederatedDataModule):
@@ -690,17 +599,10 @@ def test_held_out_parts_are_disjoint_and_complete() -> None:
         assert len(parts[1]) == round(0.2 * whole.sizes[k]) and len(parts[2]) == round(0.1 * whole.sizes[k])
 
 
-def test_datamodule_splits_iid_by_default() -> None:
-    samples = balanced(1000, 10)
-    assert Toy(num_clients=7, partition_seed=2).federation.partition.hash == IID()(samples, 7, 2).hash
-
-
 @pytest.mark.parametrize(
     ("config", "expected"),
     [
         ({"class_path": "Dirichlet", "init_args": {"beta": 0.1}}, Dirichlet(0.1)),
-        ({"class_path": "flcog.datamodules.IID"}, IID()),
-        ({"class_path": "LongTail", "init_args": {"rho": 20}}, LongTail(20, IID())),
         (
             {
                 "class_path": "LongTail",
@@ -708,15 +610,6 @@ def test_datamodule_splits_iid_by_default() -> None:
             },
             LongTail(20.0, InnerDirichlet(1.0, sizes=(3, 4))),
         ),
-        (
-            {
-                "class_path": "Shuffled",
-                "init_args": {"p": 0.1, "split": {"class_path": "LabelShards", "init_args": {"labels_per_client": 2}}},
-            },
-            Shuffled(0.1, LabelShards(2)),
-        ),
-        ({"class_path": "SortedShards", "init_args": {"shards_per_client": 3}}, SortedShards(3)),
-        ({"class_path": "Saved", "init_args": {"path": "a.npz"}}, Saved("a.npz")),
     ],
 )
 def test_configuration_files_name_partitioners(config: dict[str, object], expected: Partitioner) -> None:

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 import torch
-from contracts.case import Case, Refusals
+from contracts.case import Case
 from harness import NUM_CLASSES, RAGGED, BatchNormMLP, assert_close, classifier, train
 from reference import dense
 from torch import Tensor, nn
@@ -22,13 +22,6 @@ DENSE_ = DENSE(epochs=2, generator_steps=3, batch_size=8, generator_lr=0.05, lr=
 
 CASES: dict[str, Case] = {
     "DENSE": Case(DENSE_, None, options=RAGGED, no_reference="its losses and its student's training have theirs below"),
-}
-
-
-REFUSED: Refusals = {
-    DENSE: [
-        ({"epochs": 0}, "epochs must be at least 1; got 0"),
-    ],
 }
 
 

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 import torch
-from contracts.case import Case, Refusals
+from contracts.case import Case
 from harness import (
     MOMENTUM,
     NUM_CLASSES,
@@ -32,13 +32,6 @@ pytestmark = pytest.mark.filterwarnings("error")
 CASES: dict[str, Case] = {
     "Ditto": Case(Ditto(lambda_prox=0.7), fedavg.run, data=ODD_BATCHES, options=RAGGED, like_fedavg=True),
     "Ditto-momentum": Case(Ditto(lambda_prox=0.7, momentum=None), fedavg.run, data=ODD_BATCHES, options=RAGGED, like_fedavg=True),
-}
-
-
-REFUSED: Refusals = {
-    Ditto: [
-        ({"lambda_prox": -0.1}, "lambda_prox must be at least 0; got -0.1"),
-    ],
 }
 
 

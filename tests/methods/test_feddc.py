@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from contracts.case import Case, Refusals
+from contracts.case import Case
 from harness import MOMENTUM, RAGGED, assert_close, classifier, fit, steep_network, train
 from reference import feddc
 from torch import nn
@@ -28,13 +28,6 @@ CASES: dict[str, Case] = {
         partial(feddc.run_feddisco, alpha=0.01, mean_size=10),
         module=partial(classifier, network=steep_network),
     ),
-}
-
-
-REFUSED: Refusals = {
-    FedDC: [
-        ({"alpha": -0.1}, "alpha must be at least 0; got -0.1"),
-    ],
 }
 
 

@@ -4,7 +4,7 @@ from functools import partial
 
 import pytest
 import torch
-from contracts.case import Case, Refusals
+from contracts.case import Case
 from harness import ODD_BATCHES, RAGGED
 from reference import feddecorr
 
@@ -22,13 +22,6 @@ CASES: dict[str, Case] = {
         data=ODD_BATCHES,
         options=RAGGED,
     ),
-}
-
-
-REFUSED: Refusals = {
-    FedDecorr: [
-        ({"beta": -0.1}, "beta must be at least 0; got -0.1"),
-    ],
 }
 
 

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 import torch
-from contracts.case import Case, Refusals
+from contracts.case import Case
 from harness import (
     MOMENTUM,
     NUM_CLASSES,
@@ -32,13 +32,6 @@ FEDDM = FedDM(images_per_class=2, image_lr=0.5, rho=0.5, server_epochs=5, server
 
 CASES: dict[str, Case] = {
     "FedDM": Case(FEDDM, None, data=ODD_BATCHES, options=RAGGED, random=True, no_reference="with rho = 0 it has one below"),
-}
-
-
-REFUSED: Refusals = {
-    FedDM: [
-        ({"images_per_class": 0}, "images_per_class must be at least 1; got 0"),
-    ],
 }
 
 

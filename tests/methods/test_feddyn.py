@@ -4,7 +4,7 @@ from dataclasses import replace
 from functools import partial
 
 import pytest
-from contracts.case import Case, Refusals
+from contracts.case import Case
 from harness import MOMENTUM, assert_close, classifier, distance, steep_network, train
 from reference import feddyn
 
@@ -23,13 +23,6 @@ CASES: dict[str, Case] = {
         partial(feddyn.run_feddisco, alpha=0.01, mean_size=10),
         module=partial(classifier, network=steep_network),
     ),
-}
-
-
-REFUSED: Refusals = {
-    FedDyn: [
-        ({"alpha": 0.0}, "alpha must be positive; got 0.0"),
-    ],
 }
 
 

@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 import pytest
 import torch
 import torch.nn.functional as F
-from contracts.case import Case, Refusals
+from contracts.case import Case
 from harness import fit, train
 from reference import fedexp
 from torch import nn
@@ -27,13 +27,6 @@ CASES: dict[str, Case] = {
         partial(fedexp.run, epsilon=5e-4, form="paper"),
         neutral=FedExP(epsilon=1e9, form="paper"),
     ),
-}
-
-
-REFUSED: Refusals = {
-    FedExP: [
-        ({"epsilon": 0.0}, "epsilon must be positive; got 0.0"),
-    ],
 }
 
 

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 import yaml
-from contracts.case import Case, Refusals
+from contracts.case import Case
 from harness import (
     NUM_CLASSES,
     ODD_BATCHES,
@@ -47,13 +47,6 @@ CASES: dict[str, Case] = {
         random=True,
         no_reference="its losses, its server's training and its clients' terms have theirs below",
     ),
-}
-
-
-REFUSED: Refusals = {
-    FedGen: [
-        ({"alpha": -1.0}, "alpha must be at least 0; got -1.0"),
-    ],
 }
 
 

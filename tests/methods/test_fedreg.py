@@ -4,7 +4,7 @@ from functools import partial
 
 import pytest
 import torch
-from contracts.case import Case, Refusals
+from contracts.case import Case
 from harness import NUM_FEATURES, ODD_BATCHES, BatchNormFeatures, assert_close, classifier, distance, train
 from reference import fedreg
 
@@ -23,13 +23,6 @@ CASES: dict[str, Case] = {
         data=ODD_BATCHES,
         options={"local_epochs": 1},
     ),
-}
-
-
-REFUSED: Refusals = {
-    FedReg: [
-        ({"gamma": 1.5}, "gamma must lie in [0, 1]; got 1.5"),
-    ],
 }
 
 

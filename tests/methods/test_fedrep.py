@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 import torch
-from contracts.case import Case, Refusals
+from contracts.case import Case
 from harness import MOMENTUM, ODD_BATCHES, RAGGED, SGD, assert_close, classifier, distance, problem_of, states_by_client, train
 from reference import fedrep
 
@@ -19,13 +19,6 @@ CASES: dict[str, Case] = {
     "FedRep-momentum": Case(
         FedRep(body_share=0.3), partial(fedrep.run, body_share=0.3), optimizer=MOMENTUM, data=ODD_BATCHES, options=RAGGED
     ),
-}
-
-
-REFUSED: Refusals = {
-    FedRep: [
-        ({"body_share": 0.0}, "body_share must lie in (0, 1); got 0.0"),
-    ],
 }
 
 

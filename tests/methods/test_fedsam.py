@@ -3,7 +3,7 @@
 from functools import partial
 
 import pytest
-from contracts.case import Case, Refusals
+from contracts.case import Case
 from harness import MOMENTUM, BatchNormMLP, assert_close, classifier, distance, train
 from reference import fedsam
 
@@ -20,13 +20,6 @@ CASES: dict[str, Case] = {
         neutral=FedSAM(rho=0.0, adaptive=True),
         optimizer=MOMENTUM,
     ),
-}
-
-
-REFUSED: Refusals = {
-    FedSAM: [
-        ({"rho": -0.1}, "rho must be at least 0; got -0.1"),
-    ],
 }
 
 

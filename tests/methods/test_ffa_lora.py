@@ -1,9 +1,8 @@
 """FFA-LoRA against its paper, and its purpose: the mean of the adapters is the adapter of the mean."""
 
-import pytest
 import torch
 from contracts.case import Case
-from harness import adapted, classifier, train
+from harness import adapted, train
 from reference import ffa_lora
 
 from flcog.callbacks import FFALoRA
@@ -29,8 +28,3 @@ def test_the_mean_of_the_changes_is_the_change_of_the_mean() -> None:
 def test_half_of_the_adapters_travel() -> None:
     ledgers = [train(*methods, module=adapted(), rounds=1).ledger.up["model"] for methods in ((), (FFALoRA(),))]
     assert ledgers[0] - ledgers[1] == 5 * 8 * 4 * 6  # five clients' float64 matrices A of rank 4
-
-
-def test_a_model_without_adapters_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"^FFALoRA trains LoRA's adapters, and MLP has none: wrap it in flcog.models.LoRA$"):
-        train(FFALoRA(), module=classifier())

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from contracts.case import Case, Refusals
+from contracts.case import Case
 from harness import MOMENTUM, BatchNormMLP, TinyData, assert_close, classifier, problem_of, train
 from reference import fedavg, fedprox, fine_tune
 
@@ -23,13 +23,6 @@ pytestmark = pytest.mark.filterwarnings("error")
 CASES: dict[str, Case] = {
     "FineTune": Case(FineTune(steps=2), fedavg.run, like_fedavg=True),
     "FineTune-local": Case(FineTune(steps=None), fedavg.run, like_fedavg=True),
-}
-
-
-REFUSED: Refusals = {
-    FineTune: [
-        ({"steps": -1}, "steps must be at least 0; got -1"),
-    ],
 }
 
 

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from contracts.case import Case, Refusals
+from contracts.case import Case
 from harness import (
     NUM_FEATURES,
     ODD_BATCHES,
@@ -48,13 +48,6 @@ CASES: dict[str, Case] = {
         neutral=MOON(mu=0.0, projection=None),
         module=partial(classifier, network=BatchNormFeatures),
     ),
-}
-
-
-REFUSED: Refusals = {
-    MOON: [
-        ({"mu": -1.0}, "mu must be at least 0; got -1.0"),
-    ],
 }
 
 

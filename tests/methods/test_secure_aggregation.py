@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from contracts.case import Case, Refusals
+from contracts.case import Case
 from engine.test_lost_replies import Tolerant, lose, prepared
 from harness import RAGGED, BatchNormMLP, Spoils, TinyData, assert_close, classifier, distance, make_trainer, train
 from reference import secure_aggregation
@@ -17,7 +17,7 @@ from scipy.stats import chisquare
 from torch import Tensor
 from two_processes import on_one_and_two_processes
 
-from flcog.callbacks import SCAFFOLD, Deadline, DPFedAvg, FedDisco, FedNova, Oort, SecureAggregation, TopK
+from flcog.callbacks import SCAFFOLD, Deadline, DPFedAvg, FedDisco, FedNova, SecureAggregation
 from flcog.callbacks.secure_aggregation import pair_masks, reveal, stream
 from flcog.client.messages import ClientReply
 from flcog.method import Method, RoundKeys, SealedUploads
@@ -31,11 +31,6 @@ case = partial(
 CASES: dict[str, Case] = {
     "SecureAggregation": case(),
     "SecureAggregation with statistics": case(module=partial(classifier, network=BatchNormMLP)),
-}
-REFUSED: Refusals = {
-    SecureAggregation: [
-        ({"bits": 16}, "bits must be 32 or 64; got 16"),
-    ]
 }
 
 
@@ -161,19 +156,6 @@ def test_limits_leave_room_for_the_sum() -> None:
         words = [rule.seal(value, client, keys) for client in range(clients)]
         found = rule.finish(SealedUploads(sum(words[1:], words[0]), keys.clients, keys))
         assert float(found) == pytest.approx(float(clients * value), rel=1e-4)
-
-
-@pytest.mark.parametrize(
-    ("methods", "says"),
-    [
-        ([TopK(fraction=0.5)], "SecureAggregation and TopK cannot be combined: TopK encodes uploads"),
-        ([Oort()], "SecureAggregation and Oort cannot be combined: Oort reads the losses of single clients"),
-    ],
-)
-def test_runs_that_cannot_be(methods: list[Method], says: str) -> None:
-    with pytest.raises(ValueError, match=says) as caught:
-        train(SecureAggregation(), *methods, rounds=1)
-    assert "\n" not in str(caught.value)
 
 
 def on_processes(path: str, devices: int) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from contracts.case import Case, Refusals
+from contracts.case import Case
 from harness import MOMENTUM, RAGGED, classifier, distance, train
 from reference import clip_gradient, fedavg, fedavgm, fednova, fedopt, fedprox, scaffold
 
@@ -80,38 +80,6 @@ CASES: dict[str, Case] = {
         optimizer=MOMENTUM,
         options=RAGGED,
     ),
-}
-REFUSED: Refusals = {
-    FedProx: [
-        ({"mu": -1.0}, "mu must be at least 0; got -1.0"),
-    ],
-    FedAvgM: [
-        ({"beta": 1.0}, "beta must lie in [0, 1); got 1.0"),
-    ],
-    FedAdagrad: [
-        ({"tau": 0.0}, "tau must be positive; got 0.0"),
-    ],
-    FedAdam: [
-        ({"lr": 0.0}, "lr must be positive; got 0.0"),
-    ],
-    FedYogi: [
-        ({"beta1": -0.1}, "beta1 must lie in [0, 1); got -0.1"),
-    ],
-    SCAFFOLD: [
-        ({"server_lr": 0.0}, "server_lr must be positive; got 0.0"),
-    ],
-    ClipGradient: [
-        ({"max_norm": 0.0}, "max_norm must be positive; got 0.0"),
-    ],
-    ClientDropout: [
-        ({"probability": 1.0}, "probability must lie in [0, 1); got 1.0"),
-    ],
-    Stragglers: [
-        ({"min_steps": 0}, "min_steps must be at least 1; got 0"),
-    ],
-    FedNovaInFedDisco: [
-        ({"batch_size": 0}, "batch_size must be at least 1; got 0"),
-    ],
 }
 
 

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 import torch
-from contracts.case import Case, Refusals
+from contracts.case import Case
 from harness import (
     MOMENTUM,
     NUM_CLASSES,
@@ -28,13 +28,6 @@ pytestmark = pytest.mark.filterwarnings("error")
 
 CASES: dict[str, Case] = {
     "VHL": Case(VHL(batch_size=7, samples_per_class=4, temperature=0.5), None, data=ODD_BATCHES, options=RAGGED, random=True),
-}
-
-
-REFUSED: Refusals = {
-    VHL: [
-        ({"align": -1.0}, "align must be at least 0; got -1.0"),
-    ],
 }
 
 

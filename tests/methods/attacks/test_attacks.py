@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from contracts.case import Case, Refusals
+from contracts.case import Case
 from harness import RAGGED, SGD, BatchNormMLP, TinyData, assert_close, classifier, distance, fit, problem_of, train
 from reference import robust
 from torch import Tensor
@@ -80,18 +80,6 @@ CASES: dict[str, Case] = {
     ),
     "MinMax": attack(MinMax(clients=EVIL), partial(against, forge=robust.min_max)),
     "WorkerMomentum": Case(WorkerMomentum(beta=0.5), partial(robust.run, beta=0.5), neutral=WorkerMomentum(beta=0.0)),
-}
-REFUSED: Refusals = {
-    LabelFlip: [({"count": -1}, "count must be at least 0, or null; got -1")],
-    SignFlip: [({"fraction": 1.5}, "fraction must lie in [0, 1]; got 1.5")],
-    Mimic: [({"warmup": 0}, "warmup must be at least 1; got 0")],
-    GaussianAttack: [({"std": 0.0}, "std must be positive; got 0.0")],
-    Backdoor: [
-        ({"target": -1}, "target must be at least 0; got -1"),
-    ],
-    InnerProductManipulation: [({"epsilon": 0.0}, "epsilon must be positive; got 0.0")],
-    MinMax: [({"direction": "up"}, "direction must be std, unit or sign; got 'up'")],
-    WorkerMomentum: [({"beta": 1.0}, "beta must lie in [0, 1); got 1.0")],
 }
 
 

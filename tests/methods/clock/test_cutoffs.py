@@ -5,7 +5,7 @@ from functools import partial
 
 import pytest
 import torch
-from contracts.case import Case, Refusals
+from contracts.case import Case
 from harness import RAGGED, TinyData, distance, train
 from reference import cutoffs
 
@@ -30,10 +30,6 @@ CASES: dict[str, Case] = {
         options=RAGGED,
         random=True,
     ),
-}
-REFUSED: Refusals = {
-    Deadline: [({"seconds": 0.0}, "seconds must be positive and finite; got 0.0")],
-    OverSelect: [({"factor": 0.9}, "factor must be at least 1; got 0.9")],
 }
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from contracts.case import Case, Refusals
+from contracts.case import Case
 from contracts.test_quadratics import EQUAL, SIZES, A, B, Numbers, Quadratic, local_map, optimum
 from harness import (
     NUM_CLASSES,
@@ -33,7 +33,6 @@ from two_processes import on_one_and_two_processes
 from flcog.callbacks import (
     SCAFFOLD,
     Availability,
-    Bulyan,
     ClientDropout,
     EncodedBroadcast,
     EqualWeights,
@@ -42,7 +41,6 @@ from flcog.callbacks import (
     FedNova,
     FedProx,
     FedRep,
-    PoissonSampling,
     RoundRobin,
     SystemModel,
     TopK,
@@ -65,13 +63,6 @@ CASES: dict[str, Case] = {
         random=True,
         no_reference="clients arrive in later rounds; a simulation of the events is compared below",
     ),
-}
-REFUSED: Refusals = {
-    FedBuff: [
-        ({"concurrency": 0}, "concurrency must be at least 1, or null; got 0"),
-        ({"buffer": 0}, "buffer must be at least 1, or null; got 0"),
-        ({"staleness": -0.5}, "staleness must be at least 0; got -0.5"),
-    ]
 }
 LR = 0.05
 START = np.array([1.0, -0.5, 0.25])
@@ -242,28 +233,6 @@ def test_the_denominator_is_the_buffer_if_fewer_clients_arrive(tmp_path: Path) -
     method = FedBuff(concurrency=3, buffer=2)
     trainer = on_quadratics(method, Availability(trace=str(trace), seconds_per_round=10), rounds=1, start=START)
     np.testing.assert_allclose(model(trainer), START + (maps()[1](START) - START) / 2, rtol=1e-12)
-
-
-@pytest.mark.parametrize(
-    ("other", "reason"),
-    [
-        (EqualWeights(), "EqualWeights has weights of its own, and FedBuff weighs clients by their staleness"),
-        (Bulyan(f=1), "Bulyan combines uploads as if they began at one model"),
-        (PoissonSampling(rate=0.5), "it does not select a given number of clients for the free places"),
-    ],
-    ids=repr,
-)
-def test_methods_of_one_model_are_refused(other: Method, reason: str) -> None:
-    with pytest.raises(
-        ValueError, match=f"^FedBuff and {other.name} cannot be combined: .*{reason}.*Remove one of them$"
-    ) as caught:
-        make_trainer(None, FedBuff(), other)
-    assert "\n" not in str(caught.value)
-
-
-def test_more_places_than_clients_are_refused() -> None:
-    with pytest.raises(ValueError, match="FedBuff: concurrency must be at most the number of clients, 8; got 9: lower it"):
-        train(FedBuff(concurrency=9))
 
 
 def test_methods_of_clients_alone_may_begin_later() -> None:

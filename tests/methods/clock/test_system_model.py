@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from contracts.case import Case, Refusals
+from contracts.case import Case
 from harness import RAGGED, TinyData, classifier, distance, fit, make_trainer, train
 from reference import fedavg
 from two_processes import on_one_and_two_processes
@@ -17,13 +17,6 @@ from flcog.callbacks import SCAFFOLD, Availability, Deadline, OverSelect, PowerO
 from flcog.method import Method, Work
 
 CASES: dict[str, Case] = {"SystemModel": Case(SystemModel(spread="log-normal"), fedavg.run, like_fedavg=True)}
-REFUSED: Refusals = {
-    SystemModel: [
-        ({"seconds_per_step": -1.0}, "seconds_per_step must be at least 0; got -1.0"),
-        ({"download": 0.0}, "download must be positive and finite; got 0.0"),
-        ({"upload": float("inf")}, "upload must be positive and finite; got inf"),
-    ]
-}
 PER_CLIENT = {"spread": "half-normal", "seconds_per_step": 0.5, "download": 1000.0, "upload": 500.0}
 
 
@@ -85,25 +78,6 @@ def test_speeds_from_a_file(tmp_path: Path) -> None:
     assert model.check_clients(2) is None
     with pytest.raises(ValueError, match="has clients 0 to 1, but clients are numbered from 0 to 2: give each client one row"):
         model.check_clients(3)
-
-
-@pytest.mark.parametrize(
-    ("text", "complaint"),
-    [
-        ("client,seconds\n", "must begin with the header .*; got 'client,seconds'"),
-        ("0,1,2,3\n2,1,2,3\n", "the row 2,1,2,3 follows a gap"),
-        ("0,1,2\n", "must have rows of client,seconds_per_step,download,upload below its header; got 1 rows of 3 numbers"),
-        ("0,1,0,3\n", "the row 0,1,0,3 must have seconds of at least 0 and two bandwidths above 0"),
-    ],
-)
-def test_damaged_files_are_refused(text: str, complaint: str, tmp_path: Path) -> None:
-    file = tmp_path / "speeds.csv"
-    file.write_text(text if not text or text.startswith("client") else f"client,seconds_per_step,download,upload\n{text}")
-    with pytest.raises(ValueError, match=complaint) as caught:
-        SystemModel(clients=str(file)).check_clients(1)
-    assert "\n" not in str(caught.value)
-    with pytest.raises(ValueError, match="there is no file"):
-        SystemModel(clients=str(tmp_path / "none.csv")).check_clients(1)
 
 
 def test_availability_follows_the_clock(tmp_path: Path) -> None:

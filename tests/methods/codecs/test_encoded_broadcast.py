@@ -19,11 +19,8 @@ from flcog.callbacks import (
     Deadline,
     EncodedBroadcast,
     FedBuff,
-    FedRep,
     FlexLoRA,
-    LocalModels,
     LowPrecision,
-    PowerOfChoice,
     Quantize,
     RandomK,
     RotatedQuantize,
@@ -152,23 +149,6 @@ def test_with_error_feedback_the_optimum_is_found() -> None:
     assert fed_back < 0.4 and plain > 0.8
     for codec in (SignSGD(error_feedback=True), Quantize(bits=4, error_feedback=True)):
         assert distance_from_the_optimum(codec) < 0.1, codec
-
-
-@pytest.mark.parametrize(
-    ("methods", "reason"),
-    [
-        ([FedRep()], r"EncodedBroadcast and FedRep cannot be combined: its clients receive different parts of the model"),
-        ([PowerOfChoice()], r"EncodedBroadcast and PowerOfChoice cannot be combined: its candidates download the model before"),
-        (
-            [LocalModels()],
-            r"EncodedBroadcast and LocalModels cannot be combined: the server keeps another model than clients receive",
-        ),
-    ],
-    ids=lambda value: value[0].name if isinstance(value, list) else "",
-)
-def test_methods_that_cannot_have_it_are_refused(methods: list[Method], reason: str) -> None:
-    with pytest.raises(ValueError, match=f"^{reason}[^\n]*$"):
-        train(EncodedBroadcast(TopK(error_feedback=True)), *methods)
 
 
 def test_it_joins_a_codec_for_uploads_and_an_aggregator() -> None:

@@ -3,7 +3,7 @@
 from functools import partial
 
 import torch
-from contracts.case import Case, Refusals
+from contracts.case import Case
 from harness import BatchNormMLP, classifier, train
 from reference import codecs
 from reference.common import State
@@ -21,7 +21,6 @@ CASES: dict[str, Case] = {
     "LowPrecision": Case(LowPrecision(), reference(torch.bfloat16)),
     "LowPrecision fp16": Case(LowPrecision("fp16"), reference(torch.float16), module=partial(classifier, network=BatchNormMLP)),
 }
-REFUSED: Refusals = {LowPrecision: [({"type": "int8"}, "type must be bf16 or fp16; got 'int8'")]}
 
 
 def test_a_run_of_16_bits_has_nothing_to_round() -> None:

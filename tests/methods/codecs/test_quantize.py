@@ -4,7 +4,7 @@ from functools import partial
 
 import pytest
 import torch
-from contracts.case import Case, Refusals
+from contracts.case import Case
 from harness import BatchNormMLP, classifier
 from reference import codecs
 
@@ -36,11 +36,6 @@ CASES: dict[str, Case] = {
     "Quantize to the nearest level": Case(
         Quantize(bits=5, stochastic=False), partial(codecs.run, compress=partial(codecs.nearest, bits=5)), module=wide
     ),
-}
-REFUSED: Refusals = {
-    Quantize: [
-        ({"bits": 1}, "bits must lie in [2, 16]; got 1"),
-    ]
 }
 
 

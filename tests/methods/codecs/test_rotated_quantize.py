@@ -4,7 +4,7 @@ from functools import partial
 
 import pytest
 import torch
-from contracts.case import Case, Refusals
+from contracts.case import Case
 from reference import codecs
 
 from flcog.callbacks import Quantize, RotatedQuantize
@@ -24,11 +24,6 @@ CASES: dict[str, Case] = {
         partial(codecs.run, compress=partial(codecs.rotated, bits=2, contract=True), draws=signs_and_uniforms, feedback=True),
         random=True,
     ),
-}
-REFUSED: Refusals = {
-    RotatedQuantize: [
-        ({"bits": 20}, "bits must lie in [2, 16]; got 20"),
-    ]
 }
 
 

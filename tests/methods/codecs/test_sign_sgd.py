@@ -2,10 +2,8 @@
 
 from functools import partial
 
-import pytest
 import torch
-from contracts.case import Case, Refusals
-from contracts.test_user_methods import Median
+from contracts.case import Case
 from harness import BatchNormMLP, classifier, train
 from reference import codecs
 
@@ -26,9 +24,6 @@ CASES: dict[str, Case] = {
         SignSGD(combine="majority", error_feedback=True), partial(codecs.majority_vote, feedback=True)
     ),
 }
-
-
-REFUSED: Refusals = {SignSGD: [({"combine": "median"}, "combine must be mean or majority; got 'median'")]}
 
 
 def test_a_number_costs_one_bit() -> None:
@@ -89,11 +84,3 @@ def test_methods_that_step_at_the_server_see_the_vote() -> None:
     name = next(name for name, value in moved.items() if value.numel() >= 16)
     assert len((moved[name] - start[name]).abs().mul(1e9).round().unique()) <= 2, "one step length, and 0 for ties"
     assert all(torch.isfinite(value).all() for value in train(FedExP(), SignSGD(combine="majority")).params.values())
-
-
-def test_a_vote_and_an_aggregation_rule_are_refused() -> None:
-    with pytest.raises(
-        ValueError, match=r"^SignSGD and Median cannot be combined: a majority vote replaces the mean of the changes, too"
-    ):
-        train(SignSGD(combine="majority"), Median())
-    assert train(SignSGD(), Median(), rounds=1).rows

@@ -4,7 +4,7 @@ from functools import partial
 
 import pytest
 import torch
-from contracts.case import Case, Refusals
+from contracts.case import Case
 from harness import BatchNormMLP, classifier
 from reference import codecs
 
@@ -55,12 +55,6 @@ CASES: dict[str, Case] = {
         partial(codecs.run, compress=partial(codecs.random_k, scaled=False), draws=partial(positions, FRACTION), feedback=True),
         random=True,
     ),
-}
-REFUSED: Refusals = {
-    TopK: [
-        ({"fraction": 0.0}, "fraction must lie in (0, 1]; got 0.0"),
-    ],
-    RandomK: [({"fraction": -0.1}, "fraction must lie in (0, 1]; got -0.1")],
 }
 
 

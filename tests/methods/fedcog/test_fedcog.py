@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from contracts.case import Case, Refusals
+from contracts.case import Case
 from harness import (
     MOMENTUM,
     RAGGED,
@@ -89,17 +89,6 @@ CASES: dict[str, Case] = {
     "FedCOG-balance": case(
         replace(TINY, targets="complementary", lambda_kd="balance", divergence="code"), optimizer=MOMENTUM, options=RAGGED
     ),
-}
-
-
-REFUSED: Refusals = {
-    FedCOG: [
-        ({"num_samples": -1}, "num_samples must be at least 0; got -1"),
-        ({"steps": -1}, "steps must be at least 0; got -1"),
-        ({"lambda_dis": -0.1}, "lambda_dis must be at least 0; got -0.1"),
-        ({"lambda_kd": -1.0}, "lambda_kd must be at least 0, or 'balance'; got -1.0"),
-        ({"lambda_kd": float("nan")}, "lambda_kd must be at least 0, or 'balance'; got nan"),
-    ],
 }
 
 

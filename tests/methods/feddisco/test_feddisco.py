@@ -10,7 +10,7 @@ import jsonargparse
 import numpy as np
 import pytest
 import torch
-from contracts.case import Case, Refusals
+from contracts.case import Case
 from harness import ROOT, SGD, TINY_LABELS, TinyData, assert_close, distance, fit, instantiated, train
 from reference import feddisco
 
@@ -40,15 +40,6 @@ CASES: dict[str, Case] = {
     "FedDisco-cosine": Case(
         FedDisco(a=0.4, metric="cosine"), partial(feddisco.run, a=0.4, b=0.1, metric="cosine", target=[1, 1, 1])
     ),
-}
-
-
-REFUSED: Refusals = {
-    FedDisco: [
-        ({"a": -1.0}, "a must be at least 0; got -1.0"),
-        ({"metric": "js"}, "metric must be kl, l1, l2 or cosine; got 'js'"),
-        ({"target": "test"}, "target must be uniform, global or a list of class shares; got 'test'"),
-    ],
 }
 
 

@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from contracts.case import Refusals
 from harness import train
 from torch import Tensor, nn
 
@@ -20,20 +19,6 @@ from flcog.callbacks.fedssyn.generators.ddpm import DDPM
 from flcog.data import Samples
 
 pytestmark = pytest.mark.filterwarnings("error")
-
-REFUSED: Refusals = {
-    BetaVAE: [
-        ({"latent": 0}, "latent must be at least 1; got 0"),
-        ({"std": 0.0}, "std must be positive; got 0.0"),
-    ],
-    ConditionalGAN: [
-        ({"lr": 0.0}, "lr must be positive; got 0.0"),
-    ],
-    DDPM: [
-        ({"multipliers": ()}, "multipliers must be one or more numbers of at least 1; got ()"),
-        ({"attention": 5}, "attention must lie in [0, 4], the number of multipliers; got 5"),
-    ],
-}
 
 
 def test_values_survive_the_way_to_a_generator_and_back() -> None:

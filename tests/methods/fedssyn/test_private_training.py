@@ -10,7 +10,6 @@ import pytest
 import torch
 import torch.nn.functional as F
 import yaml
-from contracts.case import Refusals
 from harness import ROOT, TinyData, fit
 from torch import Tensor, nn
 
@@ -21,13 +20,6 @@ from flcog.callbacks.fedssyn.generators.ddpm import DDPM
 from flcog.callbacks.fedssyn.generators.private_training import Budget, Training
 
 pytestmark = pytest.mark.filterwarnings("error")
-
-REFUSED: Refusals = {
-    PrivateTraining: [
-        ({"delta": 0.0}, "delta must lie in (0, 1); got 0.0"),
-        ({"noise_multiplier": 0.0}, "noise_multiplier must be positive; got 0.0"),
-    ],
-}
 
 
 def critic_loss(network: Any, inputs: Tensor, labels: Tensor) -> Tensor:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from contracts.case import Case, Refusals
+from contracts.case import Case
 from harness import (
     MOMENTUM,
     NUM_CLASSES,
@@ -29,7 +29,7 @@ from flcog.callbacks import EqualWeights, FedAvgM
 from flcog.callbacks.fedwalk.fedwalk import FedWalk, log_loss_ratio
 from flcog.callbacks.fedwalk.leash_pretraining import LeashPretraining
 from flcog.method import Cohort, Messages, Method, Params, Slot
-from flcog.schedules import Cosine, Piecewise
+from flcog.schedules import Piecewise
 from methods.fedwalk.leashes import ALWAYS, NEVER, WIDTH, columns, pretraining, reference, tiny_leash
 
 pytestmark = pytest.mark.filterwarnings("error")
@@ -57,22 +57,6 @@ CASES: dict[str, Case] = {
         pretraining(5, shared=False, lr=[0.3] * 3 + [0.1] * 4),
         module=double_classifier,
     ),
-}
-
-
-REFUSED: Refusals = {
-    FedWalk: [
-        ({"leash": tiny_leash(), "num_steps": 0}, "num_steps must be at least 1; got 0"),
-        ({"leash": tiny_leash(), "lr": 0.0}, "lr must be positive, or null; got 0.0"),
-        (
-            {"leash": tiny_leash(), "lr": Cosine(300)},
-            "lr must be a number or a schedule of step sizes; got Cosine, which gives factors: "
-            "list the step sizes in a flcog.schedules.Piecewise",
-        ),
-    ],
-    LeashPretraining: [
-        ({"leash": tiny_leash(), "head": 1}, "head must be own or shared; got 1"),
-    ],
 }
 
 

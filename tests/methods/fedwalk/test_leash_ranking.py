@@ -40,11 +40,6 @@ def test_the_papers_leash_is_the_best_two_of_its_table() -> None:
     assert set(choose(ranking, per_class=2, random=20, reference=LEASHES["cifar10_hh"])) == set(LEASHES["cifar10_hh"])
 
 
-def test_a_choice_that_cannot_be_made_is_refused() -> None:
-    with pytest.raises(ValueError, match="all 1 labels of 'b' are taken"):
-        choose({"a": ["x"], "b": ["x"]}, per_class=1)
-
-
 # The rankers ------------------------------------------------------------------------------------------------------------------------
 
 

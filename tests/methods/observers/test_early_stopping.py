@@ -12,13 +12,8 @@ from run.killed_runs import killed
 
 from flcog.callbacks import EarlyStopping
 from flcog.core.processes import Processes
-from flcog.lightning.observer import LightningHooks
-from flcog.lightning.trainer import RoundsTrainer
 from flcog.method import Callback
 from flcog.run import checkpoint
-from flcog.run.observers.checkpoint import Checkpoint
-from flcog.run.observers.defaults import default_observers
-from flcog.run.observers.progress import ProgressBar
 
 STANDSTILL = partial(torch.optim.SGD, lr=0.0)
 """An optimiser with learning rate 0, so that no metric ever changes."""
@@ -92,18 +87,3 @@ def test_a_second_fit_starts_counting_anew(tmp_path: Path) -> None:
     trainer = fit(tmp_path, EarlyStopping(patience=2), module=classifier(STANDSTILL), rounds=9, eval_every=1)
     trainer.fit(classifier(STANDSTILL), TinyData())
     assert trainer.run.round == 3
-
-
-def test_bad_arguments_are_refused() -> None:
-    for options, message in (
-        ({"patience": 0}, "patience must be at least 1"),
-        ({"min_delta": -1}, "min_delta must be at least 0"),
-    ):
-        with pytest.raises(ValueError, match=message):
-            EarlyStopping(**options)  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="every_n_rounds must be at least 0; got -1"):
-        Checkpoint(every_n_rounds=-1)
-    with pytest.raises(ValueError, match="num_lines must be at least 1"):
-        ProgressBar(num_lines=0)
-    with pytest.raises(ValueError, match="Checkpoint is listed 2 times"):
-        default_observers([Checkpoint(), Checkpoint()], LightningHooks(RoundsTrainer()))

@@ -51,8 +51,3 @@ def test_a_private_run_keeps_the_noise_of_all_its_rounds(tmp_path: Path) -> None
     fit(tmp_path / "stopped", private(), StopAfter(1), rounds=3)
     resumed = fit(tmp_path / "stopped", private(), rounds=3, ckpt_path="last")
     assert without_times(resumed.history) == without_times(whole.history)
-
-
-def test_its_round_is_at_least_1() -> None:
-    with pytest.raises(ValueError, match="StopAfter: round must be at least 1; got 0"):
-        StopAfter(0)

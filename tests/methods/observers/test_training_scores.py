@@ -52,10 +52,3 @@ def test_some_evaluations_are_enough(tmp_path: Path) -> None:
     assert measured == {6, 12} | improved and len(measured) < 6
     columns = [[row.get("training/accuracy_at_best") for row in rows] for rows in (everywhere, sparse)]
     assert columns[0] == columns[1]
-
-
-def test_it_needs_evaluations(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"needs evaluations, but trainer\.eval_every=0: set it"):
-        fit(tmp_path, TrainingScores(), eval_every=0)
-    with pytest.raises(ValueError, match="every must be at least 1; got 0"):
-        TrainingScores(every=0)

@@ -10,21 +10,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from contracts.case import Refusals
-from harness import NUM_FEATURES, classifier, fit, train
+from harness import NUM_FEATURES, classifier, fit
 from scipy import special, stats
 
-from flcog.callbacks import BandedNoise, Checkpoint, DPFedAvg, PoissonSampling, UniformSelection
+from flcog.callbacks import BandedNoise, Checkpoint, DPFedAvg, UniformSelection
 from flcog.method import Callback
 from flcog.models import MLP
 from methods.privacy.test_dp_fedavg import STILL, quick_accountant, secret, steps
-
-REFUSED: Refusals = {
-    BandedNoise: [
-        ({"bands": 0}, "bands must be at least 1; got 0"),
-        ({"bands": 4, "separation": 3}, "separation must be at least 4, or null; got 3"),
-    ]
-}
 
 pytestmark = pytest.mark.usefixtures(quick_accountant.__name__)
 TWO = {"clients_per_round": 2}
@@ -146,13 +138,3 @@ def test_clients_pause_also_after_a_resume(tmp_path: Path) -> None:
 def test_one_band_is_independent_noise() -> None:
     plain, one = (steps(secret(repeatable=True, noise=noise), rounds=5) for noise in (None, BandedNoise(1)))
     assert torch.equal(plain, one)
-
-
-def test_trainings_without_pauses_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="BandedNoise needs cohorts of a fixed size, and PoissonSampling has others"):
-        train(banded(2), PoissonSampling(rate=0.2), rounds=1)
-    with pytest.raises(ValueError, match=r"BandedNoise: 5 clients a round .* once in 2 rounds need 10 clients; got 8: lower"):
-        train(banded(2), rounds=1)
-    first = fit(tmp_path, banded(2, 4), rounds=1, **TWO)
-    with pytest.raises(ValueError, match="bands 2 and noise multiplier 2, and one epsilon cannot describe rounds with others"):
-        fit(tmp_path, banded(3, 4), rounds=2, ckpt_path=str(first.run_dir), resume_changed=True, **TWO)

@@ -1,6 +1,5 @@
 """DP-SGD in each client: gradients of samples, noise, epsilon and refused models."""
 
-from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -9,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from contracts.case import Case, Refusals
+from contracts.case import Case
 from harness import (
     MOMENTUM,
     NUM_CLASSES,
@@ -25,7 +24,6 @@ from harness import (
 from reference import dpsgd
 from scipy import stats
 from torch import nn
-from torch.utils.data import TensorDataset, default_collate
 
 from flcog.callbacks import (
     DPSGD,
@@ -43,7 +41,6 @@ from flcog.callbacks import (
 from flcog.callbacks.privacy import dpsgd as implementation
 from flcog.core.types import Batch, Params
 from flcog.data.batching import Batching
-from flcog.datamodules import TorchDataset
 from flcog.method import Gradient
 
 NO_NOISE = partial(DPSGD, noise_multiplier=0.0, repeatable=True)
@@ -61,12 +58,6 @@ CASES: dict[str, Case] = {
     "DPSGD-noise": Case(
         DPSGD(clip=0.5, delta=0.01, repeatable=True), None, no_reference="noise: this file tests its law", random=True
     ),
-}
-REFUSED: Refusals = {
-    DPSGD: [
-        ({"clip": 0.0}, "clip must be positive and finite; got 0.0"),
-        ({"noise_multiplier": -1.0}, "noise_multiplier must lie in [0, inf); got -1.0"),
-    ]
 }
 
 
@@ -176,21 +167,6 @@ def test_batch_normalisation_and_other_readers_of_samples_are_refused() -> None:
     ):
         with pytest.raises(ValueError, match=f"DPSGD and {other.name} cannot be combined: {reason}"):
             train(NO_NOISE(), other, rounds=1)
-
-
-def test_a_collate_fn_which_can_mix_samples_is_refused() -> None:
-    def mixed(items: list[Any]) -> tuple[torch.Tensor, torch.Tensor]:
-        inputs, targets = default_collate(items)
-        return (inputs + inputs.flip(0)) / 2, targets
-
-    samples = TensorDataset(torch.randn(24, NUM_FEATURES), torch.arange(24) % NUM_CLASSES)
-    for collate_fn, refused in ((mixed, True), (None, False)):
-        data = TorchDataset(samples, samples, num_clients=5, batch_size=4, collate_fn=collate_fn, num_workers=0)
-        message = pytest.raises(
-            ValueError, match=r"DPSGD takes the gradient of each sample alone, and cannot here .a collate_fn mixes"
-        )
-        with message if refused else nullcontext():
-            train(NO_NOISE(), data=data, rounds=1)
 
 
 @pytest.mark.parametrize("executor", ["loop", "vmap"])

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from contracts.case import Case, Refusals
+from contracts.case import Case
 from harness import distance, train
 from reference import robust
 
@@ -62,12 +62,6 @@ CASES: dict[str, Case] = {
         partial(robust.run, rule=robust.median, before=adapted),
         neutral=AdaptiveRobustClipping(f=0),
     ),
-}
-REFUSED: Refusals = {
-    Bucketing: [({"s": 0}, "s must be at least 1; got 0")],
-    NearestNeighbourMixing: [({"f": -1}, "f must be at least 0; got -1")],
-    StaticClipping: [({"norm": 0.0}, "norm must be positive; got 0.0")],
-    AdaptiveRobustClipping: [({"f": -1}, "f must be at least 0; got -1")],
 }
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from contracts.case import Case, Refusals
+from contracts.case import Case
 from harness import SGD, BatchNormMLP, assert_close, classifier, distance, problem_of, train
 from reference import robust
 from torch import Tensor
@@ -53,18 +53,6 @@ CASES: dict[str, Case] = {
     ),
     "NormBound": Case(NormBound(norm=0.2), partial(robust.run, rule=robust.norm_bound, norm=0.2), neutral=NormBound(norm=1e9)),
 }
-REFUSED: Refusals = {
-    TrimmedMean: [({"f": -1}, "f must be at least 0; got -1")],
-    Krum: [({"f": -1}, "f must be at least 0; got -1")],
-    MultiKrum: [({"f": -1}, "f must be at least 0; got -1")],
-    Bulyan: [({"f": -1}, "f must be at least 0; got -1")],
-    GeometricMedian: [({"steps": 0}, "steps must be at least 1; got 0")],
-    CenteredClipping: [
-        ({"radius": 0.0}, "radius must be positive; got 0.0"),
-    ],
-    NormBound: [({"norm": 0.0}, "norm must be positive; got 0.0")],
-}
-
 RULES: list[tuple[UploadAggregator, Callable[..., Any]]] = [
     (CoordinateMedian(), robust.median),
     (TrimmedMean(f=3), partial(robust.trimmed_mean, f=3)),

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from contracts.case import Case, Refusals
+from contracts.case import Case
 from harness import train
 from reference import fedavg
 
@@ -36,14 +36,6 @@ CASES: dict[str, Case] = {
         neutral=DiurnalAvailability(hours=24),
         random=True,
     ),
-}
-REFUSED: Refusals = {
-    Availability: [
-        ({"seconds_per_round": 0.0}, "seconds_per_round must be positive and finite; got 0.0"),
-    ],
-    DiurnalAvailability: [
-        ({"hours": 0.0}, "hours must lie in (0, 24]; got 0.0"),
-    ],
 }
 
 
@@ -116,18 +108,6 @@ def test_a_round_without_available_clients_is_empty(method: Selection | None, tm
     assert [row["clients/participating"] > 0 for row in trainer.rows] == [True, False, True]
 
 
-@pytest.mark.parametrize(
-    "method", [UniformSelection(unbiased=True), WeightedSelection(unbiased=True), PoissonSampling(at_most=2, unbiased=True)]
-)
-def test_unknown_probabilities_are_refused(method: Selection) -> None:
-    with pytest.raises(
-        ValueError, match="unbiased=True needs inclusion probabilities, which depend on the number of available"
-    ) as caught:
-        train(Availability(trace=TRACE), method, rounds=1)
-    assert "\n" not in str(caught.value)
-    train(Availability(trace=TRACE), PoissonSampling(unbiased=True), rounds=1)
-
-
 def test_a_client_is_available_for_its_hours_of_each_day() -> None:
     model, clients = DiurnalAvailability(hours=6, night=3, spread=2, seconds_per_round=900), np.arange(2000)
     day = np.stack([model.available(clients, 900 * round, seed=5) for round in range(96)])
@@ -162,10 +142,3 @@ def test_bad_traces_are_refused_in_a_line(text: str, complaint: str, tmp_path: P
     with pytest.raises(ValueError) as caught:
         train(Availability(trace=str(trace)), rounds=1)
     assert complaint in str(caught.value) and str(trace) in str(caught.value) and "\n" not in str(caught.value)
-
-
-def test_a_missing_trace_is_refused() -> None:
-    with pytest.raises(
-        ValueError, match=r"there is no file nowhere\.csv: give the path of a CSV file with the header client,from,until"
-    ):
-        train(Availability(trace="nowhere.csv"), rounds=1)

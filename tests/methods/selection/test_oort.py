@@ -5,7 +5,7 @@ import copy
 import numpy as np
 import pytest
 import torch
-from contracts.case import Case, Refusals
+from contracts.case import Case
 from harness import RAGGED, SGD, classifier, train
 from reference import fedavg
 from torch.nn.functional import cross_entropy
@@ -16,11 +16,6 @@ from flcog.method import ClientPool, RoundRecord
 
 CASES: dict[str, Case] = {
     "Oort": Case(Oort(pacer_step=1, pacer_delta=0.2), fedavg.run, random=True),
-}
-REFUSED: Refusals = {
-    Oort: [
-        ({"exploration": 1.5}, "exploration must lie in [0, 1]; got 1.5"),
-    ]
 }
 
 

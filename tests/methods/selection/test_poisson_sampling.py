@@ -7,7 +7,7 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
-from contracts.case import Case, Refusals
+from contracts.case import Case
 from harness import SIZES, BatchNormMLP, classifier, train
 from reference import fedavg, horvitz_thompson
 
@@ -37,11 +37,6 @@ CASES: dict[str, Case] = {
         ),
         random=True,
     ),
-}
-REFUSED: Refusals = {
-    PoissonSampling: [
-        ({"rate": 0.0}, "rate must lie in (0, 1], or null; got 0.0"),
-    ]
 }
 
 

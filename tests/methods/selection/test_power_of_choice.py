@@ -8,7 +8,7 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
-from contracts.case import Case, Refusals
+from contracts.case import Case
 from harness import SIZES, TinyData, classifier, make_trainer, train
 from reference import fedavg
 from torch.nn.functional import cross_entropy
@@ -20,7 +20,6 @@ from flcog.method import ClientPool
 CASES: dict[str, Case] = {
     "PowerOfChoice": Case(PowerOfChoice(candidates=7), fedavg.run, random=True),
 }
-REFUSED: Refusals = {PowerOfChoice: [({"candidates": 0}, "candidates must be at least 1, or null; got 0")]}
 
 
 def test_the_highest_losses_of_all_are_taken() -> None:
@@ -82,12 +81,6 @@ def test_the_ledger_counts_what_candidates_download_and_report() -> None:
     assert chosen.ledger.down["model"] == plain.ledger.down["model"]
     dropping = train(PowerOfChoice(candidates=7), ClientDropout(probability=0.5), **options)
     assert dropping.ledger.total_down == 2 * 7 * model, "a candidate has downloaded the model before it drops out"
-
-
-@pytest.mark.parametrize("candidates", [4, 9])
-def test_too_few_and_too_many_candidates_are_refused(candidates: int) -> None:
-    with pytest.raises(ValueError, match=f"candidates must lie between the 5 clients of a round and all 8; got {candidates}"):
-        make_trainer(None, PowerOfChoice(candidates=candidates), rounds=1).prepare(classifier(), TinyData())
 
 
 def test_sizes_decide_without_losses() -> None:
