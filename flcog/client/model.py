@@ -20,7 +20,7 @@ from flcog.core.source import Source
 from flcog.core.types import Params
 from flcog.data import FederatedDataModule, Federation
 from flcog.functional.model_function import ModelFunction
-from flcog.method import Method, ModelNote, Note, Personalisation
+from flcog.method import Method, Note, Personalisation
 from flcog.method.gradient_clip import GradientClip
 from flcog.models.lora import adapters
 from flcog.settings import Settings
@@ -67,7 +67,7 @@ def make_client_model(
     if client is not model and not isinstance(model, L.LightningModule):
         kind = type(client).__name__
         text = f"{type(model).__name__} trains as a flcog.{kind} by {describe_optimizer(optimizer)}: flcog.{kind}(network, optimizer=...)"
-        notes.insert(0, ModelNote(f"{text} chooses another"))
+        notes.insert(0, Note("client", f"{text} chooses another"))
     inputs = datamodule.federation.train.inputs
     collated = "a collate_fn mixes the samples of a batch" if isinstance(inputs, Source) and inputs.whole_batches else ""
     _check_steps(client, methods, optimizers, settings.accumulate_grad_batches, reason or collated)
@@ -99,15 +99,16 @@ def _with_methods(
     if datamodule.federation.client_test is not None and not isinstance(model, ClientModule):
         notes.append(
             Note(
+                "note",
                 f"data.client_test holds out samples that nothing measures, because {type(model).__name__} is no flcog.ClientModule, which "
-                "has a score for each sample: leave it out"
+                "has a score for each sample: leave it out",
             )
         )
     for method in methods:
         model = _with_method(settings, method, model, datamodule.federation, processes)
         unmeasured = datamodule.federation.client_test is None and not datamodule.federation.reweighted_test
         if isinstance(method, Personalisation) and method.communicates and unmeasured:
-            notes.append(Note(f"the personal models of {method.name} are measured only with data.client_test above 0"))
+            notes.append(Note("note", f"the personal models of {method.name} are measured only with data.client_test above 0"))
     model = _in_precision(model, device, dtype)
     processes.overwrite(value for value in model.state_dict().values() if not is_sharded(value))
     return model, notes
@@ -208,4 +209,4 @@ def _notes_on_groups(optimizer: torch.optim.Optimizer, methods: Sequence[Method]
     settings = [[group.get(name) for name in ("lr", "momentum", "weight_decay")] for group in optimizer.param_groups]
     if not methods or all(setting == settings[0] for setting in settings):
         return []
-    return [Note("the optimiser's groups differ; a method that needs its learning rate takes the first group's")]
+    return [Note("note", "the optimiser's groups differ; a method that needs its learning rate takes the first group's")]

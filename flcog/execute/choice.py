@@ -17,7 +17,7 @@ from flcog.execute.memory import activation_bytes
 from flcog.execute.optimizer import ELEMENTWISE
 from flcog.execute.placements import AnyPlacement, make_placement
 from flcog.execute.probe import Findings, probe
-from flcog.method import ExecutorNote, Notes
+from flcog.method import Note, Notes
 from flcog.settings import Compile
 
 Wanted = Literal["auto", "loop", "vmap", "vmap-patches", "lightning"]
@@ -58,7 +58,7 @@ class ChosenExecutor:
         self.placement: AnyPlacement = (
             self._lightning if faithful else make_placement(self._job, choice, self._notes, self._findings.logs)
         )
-        self._notes.add(ExecutorNote(f"{choice}{f' ({why})' if why else ''}"))
+        self._notes.add(Note("executor", f"{choice}{f' ({why})' if why else ''}"))
 
     def _chosen(self) -> tuple[Choice, str]:
         """The choice, and its reason."""
@@ -199,7 +199,7 @@ class ChosenExecutor:
             results = loop.run(assignment)
             first = next(results, None)
             self.placement, self._varies = loop, False
-            self._notes.add(ExecutorNote(f"loop, 1 client at a time ({reason})"))
+            self._notes.add(Note("executor", f"loop, 1 client at a time ({reason})"))
             warnings.warn(f"executor=vmap falls back to loop: this model or method cannot be vectorised ({reason})", stacklevel=2)
         self._may_fail = False
         if first is not None:

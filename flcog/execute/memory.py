@@ -15,7 +15,7 @@ from flcog.core.types import Batch
 from flcog.execute.job import Job
 from flcog.execute.layers import ConvolutionsAsPatches
 from flcog.functional.apply import Apply
-from flcog.method import MemoryNote, Notes
+from flcog.method import Note, Notes
 
 CHUNK_BYTES = {True: 64 * 2**20, False: 8 * 2**30}
 """The memory for a chunk's parameters, gradients, optimiser state and batch: on a CPU (True), where it is the size of a core's cache,
@@ -43,7 +43,7 @@ def chunk_bytes(processes: Processes, notes: Notes) -> int:
     cached = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)  # by torch, after an earlier run
     taken = _counted(total - free - cached, total)
     if taken:
-        notes.add(MemoryNote(f"{human(taken)} of the GPU's {human(total)} are taken: clients at a time share what is left"))
+        notes.add(Note("memory", f"{human(taken)} of the GPU's {human(total)} are taken: clients at a time share what is left"))
     return -processes.largest(-int(CHUNK_SHARE * (total - taken)) // processes.per_device)
 
 

@@ -15,7 +15,7 @@ from flcog.client.executor import Assignment
 from flcog.core.text import seconds
 from flcog.execute.lane import Lane, NewStructure, StepArguments, StepProgram
 from flcog.execute.local_step import LocalStep
-from flcog.method import ExecutorNote, Notes
+from flcog.method import Note, Notes
 from flcog.settings import Compile
 
 OPTIONS: dict[str, Any] = {"constant_and_index_propagation": False}
@@ -118,7 +118,7 @@ class Programs:
 
     def _note(self, arguments: StepArguments, began: float) -> None:
         clients, took = len(arguments[0].totals["loss"]), seconds(time.perf_counter() - began)
-        self._notes.add(ExecutorNote(f"the local step of {clients} client{'s' * (clients > 1)} was {self.verb} in {took}"))
+        self._notes.add(Note("executor", f"the local step of {clients} client{'s' * (clients > 1)} was {self.verb} in {took}"))
 
 
 def _methods_of(assignment: Assignment) -> tuple[int, ...]:

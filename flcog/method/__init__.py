@@ -20,16 +20,7 @@ from flcog.method.context import (
 from flcog.method.data_exchange import Ask, DataExchange, DataHost, ExchangeSummary
 from flcog.method.devices import AvailabilityModel, Workload
 from flcog.method.method import CLIENT_HOOKS, HOOKS, OBSERVER_HOOKS, Method, method_of
-from flcog.method.notes import (
-    ChangedSetting,
-    ExecutorNote,
-    MemoryNote,
-    ModelNote,
-    Note,
-    Notes,
-    TrackerNote,
-    WarningNote,
-)
+from flcog.method.notes import Note, Notes
 from flcog.method.observer import Callback, MethodRecord, Run, Trackers
 from flcog.method.personal import ParameterMask, Personal, Personalisation
 from flcog.method.private_sum import Normal, PrivateSum, Training, Withholding
@@ -52,7 +43,6 @@ __all__ = [
     "Broadcast",
     "BroadcastStage",
     "Callback",
-    "ChangedSetting",
     "ClientData",
     "ClientPool",
     "ClientUpload",
@@ -65,16 +55,13 @@ __all__ = [
     "DataHost",
     "Envelope",
     "ExchangeSummary",
-    "ExecutorNote",
     "FirstContact",
     "GlobalModel",
     "Gradient",
     "GradientFunction",
-    "MemoryNote",
     "Messages",
     "Method",
     "MethodRecord",
-    "ModelNote",
     "Normal",
     "Note",
     "Notes",
@@ -98,7 +85,6 @@ __all__ = [
     "Slot",
     "Stage",
     "StepClock",
-    "TrackerNote",
     "Trackers",
     "Training",
     "Unbiased",
@@ -107,7 +93,6 @@ __all__ = [
     "UploadChange",
     "UploadMatrix",
     "Uploads",
-    "WarningNote",
     "Withholding",
     "Work",
     "Workload",

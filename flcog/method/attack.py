@@ -18,12 +18,6 @@ from flcog.method.stage import Kind, Stage
 from flcog.wire.envelope import Envelope
 
 
-class AttackersNote(Note):
-    """The clients that attack."""
-
-    topic = "attackers"
-
-
 @dataclass(frozen=True, kw_only=True)
 class Attack(Stage, protocol=True):
     """Makes some clients attackers, which skip all stages but encodings: they do not clip their updates.
@@ -69,7 +63,7 @@ class Attack(Stage, protocol=True):
         """The number of attackers and their first numbers, for the summary."""
         known = sorted(self.attackers(seed, num_clients))
         shown = ", ".join(map(str, known[:10])) + (", ..." if len(known) > 10 else "")
-        return AttackersNote(f"{self.name}: {len(known)} of {num_clients} clients" + (f" ({shown})" if known else ""))
+        return Note("attackers", f"{self.name}: {len(known)} of {num_clients} clients" + (f" ({shown})" if known else ""))
 
     def draw(self, rng: Generator, client: ClientView) -> Slot:
         """Whether the client attacks."""

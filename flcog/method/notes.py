@@ -2,55 +2,20 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import ClassVar
 
 
 @dataclass(frozen=True)
 class Note:
-    """One decision or fact. Its class names the subject; the summary prints the text behind ``topic``.
+    """One decision or fact, which the summary prints behind its topic.
 
     Args:
+        topic: ``executor``, ``memory``, ``client``, ``tracker``, ``privacy`` or ``attackers``; ``changed`` for a setting that differs
+            from the run that wrote the checkpoint; ``warning`` if the run does less than its settings suggest; otherwise ``note``.
         text: one sentence for the user.
     """
 
+    topic: str
     text: str
-    topic: ClassVar[str] = "note"
-
-
-class WarningNote(Note):
-    """The run does less than its settings suggest."""
-
-    topic = "warning"
-
-
-class ExecutorNote(Note):
-    """Which executor runs the clients, how many at a time, and why."""
-
-    topic = "executor"
-
-
-class MemoryNote(Note):
-    """How the available memory limits the number of clients at a time."""
-
-    topic = "memory"
-
-
-class ModelNote(Note):
-    """Which client module was built around a bare network."""
-
-    topic = "client"
-
-
-class TrackerNote(Note):
-    """Where a tracker stores the run."""
-
-    topic = "tracker"
-
-
-class ChangedSetting(Note):
-    """A setting that differs from the run that wrote the checkpoint."""
-
-    topic = "changed"
 
 
 class Notes:

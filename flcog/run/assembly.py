@@ -28,7 +28,6 @@ from flcog.method import (
     Note,
     Notes,
     Selection,
-    WarningNote,
     method_of,
 )
 from flcog.models.causal_lm import scales
@@ -95,9 +94,9 @@ class Assembly:
         """The notes, the server's state without the methods' states, and the data on their device, all checked."""
         function, device, settings = self.client.function, self.processes.device, self.settings
         notes = Notes()
-        notes.add(*self.client.notes, *map(Note, self.datamodule.notes))
+        notes.add(*self.client.notes, *(Note("note", text) for text in self.datamodule.notes))
         if settings.tf32 is not None and device.type != "cuda":
-            notes.add(Note(f"tf32={settings.tf32} has no effect here: {device.type} has no TF32"))
+            notes.add(Note("note", f"tf32={settings.tf32} has no effect here: {device.type} has no TF32"))
         server = ServerState(
             params={name: whole(value.detach()).clone() for name, value in function.params.items()},
             buffers={name: function.buffers[name].detach().clone() for name in function.shared_buffers},
@@ -184,7 +183,7 @@ class Assembly:
                 ledger.add(method.name, *summary.bytes_sent)
                 exchanges[method.name] = summary.kind(federation=federation, bytes_sent=summary.bytes_sent, digest=summary.digest)
                 if summary.note:
-                    notes.add(Note(summary.note))
+                    notes.add(Note("note", summary.note))
         return exchanges
 
     def _rng(self, method: Method) -> torch.Generator:
@@ -206,7 +205,7 @@ def _checked(engine: Engine, server: ServerState) -> tuple[Engine, ServerState]:
     note = check_uploads(engine.methods, count, numbers)
     engine.notes.add(*([note] if note else []))
     engine.notes.add(*(method.note(engine.seed, engine.num_clients) for method in engine.methods if isinstance(method, Attack)))
-    engine.notes.add(*(WarningNote(str(finding)) for finding in missing_feedback(engine)))
+    engine.notes.add(*(Note("warning", str(finding)) for finding in missing_feedback(engine)))
     if engine.settings.eval_every and not engine.evaluator.have_figures:
         engine.notes.add(*_on_unmeasured_sets(engine))
     return engine, server
@@ -217,7 +216,7 @@ def _on_unmeasured_sets(engine: Engine) -> list[Note]:
     sets = {"validation": val is not None or engine.roll_call.val is not None, "test": test is not None}
     names, module = " and the ".join(name for name, exists in sets.items() if exists), type(engine.model.module).__name__
     text = f"nothing measures the {names} set: {module} has neither validation_step nor test_step"
-    return [WarningNote(text)] if names else []
+    return [Note("warning", text)] if names else []
 
 
 def data_modules(methods: Sequence[Method]) -> list[FederatedDataModule]:

@@ -17,7 +17,7 @@ from flcog.core.arguments import by_name, constructor_arguments, plain
 from flcog.core.text import clipped
 from flcog.core.types import Params
 from flcog.data import FederatedDataModule
-from flcog.method import ChangedSetting, Method, Note, WarningNote
+from flcog.method import Method, Note
 from flcog.run import checkpoint
 from flcog.run.initial_weights import Origin, other_origin
 from flcog.settings import Settings
@@ -124,8 +124,8 @@ def check_resumable(
     notes: list[Note] = []
     if saved["round"] >= settings.rounds:
         text = f"{saved['round']} rounds are done, and trainer.rounds is {settings.rounds}: there are no rounds left to train"
-        notes.append(WarningNote(text))
-    return notes + [ChangedSetting(change) for change in differences(before, present)]
+        notes.append(Note("warning", text))
+    return notes + [Note("changed", change) for change in differences(before, present)]
 
 
 def other_configuration(

@@ -21,7 +21,7 @@ from flcog.core.processes import Processes
 from flcog.core.writer_lock import WriterLock
 from flcog.data import FederatedDataModule
 from flcog.lightning.trainer import RoundsTrainer
-from flcog.method import Callback, ChangedSetting, Method, Note
+from flcog.method import Callback, Method, Note
 from flcog.run import checkpoint, experiment
 from flcog.run.directory import find_checkpoint, find_same_run, new_run_directory, run_of
 from flcog.run.initial_weights import Origin, other_origin
@@ -119,7 +119,7 @@ class ByHandPlan(Plan):
     def check(self, request: Request, saved: CheckpointFile, client: ClientModel, described: Mapping[str, Any]) -> list[Note]:
         notes = experiment.check_resumable(*saved, request.settings, request.methods, client.tensors, described)
         for note in notes:
-            if isinstance(note, ChangedSetting):
+            if note.topic == "changed":
                 print(f"other numbers than the run's: {note.text}")
         return notes
 
@@ -174,7 +174,7 @@ class FitPlan(Plan):
 
     def check(self, request: Request, saved: CheckpointFile, client: ClientModel, described: Mapping[str, Any]) -> list[Note]:
         notes = experiment.check_resumable(*saved, request.settings, request.methods, client.tensors, described)
-        changes = [note.text for note in notes if isinstance(note, ChangedSetting)]
+        changes = [note.text for note in notes if note.topic == "changed"]
         if changes and not self.resume_changed:
             raise ValueError(
                 f"{saved.path} was written with other settings: {'; '.join(changes)}. Put them back, start a new run without ckpt_path, "
@@ -198,7 +198,7 @@ class FitPlan(Plan):
             run.restore(*saved, resume=True)
         elif request.model in _trained:
             text = "an earlier fit trained this model, and this one starts from it: make a new one to start anew"
-            run.engine.notes.add(Note(text))
+            run.engine.notes.add(Note("note", text))
         run.record()
         _trained.add(request.model)
 

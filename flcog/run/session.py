@@ -19,7 +19,7 @@ from flcog.lightning.checkpoint import entries as lightning_entries
 from flcog.lightning.checkpoint import warn_of_lost_hyperparameters
 from flcog.lightning.contract import is_users
 from flcog.lightning.trainer import RoundsTrainer
-from flcog.method import Callback, MethodRecord, PrivateSum, TrackerNote, Uploads, method_of
+from flcog.method import Callback, MethodRecord, Note, PrivateSum, Uploads, method_of
 from flcog.run import checkpoint
 from flcog.run.client_states import SavedClientStates
 from flcog.run.description import describe, entries
@@ -210,7 +210,7 @@ class Session:
         # The command and the figures of single clients stay in the run's directory.
         shared = {name: value for name, value in setting.items() if name != "command"} | {"partition": without_clients(numbers)}
         self.trackers.log_setting({"run": shared} | ({"config": self.config} if self.config else {}))
-        self.engine.notes.add(*map(TrackerNote, self.trackers.begin()))
+        self.engine.notes.add(*(Note("tracker", text) for text in self.trackers.begin()))
 
     def _executor(self) -> dict[str, Any]:
         executor = self.engine.clients.executor

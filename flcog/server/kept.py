@@ -13,7 +13,7 @@ from torch.utils import _pytree as pytree
 from flcog.core.precision import float64_device, number_dtype, weighted_sum
 from flcog.core.processes import Processes
 from flcog.core.types import Slot
-from flcog.method import Attack, Cohort, MemoryNote, Method, UploadAggregator, UploadChange, UploadMatrix, method_of
+from flcog.method import Attack, Cohort, Method, Note, UploadAggregator, UploadChange, UploadMatrix, method_of
 
 
 class Columns(NamedTuple):
@@ -139,7 +139,7 @@ def upload_methods(methods: Sequence[Method]) -> tuple[list[UploadChange], Uploa
     return sorted(changes, key=lambda method: not isinstance(method, Attack)), rule
 
 
-def check_uploads(methods: Sequence[Method], count: int, num_numbers: int) -> MemoryNote | None:
+def check_uploads(methods: Sequence[Method], count: int, num_numbers: int) -> Note | None:
     """Refuse a rule that needs larger cohorts than the expected ``count``, and note the memory that its rounds take."""
     changes, rule = upload_methods(methods)
     lacking = _lacking(changes, rule, count)
@@ -148,8 +148,9 @@ def check_uploads(methods: Sequence[Method], count: int, num_numbers: int) -> Me
     if rule is None:
         return None
     megabytes = 2 * count * num_numbers * number_dtype().itemsize / 1e6
-    return MemoryNote(
-        f"{rule.name} keeps {count} uploads until the last has arrived, in {megabytes:.3g} MB; messages of methods add to it"
+    return Note(
+        "memory",
+        f"{rule.name} keeps {count} uploads until the last has arrived, in {megabytes:.3g} MB; messages of methods add to it",
     )
 
 

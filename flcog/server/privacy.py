@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from flcog.core.randomness import make_rng, secret_normal
-from flcog.method import Cohort, Normal, Note, PrivateSum, SealedSum, Training, WarningNote, Withholding, method_of
+from flcog.method import Cohort, Normal, Note, PrivateSum, SealedSum, Training, Withholding, method_of
 from flcog.server.aggregate import Aggregate
 from flcog.server.engine import Engine
 from flcog.server.state import ServerState
@@ -17,12 +17,6 @@ from flcog.server.state import ServerState
 
 class BudgetSpent(ValueError):
     """Another round would spend more privacy than its budget allows."""
-
-
-class PrivacyNote(Note):
-    """The guarantee of the run's noise, in one sentence."""
-
-    topic = "privacy"
 
 
 def begin(engine: Engine, server: ServerState, already_paid: float = 0) -> None:
@@ -44,10 +38,10 @@ def begin(engine: Engine, server: ServerState, already_paid: float = 0) -> None:
             )
         state = paid
     server.servers[private.name] = state
-    engine.notes.add(PrivacyNote(private.sentence(state, training, server.round)))
+    engine.notes.add(Note("privacy", private.sentence(state, training, server.round)))
     if not private.secret:
         text = f"{private.name} draws cohorts and noise from the seed, which everybody can repeat: it protects nothing"
-        engine.notes.add(WarningNote(text))
+        engine.notes.add(Note("warning", text))
 
 
 def affordable(engine: Engine, server: ServerState) -> bool:

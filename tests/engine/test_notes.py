@@ -8,7 +8,7 @@ import pytest
 import torch
 from harness import NUM_CLASSES, NUM_FEATURES, TinyData, classifier, fit, make_trainer
 
-from flcog.method import Callback, ExecutorNote, Method, Note, WarningNote
+from flcog.method import Callback, Method, Note
 
 
 class Unmeasured(L.LightningModule):
@@ -82,10 +82,17 @@ def test_observers_receive_each_note_once(tmp_path: Path) -> None:
             seen.append("start")
 
         def on_round_start(self, run: Any, round: int, cohort: list[int]) -> None:
-            run.engine.notes.add(WarningNote(f"in round {round}"))
+            run.engine.notes.add(Note("warning", f"in round {round}"))
 
         def on_round_end(self, run: Any, round: int, metrics: dict[str, float]) -> None:
             seen.append(round)
 
     fit(tmp_path, Listening(), rounds=2)
-    assert seen == [ExecutorNote("loop, 1 client at a time"), "start", WarningNote("in round 1"), 1, WarningNote("in round 2"), 2]
+    assert seen == [
+        Note("executor", "loop, 1 client at a time"),
+        "start",
+        Note("warning", "in round 1"),
+        1,
+        Note("warning", "in round 2"),
+        2,
+    ]
