@@ -326,21 +326,12 @@ def test_resnet_refuses_other_files(torchvision_state, tmp_path) -> None:
     for settings in ({"stem": "3x3"}, {"norm": "group"}, {"in_channels": 1}):
         with pytest.raises(ValueError, match=r"^[^\n]*holds another network: set stem, norm and in_channels to its own[^\n]*$"):
             ResNet18(num_classes=7, weights=path, **settings)
-    with pytest.raises(
-        ValueError,
-        match=r"^ResNet18: .*missing.pt' is no readable .*No such file.*: give 'imagenet', a .safetensors file,",
-    ):
-        ResNet18(weights=tmp_path / "missing.pt")
     (tmp_path / "text.pt").write_text("not a state dict")
-    torch.save(nn.Linear(1, 1), tmp_path / "module.pt")
-    for name in ("text.pt", "module.pt"):
+    for name in ("missing.pt", "text.pt"):
         with pytest.raises(
             ValueError, match=r"^ResNet18: weights='[^\n]*' is no readable file of weights [^\n]*: give 'imagenet'[^\n]*$"
         ):
             ResNet18(weights=tmp_path / name)
-    torch.save({"state_dict": {}}, tmp_path / "checkpoint.pt")
-    with pytest.raises(ValueError, match="holds no state_dict"):
-        ResNet18(weights=tmp_path / "checkpoint.pt")
 
 
 def test_imagenet_weights_come_from_the_hub_cache(torchvision_state, tmp_path, monkeypatch) -> None:
@@ -370,26 +361,13 @@ def test_imagenet_weights_come_from_the_hub_cache(torchvision_state, tmp_path, m
     ("build", "message"),
     [
         (lambda: SimpleCNN(in_channels=0), "in_channels must be at least 1; got 0"),
-        (lambda: SimpleCNN(num_classes=0), "num_classes must be at least 1; got 0"),
         (lambda: SimpleCNN(image_size=15), "image_size must be at least 16 for this SimpleCNN, got 15"),
         (lambda: LeNet(channels=()), "channels must be one or more numbers of at least 1; got \\(\\)"),
-        (lambda: LeNet(hidden=(4, 0)), "hidden must be one or more numbers of at least 1; got \\(4, 0\\)"),
-        (lambda: LeNet(dropout=1.0), "Dropout: p must lie in \\[0, 1\\); got 1.0"),
-        (lambda: Dropout(-0.1), "Dropout: p must lie in"),
-        (lambda: VGG11(dropout=2), "Dropout: p must lie in"),
         (lambda: ResNet18(stem="5x5"), "stem must be 7x7 or 3x3; got '5x5'"),  # type: ignore[arg-type]
-        (lambda: ResNet18(norm="layer"), "norm must be batch or group; got 'layer'"),  # type: ignore[arg-type]
         (lambda: ResNet18(norm="group", num_groups=3), "num_groups must divide 64, .* got 3"),
-        (lambda: TextCNN(vocab_size=0), "vocab_size must be at least 1"),
-        (lambda: TextCNN(vocab_size=9, kernel_sizes=()), "kernel_sizes must be one or more"),
-        (lambda: SoftmaxRegression(in_features=0), "in_features must be at least 1"),
-        (lambda: MLP(hidden=(3, 0)), "hidden must be one or more numbers of at least 1; got \\(3, 0\\)"),
         (lambda: SimpleCNN()(torch.zeros(2, 1, 28, 28)), "SimpleCNN takes inputs of shape \\(3, 32, 32\\), got \\(1, 28, 28\\)"),
-        (lambda: VGG11()(torch.zeros(2, 3, 64, 64)), "VGG11 takes .* set in_channels and image_size to the data's"),
-        (lambda: VGG11(image_size=31), "image_size must be at least 32; got 31"),
         (lambda: ResNet18()(torch.zeros(2, 1, 32, 32)), "ResNet18 takes .* set in_channels to the data's"),
         (lambda: SoftmaxRegression()(torch.zeros(2, 9)), "SoftmaxRegression takes .* \\(784,\\), got \\(9,\\): set in_features"),
-        (lambda: MLP()(torch.zeros(2, 9)), "MLP takes .* set in_features"),
     ],
 )
 def test_bad_input_is_one_clear_line(build: Callable[[], object], message: str) -> None:

@@ -1,37 +1,13 @@
 """Large packages are imported only where they are needed."""
 
-import ast
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).parents[2]
-
-
-def imported_at_once(node: ast.AST) -> Iterator[str]:
-    """The packages that importing a module imports, without the imports inside functions and under TYPE_CHECKING."""
-    for child in ast.iter_child_nodes(node):
-        if isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
-            continue
-        if isinstance(child, ast.If) and ast.unparse(child.test) == "TYPE_CHECKING":
-            continue
-        if isinstance(child, ast.Import):
-            yield from (alias.name.split(".")[0] for alias in child.names)
-        elif isinstance(child, ast.ImportFrom):
-            yield (child.module or "").split(".")[0]
-        else:
-            yield from imported_at_once(child)
-
-
-@pytest.mark.slow
-def test_torchvision_is_imported_only_where_a_model_or_data_set_needs_it() -> None:
-    files = [path for folder in ("flcog", "callbacks", "datamodules") for path in (ROOT / folder).rglob("*.py")]
-    early = [str(path.relative_to(ROOT)) for path in files if "torchvision" in imported_at_once(ast.parse(path.read_text()))]
-    assert len(files) > 100 and not early
 
 
 LATE = {"sklearn", "pandas", "wandb"}

@@ -93,15 +93,3 @@ def test_ag_news_token_arrays(tmp_path: Path) -> None:
     part = save(tmp_path / "part.npz", tokens_train=tokens)
     with one_line(ValueError, r"part.npz cannot be read.*y_train"):
         AGNews(tokens=part).setup()
-
-
-def test_ag_news_bad(tmp_path: Path) -> None:
-    with one_line(FileNotFoundError, r"AGNews found no .*train.csv.*test.csv.*--data.tokens"):
-        AGNews(str(tmp_path)).setup()
-    write_news(tmp_path)
-    with (tmp_path / "test.csv").open("a") as file:
-        file.write('"7","a","b"\n')
-    with one_line(ValueError, r"test.csv cannot be read.*row 14 is not a topic"):
-        AGNews(str(tmp_path)).setup()
-    with one_line(ValueError, "vocab_size must be at least 3"):
-        AGNews(vocab_size=2)

@@ -55,19 +55,3 @@ def test_dsprites_subset(tmp_path: Path) -> None:
     with one_line(ValueError, r"samples_per_client is 99, and client 0 has \d+"):
         DSprites(str(tmp_path), samples_per_client=99).setup()
     assert DSprites(str(tmp_path), num_clients=4, partitioner=Dirichlet(1.0)).federation.num_clients == 4
-
-
-def test_dsprites_bad(tmp_path: Path) -> None:
-    with one_line(FileNotFoundError, rf"DSprites found no \S*{dsprites._FILE}.*download https"):
-        DSprites(str(tmp_path)).setup()
-    write_dsprites(tmp_path)
-    file = tmp_path / dsprites._FILE
-    whole = file.read_bytes()
-    file.write_bytes(whole[: len(whole) // 2])
-    with one_line(ValueError, rf"{dsprites._FILE} cannot be read"):
-        DSprites(str(tmp_path)).setup()
-    np.savez(file, imgs=np.zeros((2, 32, 32), np.uint8), latents_classes=np.zeros((2, 6), int))
-    with one_line(ValueError, r"imgs has shape \(2, 32, 32\)"):
-        DSprites(str(tmp_path), samples_per_client=None).setup()
-    with one_line(ValueError, "samples_per_client must be at least 1"):
-        DSprites(samples_per_client=0)

@@ -1,11 +1,10 @@
 """Facebook comments on small files in their format."""
 
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
-from datamodules.common import everything, one_line
+from datamodules.common import everything
 from flcog.datamodules import FacebookComments
 
 
@@ -33,29 +32,3 @@ def test_facebook_comments(tmp_path: Path) -> None:
     raw = FacebookComments(str(tmp_path), variant=2, log_target=False, num_classes=4, num_clients=3).federation
     np.testing.assert_array_equal(raw.train.targets, train[:, -1])
     assert sum(raw.label_counts(k).sum() for k in range(3)) == 50 and len(raw.label_counts(0)) == 4
-
-
-def test_facebook_comments_bad(tmp_path: Path) -> None:
-    def load() -> Any:
-        return FacebookComments(str(tmp_path), variant=2, num_clients=3).federation
-
-    with one_line(FileNotFoundError, r"FacebookComments found no \S*Features_Variant_2.csv.*dataset/363"):
-        load()
-    write_posts(tmp_path)
-    file = tmp_path / "Dataset" / "Training" / "Features_Variant_2.csv"
-    lines = file.read_text().splitlines()
-    for broken, message in (
-        ([",".join(line.split(",")[1:]) for line in lines], "cannot be read.* 53 columns, not 53 features and the target"),
-        (
-            [lines[0].replace(lines[0].split(",")[2], "nan"), *lines[1:]],
-            r"has 1 NaN or infinite values, the first at index \(0, 2\)",
-        ),
-        ([*lines, "a,b"], "cannot be read"),
-    ):
-        file.write_text("\n".join(broken))
-        with one_line(ValueError, f"Features_Variant_2.csv {message}"):
-            load()
-    with one_line(ValueError, r"variant must lie in \[1, 5\]; got 6"):
-        FacebookComments(variant=6)
-    with one_line(ValueError, "num_classes must be at least 2"):
-        FacebookComments(num_classes=1)

@@ -80,32 +80,16 @@ def test_decoded_images_are_used_again(tmp_path: Path) -> None:
 
 
 def test_bad_image_folders(tmp_path: Path) -> None:
-    missing = ImageFolders(str(tmp_path / "none"))
-    with one_line(FileNotFoundError, r"ImageFolders found no \S*none/train .*--data.data_dir"):
-        missing.setup()
-    (tmp_path / "train").mkdir()
-    with one_line(ValueError, r"train has no class folders"):
-        ImageFolders(str(tmp_path)).setup()
     write_folders(tmp_path)
     with one_line(FileNotFoundError, r"no \S*train/dog"):
         ImageFolders(str(tmp_path), classes=["cat", "dog"]).setup()
-    with one_line(ValueError, "names a folder twice; got cat, dog, cat"):
-        ImageFolders(classes=["cat", "dog", "cat"])
-    with one_line(ValueError, "image_size"):
-        ImageFolders(image_size=0)
     broken = tmp_path / "train" / "cat" / "train-3.png"
-    whole = broken.read_bytes()
-    for content in (whole[:-200], b"", b"text"):
+    for content in (broken.read_bytes()[:-200], b"", b"text"):
         broken.write_bytes(content)
         with one_line(ValueError, r"cat/train-3.png cannot be read"):
             ImageFolders(str(tmp_path)).setup()
     Image.fromarray(bytes_of(9, 8, 3)).save(broken)
     with one_line(ValueError, r"cat/train-3.png is 8x9, unlike the first image of 32x32"):
-        ImageFolders(str(tmp_path)).setup()
-    for file in (tmp_path / "test" / "cat").iterdir():
-        file.unlink()
-    broken.write_bytes(whole)
-    with one_line(ValueError, r"test/cat has no images \(.png"):
         ImageFolders(str(tmp_path)).setup()
 
 

@@ -111,9 +111,3 @@ def test_a_part_is_held_out_for_testing() -> None:
 def test_what_it_refuses(make: Any, what: str) -> None:
     with one_line((ValueError, FileNotFoundError), what):
         make().setup()
-
-
-def test_users_are_clients_that_are_tested(tmp_path: Path) -> None:
-    frame().to_csv(tmp_path / "rows.csv", index=False)
-    run = trained(Table(str(tmp_path / "rows.csv"), "label", "owner", client_test=0.2, batch_size=4), tmp_path, rounds=1)
-    assert run.federation.num_clients == 3 and "test/client_accuracy_mean" in run.rows[-1]
