@@ -5,6 +5,8 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Literal, TypeVar
 
+from flcog.core.text import figure
+
 OF_A_LOADER = "/dataloader_idx_"
 """Between the name of a metric and the index of its loader, if several loaders provide a set, as in Lightning."""
 
@@ -55,17 +57,34 @@ class Metric(str):
 def main_metric(metrics: Mapping[str, float], selecting: bool = False) -> str | None:
     """Return the main metric: accuracy, macro-AP or mse according to the task, otherwise a loss. None if nothing was evaluated.
 
+    Where clients keep models of their own, it is the mean over these models, on the clients' parts. Their test parts choose no model.
+
     Where a module logs its figures for each of several loaders, those of the first loader count.
 
     The metric that chooses a model (``selecting``) is from the validation set if there is one, because the best of many test figures
     is too good. Other uses prefer the test set.
     """
-    for split in ("val", "test") if selecting else ("test", "val"):
-        for place in ("", f"{OF_A_LOADER}0"):
-            for score in MAIN_SCORES:
-                if f"{split}/{score}{place}" in metrics:
-                    return f"{split}/{score}{place}"
-    return None
+    splits = ("val", "test") if selecting else ("test", "val")
+    personal = [f"{split}/personal_{score}_mean" for split in splits[: 1 if selecting else 2] for score in MAIN_SCORES]
+    whole = [f"{split}/{score}{place}" for split in splits for place in ("", f"{OF_A_LOADER}0") for score in MAIN_SCORES]
+    return next((name for name in personal + whole if name in metrics), None)
+
+
+def headline(metrics: Mapping[str, float], name: str) -> str:
+    """The main metric's figure, with its spread over clients if it is the mean over their own models.
+
+    >>> headline({f"test/personal_accuracy_{of}": 0.5 for of in ("mean", "std", "worst_decile")}, "test/personal_accuracy_mean")
+    '0.5000 (worst tenth 0.5000, deviation 0.5000)'
+    """
+    if not is_personal(name):
+        return figure(metrics[name])
+    worst, deviation = (figure(metrics[name.replace("_mean", ending)]) for ending in ("_worst_decile", "_std"))
+    return f"{figure(metrics[name])} (worst tenth {worst}, deviation {deviation})"
+
+
+def is_personal(name: str) -> bool:
+    """Whether a metric measures the clients' own models."""
+    return "/personal_" in name
 
 
 def mode_of(metric: str) -> Mode | None:

@@ -164,10 +164,7 @@ def test_a_dry_run_describes_the_runs_and_writes_nothing(
     assert (
         texts["FedAvg · short"] == "  trainer.rounds: 4\n  seed 0: finished\n  seed 1: to be trained; about 0:04, at 1 s a round"
     )
-    assert (
-        "    trainer.callbacks.0.mu: 3" in "  " + texts["FedProx · long"]
-        and "about 0:09, at 1 s a round" in texts["FedProx · long"]
-    )
+    assert all(said in texts["FedProx · long"] for said in ("  trainer.callbacks.0.mu: 3", "about 0:09, at 1 s a round"))
     assert texts["bad · short"] == f"  seed 0: cannot be trained: {reason}\n  seed 1: cannot be trained: {reason}"
     assert total == "12 runs: 2 are finished, 10 are to be trained, about 0:39 one after another"
 

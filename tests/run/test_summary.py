@@ -10,7 +10,7 @@ import pytest
 import torch
 from harness import TinyData, classifier, fit
 
-from flcog.callbacks import SCAFFOLD, FedProx
+from flcog.callbacks import SCAFFOLD, FedProx, FineTune
 from flcog.core.text import human
 from flcog.data import Splits
 from flcog.run import checkpoint
@@ -160,3 +160,19 @@ def test_the_commands_that_a_run_suggests_work(
     monkeypatch.setenv("UV_RUN_RECURSION_DEPTH", "1")
     main(["fit", "-c", "config.yaml", "--trainer.rounds", "1"])
     assert "\n  uv run flcog test " in capsys.readouterr().out
+
+
+def test_clients_with_own_models_are_judged_by_these(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    trainer = fit(tmp_path, FineTune(), data=TinyData(client_test=0.3, client_val=0.2), rounds=3, eval_every=1)
+    printed = capsys.readouterr().out
+    rows, scores = trainer.history, summary_of(printed)
+    best = max(rows, key=lambda row: row["val/personal_accuracy_mean"])
+    mean, worst, spread = (f"{best[f'test/personal_accuracy_{of}']:.4f}" for of in ("mean", "worst_decile", "std"))
+    shown = f"{mean} (worst tenth {worst}, deviation {spread})"
+    assert shown in printed.split("round 1/3")[1] and f"test personal accuracy {shown}" in printed
+    assert scores["test/personal_accuracy_mean"].startswith(
+        f"{shown} where val/personal_accuracy_mean was best (round {best['round']:.0f}); last "
+    )
+    assert scores["test/accuracy"] == f"last {rows[-1]['test/accuracy']:.4f} on the common set"
+    saved = checkpoint.peek(trainer.run.directory / "checkpoints" / "best.ckpt")["observers"]["Checkpoint"]
+    assert (saved["metric"], saved["round"]) == ("val/personal_accuracy_mean", best["round"])

@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Mapping
 
 from flcog.core.checks import at_least
-from flcog.core.monitor import main_metric
+from flcog.core.monitor import headline, is_personal, main_metric
 from flcog.core.text import clock, figure, seconds
 from flcog.method import Callback, Run
 from flcog.run.observers.progress_displays import Display, live_display
@@ -83,8 +83,9 @@ class ProgressBar(Callback):
             f"{name.replace('/', ' ')} {figure(metrics[name])}" for name in sorted(run.model.log.in_progress_bar & metrics.keys())
         ]
         parts = [self._score, loss, *shown, f"{seconds(pace)}/round", f"{clock(pace * (run.settings.rounds - round))} left"]
-        if len("  ".join(parts)) > width:
-            del parts[-2]  # the time left tells as much
+        for least in (-2, 1):  # the time left tells as much as the pace, and the score more than the training loss
+            if len("  ".join(parts)) > width:
+                del parts[least]
         return "  ".join(filter(None, parts))
 
     def _stop(self) -> None:
@@ -94,7 +95,7 @@ class ProgressBar(Callback):
 
 
 def score(metrics: Mapping[str, float]) -> str:
-    """Format the main metric of a run, and the loss on the same set.
+    """Format the main metric of a run, and the loss on the same set, or the spread over the clients' own models.
 
     >>> score({"val/accuracy": 0.7, "val/loss": 0.9, "test/accuracy": 0.75, "test/loss": 0.8})
     'test accuracy 0.7500, loss 0.8000'
@@ -103,5 +104,6 @@ def score(metrics: Mapping[str, float]) -> str:
     if name is None:
         return ""
     split, _, measure = name.partition("/")
-    text = f"{split} {measure} {figure(metrics[name])}"
-    return f"{text}, loss {figure(metrics[f'{split}/loss'])}" if measure != "loss" and f"{split}/loss" in metrics else text
+    text = f"{split} {measure.removesuffix('_mean').replace('_', ' ')} {headline(metrics, name)}"
+    of_the_same = measure != "loss" and not is_personal(name) and f"{split}/loss" in metrics
+    return f"{text}, loss {figure(metrics[f'{split}/loss'])}" if of_the_same else text

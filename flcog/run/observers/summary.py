@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.text import Text
 
 from flcog.core.files import short
-from flcog.core.monitor import lower_is_better, main_metric
+from flcog.core.monitor import headline, is_personal, lower_is_better, main_metric
 from flcog.core.text import clock, figure, human, seconds
 from flcog.method import Callback, Note, Run
 from flcog.run import checkpoint
@@ -68,15 +68,21 @@ def results(run: Run) -> Rows:
         return rows
     name, chooser = main_metric(evaluations[-1]), main_metric(evaluations[-1], selecting=True)
     assert name is not None and chooser is not None
-    values = {row["round"]: row[name] for row in evaluations if name in row}
+    measured = {row["round"]: row for row in evaluations if name in row}
+    values = {round: row[name] for round, row in measured.items()}
     best = _best(name, values)
-    seen, late = f"{figure(values[best])} (round {best:.0f})", _late(list(values.values()))
+    seen, late = f"{headline(measured[best], name)} (round {best:.0f})", _late(list(values.values()))
     if chooser == name:
         flatters = ", picked on the test set, which flatters" if name.startswith("test/") else ""
         return [*rows, (name, f"best {seen}{flatters}; {late}")]
     chosen = _best(chooser, {row["round"]: row[chooser] for row in evaluations if chooser in row})
-    rows.append((name, f"{figure(values.get(chosen, math.nan))} where {chooser} was best (round {chosen:.0f}); {late}"))
-    return rows if chosen == best else [*rows, ("", f"{seen} is the best on the test set itself, which flatters")]
+    there = headline(measured[chosen], name) if chosen in measured else figure(math.nan)
+    rows.append((name, f"{there} where {chooser} was best (round {chosen:.0f}); {late}"))
+    rows += [("", f"{seen} is the best on the test set itself, which flatters")] * (chosen != best)
+    of_all = main_metric({other: value for other, value in evaluations[-1].items() if not is_personal(other)})
+    return (
+        [*rows, (of_all, f"last {figure(evaluations[-1][of_all])} on the common set")] if of_all and is_personal(name) else rows
+    )
 
 
 def _late(values: Sequence[float]) -> str:
