@@ -4,12 +4,10 @@ import os
 import signal
 import subprocess
 import sys
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 import yaml
 from harness import TESTS
 from lightning.fabric.plugins.environments import LightningEnvironment, SLURMEnvironment, TorchElasticEnvironment
@@ -17,8 +15,7 @@ from lightning.fabric.plugins.environments import LightningEnvironment, SLURMEnv
 import flcog
 from flcog.core import lost_processes
 from flcog.core.lost_processes import WITHOUT_A_WORD, ProcessDied
-from flcog.method import Callback, Context, Method, Params, Slot, Upload
-from flcog.run import checkpoint
+from flcog.method import Callback
 
 
 class Fails(Callback):
@@ -32,17 +29,6 @@ class Fails(Callback):
             if self.how == "error":
                 raise KeyError("a fault of its own")
             os.kill(os.getpid(), signal.SIGKILL)
-
-
-@dataclass(frozen=True)
-class AllOfOneProcess(Method):
-    """Every second client sends NaN in round 2. With two processes and equal work, these are all clients of one process."""
-
-    def draw(self, rng: torch.Generator, client: Any) -> Slot:
-        return {"bad": torch.tensor(client.round == 1 and client.id % 2 == 1)}
-
-    def finish_client(self, delta: Params, params: Params, ctx: Context) -> Upload:
-        return Upload({name: torch.where(ctx.draws["bad"], torch.nan, value) for name, value in delta.items()}, ctx.state)
 
 
 def configuration(root: Path, **trainer: Any) -> Path:
@@ -148,21 +134,6 @@ def test_processes_disconnect_before_python_ends(tmp_path: Path, fails: bool) ->
     assert result.returncode == int(fails)
     ends = [line for line in result.stdout.splitlines() if line.endswith("connected")]
     assert ends == (["connected"] if fails else ["disconnected"] * 2)  # the first process kills the second after an error
-
-
-@pytest.mark.slow
-def test_all_clients_of_one_process_are_dropped(tmp_path: Path) -> None:
-    weights = [{"class_path": "core.test_lost_processes.AllOfOneProcess"}, {"class_path": "flcog.callbacks.FedDisco"}]
-    runs = {}
-    for devices in (1, 2):
-        root = tmp_path / str(devices)
-        code, lines = fit(root, devices=devices, on_bad_update="drop", eval_every=1, callbacks=weights)
-        assert code == 0, lines
-        (run,) = (root / "runs").iterdir()
-        assert "clients/dropped" in (run / "metrics.csv").read_text()
-        runs[devices] = checkpoint.read(run / "checkpoints" / "last.ckpt")["params"]
-    for name, value in runs[1].items():
-        torch.testing.assert_close(runs[2][name], value, rtol=1e-12, atol=1e-12)
 
 
 def dead_child(code: int) -> subprocess.Popen[Any]:

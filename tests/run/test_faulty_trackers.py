@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from harness import TinyData, classifier
-from lightning.pytorch.loggers import CSVLogger, Logger
+from lightning.pytorch.loggers import Logger
 from matplotlib.figure import Figure
 
 import flcog
@@ -91,25 +91,6 @@ def test_a_round_is_saved_before_trackers_hear_of_it(tmp_path: Path) -> None:
     assert [row["round"] for row in resumed.history] == [1, 2, 3]
     assert resumed.history[1]["time/round"] != resumed.history[2]["time/round"] and resumed.run_dir is not None
     assert len(list(tmp_path.iterdir())) == 1
-
-
-def test_a_picture_reaches_the_trackers_that_take_pictures(tmp_path: Path) -> None:
-    class Pictures(Faulty):
-        def __init__(self) -> None:
-            super().__init__()
-            self.seen = list[tuple[str, int]]()
-
-        @property
-        def experiment(self) -> Any:
-            return self
-
-        def add_figure(self, name: str, figure: Figure, global_step: int) -> None:
-            self.seen.append((name, global_step))
-
-    taking = Pictures()
-    trainer = fit(tmp_path, Faulty("experiment"), taking, CSVLogger(str(tmp_path / "csv")))
-    assert taking.seen == [("drawn", 1), ("drawn", 2)]
-    assert trainer.run_dir is not None and (trainer.run_dir / "figures" / "drawn-000002.png").is_file()
 
 
 def flat(tree: dict[str, Any], above: str = "") -> list[str]:

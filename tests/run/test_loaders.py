@@ -77,30 +77,6 @@ def test_evaluations_take_the_rest_from_the_last_fit(tmp_path: Path) -> None:
     assert other.validate()["val/loss"] == other.validate(model, data)["val/loss"] == other.history[-1]["val/loss"]
 
 
-class Few(L.LightningDataModule):
-    """Three samples to evaluate and no training set."""
-
-    loader = DataLoader(TensorDataset(*(part[:3] for part in TESTS.tensors)), batch_size=2)
-
-    def val_dataloader(self) -> Any:
-        return self.loader
-
-    test_dataloader = predict_dataloader = val_dataloader
-
-
-def test_evaluations_of_fewer_samples_than_clients() -> None:
-    """Evaluations of a loader, or of a data module without a training set, agree with plain torch."""
-    trained, (inputs, targets) = module(), (part[:3] for part in TESTS.tensors)
-    outputs = trained(inputs)
-    loss = float(torch.nn.functional.cross_entropy(outputs, targets))
-    for data in (Few.loader, Few()):
-        for verb, split in (("validate", "val"), ("test", "test")):
-            figures = getattr(make_trainer(None, **OPTIONS, clients_per_round=8), verb)(trained, data)
-            assert figures[f"{split}/loss"] == pytest.approx(loss, rel=1e-5)
-        found: Any = make_trainer(None, **OPTIONS, clients_per_round=8).predict(trained, data)
-        assert torch.equal(found["prediction"], outputs.argmax(1))
-
-
 class OfItself(BoringModel):
     """A module with its own loaders, which need its ``setup``."""
 
@@ -128,42 +104,6 @@ def test_a_module_with_loaders_of_its_own(tmp_path: Path, recwarn: pytest.Warnin
         train_dataloader = L.LightningModule.train_dataloader
 
     assert set(make_trainer(None, **options).test(Tested())) == {"test/loss"}
-
-
-class SetsUp(L.LightningDataModule):
-    """Asks its trainer in its hooks."""
-
-    def __init__(self, name: str) -> None:
-        super().__init__()
-        self.name, self.found = name, list[Any]()
-
-    def prepare_data(self) -> None:
-        self.found.append(getattr(self.trainer, self.name))
-
-    def setup(self, stage: str) -> None:
-        self.found.append((stage, getattr(self.trainer, self.name)))
-
-    def train_dataloader(self) -> Any:
-        self.found.append(getattr(self.trainer, self.name))
-        return TRAIN
-
-
-class SetsUpItself(OfItself):
-    def setup(self, stage: str) -> None:
-        super().setup(stage)
-        self.found = (stage, self.trainer.max_epochs, self.trainer.world_size)
-
-
-def test_setup_finds_its_trainer(tmp_path: Path) -> None:
-    data = SetsUp("max_epochs")
-    trainer = make_trainer(None, **OPTIONS | {"rounds": 7})
-    trainer.prepare(module(), data)
-    assert data.found == [7, ("fit", 7), 7, ("test", 7)] and data.trainer is trainer.lightning
-    trainer = make_trainer(tmp_path, **OPTIONS | {"rounds": 7})
-    trainer.fit(model := SetsUpItself())
-    assert model.found == ("test", 7, 1)
-    with one_line(ValueError, "a data module asked its trainer for numbers of batches .* in setup, .*: read estimated_stepping"):
-        make_trainer(None, **OPTIONS).prepare(module(), SetsUp("estimated_stepping_batches"))
 
 
 class Predicts(OfItself):

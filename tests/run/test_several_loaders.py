@@ -7,7 +7,6 @@ from typing import Any
 import lightning as L
 import pytest
 import torch
-from datamodules.common import one_line
 from harness import make_trainer
 from lightning.pytorch.callbacks import ModelCheckpoint
 from torch.utils.data import DataLoader, Dataset, Subset, TensorDataset
@@ -139,18 +138,6 @@ def test_a_classifier_has_figures_of_all_samples_and_of_each_loader() -> None:
     for place, part in enumerate(SETS[1:]):
         alone = make_trainer(None).test(model, DataLoader(part, batch_size=64))
         assert {name: found[f"{name}/dataloader_idx_{place}"] for name in alone} == pytest.approx(alone, rel=1e-6)
-
-
-def test_a_step_without_the_index_and_unlike_collate_functions_are_refused() -> None:
-    class Unaware(Scores):
-        def validation_step(self, batch: Any, batch_idx: int) -> None:  # type: ignore[override]
-            pass
-
-    with one_line(RuntimeError, r"multiple `val_dataloader`, but no `dataloader_idx` argument in `Unaware.validation_step\(\)`"):
-        make_trainer(None).validate(Unaware(), loaders(*SETS[1:]))
-    other = DataLoader(SETS[2], collate_fn=lambda items: torch.utils.data.default_collate(items))
-    with one_line(ValueError, "the val loaders have different collate_fns, and an evaluation uses one for all of them"):
-        make_trainer(None).validate(scores(), [DataLoader(SETS[1]), other])
 
 
 def evaluations(end: str, devices: int) -> None:

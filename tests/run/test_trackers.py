@@ -172,18 +172,6 @@ def test_wandbs_own_switches_are_respected(monkeypatch: pytest.MonkeyPatch) -> N
     assert records(file, "run")[0].project == "mine" and os.environ["WANDB_MODE"] == "offline"
 
 
-def test_a_login_is_found_where_wandb_would(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert not trackers._logged_in()
-    (tmp_path / "no-netrc").write_text("machine github.com login me password secret\n")
-    assert not trackers._logged_in()
-    (tmp_path / "no-netrc").write_text("machine api.wandb.ai login user password secret\n")
-    assert trackers._logged_in()
-    (tmp_path / "no-netrc").write_text("machine api.wandb.ai\n")
-    assert not trackers._logged_in()
-    monkeypatch.setenv("WANDB_API_KEY", "0" * 40)
-    assert trackers._logged_in()
-
-
 @pytest.mark.slow
 def test_a_server_that_does_not_answer_costs_no_run(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(trackers.QUIET, "init_timeout", 1.0)
