@@ -9,7 +9,7 @@ import torch
 from datamodules.common import one_line
 from harness import fit, make_trainer
 from lightning.pytorch.callbacks import ModelCheckpoint
-from lightning.pytorch.demos.boring_classes import BoringDataModule, BoringModel
+from lightning.pytorch.demos.boring_classes import BoringModel
 from torch.utils.data import DataLoader, TensorDataset
 
 import flcog
@@ -228,14 +228,3 @@ def test_the_ends_and_the_state_of_a_data_module(tmp_path: Path) -> None:
     last.state = {"set": TensorDataset(torch.ones(1))}
     with pytest.warns(UserWarning, match="checkpoints do not store Kept.set, which are no tensors, numbers or text"):
         fit(tmp_path, data=last, module=module(), **OPTIONS)  # type: ignore[arg-type]
-
-
-@pytest.mark.slow
-def test_a_set_without_figures_is_told_from_a_missing_set(tmp_path: Path) -> None:
-    """Lightning's BoringModel logs nothing in its steps."""
-    trainer = make_trainer(tmp_path, **OPTIONS)
-    trainer.fit(BoringModel(), BoringDataModule())
-    with pytest.warns(UserWarning, match=r"no figures: BoringModel\.test_step can log them by self\.log, or return its loss"):
-        assert trainer.test(BoringModel(), BoringDataModule()) == {}
-    with pytest.raises(ValueError, match=r"LightningData has no test set: set data\.client_test"):
-        trainer.test(module(), Module())

@@ -383,19 +383,12 @@ def test_plots_of_scores_in_percent_stay_as_they_are(last: float, share: bool) -
 
 def test_reprs_are_for_people(tmp_path: Path) -> None:
     data = TinyData(client_val=0.3)
-    assert repr(data).splitlines()[-1].split() == ["data", "not", "read", "yet"]
     trainer = make_trainer(tmp_path, FedProx(mu=0.5), eval_every=1)
     assert "  methods     FedProx(mu=0.5)" in repr(trainer) and "result" not in repr(trainer)
     trainer.fit(classifier(), data)
-    assert "  rounds      3, 3 of them done\n  clients     5 in each round\n  local work  4 local steps" in repr(trainer)
     assert f"test accuracy {trainer.history[-1]['test/accuracy']:.4f}, loss" in repr(trainer)
-    federation = data.federation
-    held = len(federation.client_val.indices)  # type: ignore[union-attr]
-    assert f"  validation  {held} held out by the clients\n  test        30 samples" in repr(federation)
-    assert f"{80 - held} of 80 samples, partition {federation.split.hash}" in repr(federation) and repr(federation) == str(
-        federation
-    )
-    assert "<td" in trainer._repr_html_() and "FedProx(mu=0.5)" in trainer._repr_html_() and "held out" in data._repr_html_()
+    assert f"partition {data.federation.split.hash}" in repr(data.federation)
+    assert "<td" in trainer._repr_html_() and "held out" in data._repr_html_()
 
 
 NOTEBOOK = """
