@@ -4,7 +4,7 @@ import math
 from typing import Any, Literal
 
 from flcog.core.checks import at_least
-from flcog.core.monitor import Monitor, or_none
+from flcog.core.monitor import Monitor
 from flcog.method import Callback, Run
 
 
@@ -109,8 +109,7 @@ class EarlyStopping(Callback):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self._metric, self._waited = state.get("metric"), int(state.get("waited", 0))
-        self._last, self._best = or_none(float, state.get("last")), or_none(float, state.get("best"))
-        self._best_round = or_none(int, state.get("best_round"))
+        self._last, self._best, self._best_round = state.get("last"), state.get("best"), state.get("best_round")
 
 
 class StopAfter(Callback):

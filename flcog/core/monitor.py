@@ -2,15 +2,13 @@
 
 import difflib
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, Literal, TypeVar
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Literal
 
 from flcog.core.text import figure
 
 OF_A_LOADER = "/dataloader_idx_"
 """Between the name of a metric and the index of its loader, if several loaders provide a set, as in Lightning."""
-
-Number = TypeVar("Number", int, float)
 
 MAIN_SCORES = ("accuracy", "macro-AP", "mse", "acc", "loss")
 """Candidates for the main metric of an evaluation, in order of preference."""
@@ -173,14 +171,3 @@ class Monitor:
     def gain(self, name: str, value: float, over: float) -> float:
         """Return how much better ``value`` is than ``over``."""
         return over - value if lower_is_better(Metric(name, self._mode)) else value - over
-
-
-def or_none(kind: Callable[[Any], Number], value: Any) -> Number | None:
-    """Convert a stored figure to a number, or None if there is none yet.
-
-    Raises an error for other values, as from a damaged file.
-
-    >>> or_none(float, 1), or_none(float, None)
-    (1.0, None)
-    """
-    return None if value is None else kind(value)

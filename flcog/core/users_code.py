@@ -21,11 +21,6 @@ def is_pythons(file: str) -> bool:
     return file.startswith(PYTHON) and PACKAGES.isdisjoint(Path(file).parts)
 
 
-def is_installed(file: str) -> bool:
-    """Whether a file belongs to Python or to an installed package."""
-    return is_pythons(file) or not PACKAGES.isdisjoint(Path(file).parts)
-
-
 def is_ours(frame: FrameType) -> bool:
     """Whether the code of a frame is flcog's."""
     return _package(frame) == "flcog"
@@ -36,7 +31,8 @@ def is_users(frame: FrameType) -> bool:
 
     torch.compile writes code into temporary files, as modules of torch.
     """
-    return _package(frame) not in BASES and not is_installed(frame.f_code.co_filename)
+    file = frame.f_code.co_filename
+    return _package(frame) not in BASES and not is_pythons(file) and PACKAGES.isdisjoint(Path(file).parts)
 
 
 def _package(frame: FrameType) -> str:

@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from flcog.core.checks import at_least
 from flcog.core.lost_processes import ProcessDied
-from flcog.core.monitor import Monitor, or_none
+from flcog.core.monitor import Monitor
 from flcog.core.signals import RunInterrupted, RunStopped
 from flcog.core.text import clock
 from flcog.method import Callback, Run
@@ -122,6 +122,5 @@ class Checkpoint(Callback):
         return {"metric": self.best_metric, "best": self.best, "round": self.best_round, "pinned": self._pinned}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.best_metric, self.best = state.get("metric"), or_none(float, state.get("best"))
-        self.best_round = or_none(int, state.get("round"))
+        self.best_metric, self.best, self.best_round = state.get("metric"), state.get("best"), state.get("round")
         self._pinned = {kept: list(names) for kept, names in state.get("pinned", {}).items()}
