@@ -101,24 +101,12 @@ class ClientModule(L.LightningModule, ABC):
             raise ValueError(
                 f"{type(self).__name__} has no parameter that trains: let requires_grad be True for some, or give another network"
             )
-        try:
-            return self.optimizer(p for p in self.parameters() if p.requires_grad)
-        except ValueError as error:  # torch's optimisers check their arguments
-            raise ValueError(
-                f"{type(self).__name__}: the optimizer refuses an option ({error}): give one in its range"
-            ) from error
+        return self.optimizer(p for p in self.parameters() if p.requires_grad)
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """For ``load_from_checkpoint``: frozen weights are not in the file and keep their initial values."""
-        own, saved = self.state_dict(), checkpoint["state_dict"]
-        missing = {name for name, parameter in self.named_parameters() if parameter.requires_grad and name not in saved}
-        wrong = sorted(missing | (saved.keys() - own.keys()))
-        if wrong:
-            raise ValueError(
-                f"the checkpoint does not fit this {type(self).__name__} ({wrong[0]} is missing in the model or in the file): "
-                "give the run's own network; if methods of the run changed it, load it by trainer.test(model, data, ckpt_path=...)"
-            )
-        checkpoint["state_dict"] = own | saved
+        frozen = {name: value.detach() for name, value in self.state_dict(keep_vars=True).items() if not value.requires_grad}
+        checkpoint["state_dict"] = frozen | checkpoint["state_dict"]
 
     def training_step(self, batch: Sequence[Tensor], batch_idx: int) -> Tensor:
         """The same loss for a plain ``lightning.Trainer``, for example to train on the pooled data as a baseline.
@@ -229,17 +217,11 @@ def outputs_of(network: nn.Module, returned: Any, output: str | int | None = Non
     else:
         outputs = getattr(returned, name, returned) if isinstance(name, str) else returned
     if not isinstance(outputs, Tensor):
-        raise ValueError(f"{type(network).__name__} returns {form(returned)}: {_advice(returned, output)}")
+        raise ValueError(
+            f"{type(network).__name__} returns {form(returned)}, and output={output!r} names no tensor in it: give the client the key or "
+            "the position of its outputs, such as output=0"
+        )
     return outputs
-
-
-def _advice(returned: Any, output: str | int | None) -> str:
-    if not isinstance(returned, Mapping | tuple | list):
-        return "give a network that returns a tensor, or wrap it in such a network"
-    got = "" if output is None else f", and output={output!r} names no tensor in it"
-    example = next(iter(returned), "scores") if isinstance(returned, Mapping) else 0
-    kind = "key" if isinstance(returned, Mapping) else "position"
-    return f"its outputs need a name{got}; give the client their {kind}, such as output={example!r}"
 
 
 def as_client(network: nn.Module, task: str) -> ClientModule:

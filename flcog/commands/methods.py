@@ -86,7 +86,7 @@ class Probe(FederatedDataModule):
         return Splits(Samples(images, targets))
 
 
-class Traffic(NamedTuple):
+class RoundBytes(NamedTuple):
     """Bytes that the clients of a probe send and receive."""
 
     up: int
@@ -98,7 +98,7 @@ class Traffic(NamedTuple):
     """Whether clients keep state between rounds."""
 
 
-def bytes_of_a_round(*methods: Method, adapters: bool = False, num_clients: int = 2) -> Traffic:
+def bytes_of_a_round(*methods: Method, adapters: bool = False, num_clients: int = 2) -> RoundBytes:
     """Measure the bytes up and down in one round of SimpleCNN or its LoRA adapters, without bytes that are sent only once."""
     adapters = adapters or any(method.needs_adapters for method in methods)
     acting: list[Any] = [dataclasses.replace(method, start_round=0) for method in methods]
@@ -107,7 +107,7 @@ def bytes_of_a_round(*methods: Method, adapters: bool = False, num_clients: int 
     trainer.train_round()
     again, total = trainer.collect()[1], trainer.run.ledger
     once = (total.total_up - again.total_up, total.total_down - again.total_down)
-    return Traffic(again.total_up, again.total_down, *once, trainer.run.engine.clients.stateful)
+    return RoundBytes(again.total_up, again.total_down, *once, trainer.run.engine.clients.stateful)
 
 
 def _client(task: str, adapters: bool = False) -> ClientModule:
@@ -160,7 +160,7 @@ def _runs_sealed(method: Method) -> bool:
 
 
 @functools.cache
-def _plain_bytes(adapters: bool, num_clients: int) -> Traffic:
+def _plain_bytes(adapters: bool, num_clients: int) -> RoundBytes:
     """FedAvg's bytes on the same model."""
     return bytes_of_a_round(adapters=adapters, num_clients=num_clients)
 

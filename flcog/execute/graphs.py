@@ -10,10 +10,9 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from flcog.execute.lane import Lane, StepArguments, StepProgram
 from flcog.execute.local_step import ChunkTensors, LocalStep, RoundTensors, StepTensors
 from flcog.execute.plain_steps import Chunk
-from flcog.execute.programs import Programs
+from flcog.execute.programs import Lane, Programs, StepArguments, StepProgram
 from flcog.method import Notes
 
 WARM_UPS = 3

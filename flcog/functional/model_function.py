@@ -11,16 +11,12 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from flcog.client_module import ClientModule, trains_itself
-from flcog.core.sharded import divide_again
+from flcog.core.sharded import divide_again, load
 from flcog.core.trees import Tree, call, form
 from flcog.core.types import Params
 from flcog.functional.own_steps import StepLog
 
 Copied = TypeVar("Copied")
-
-SMALL = 2**20
-"""Temporary buffers of at most this many bytes are copied for each client, in 0.1 ms at most. Larger ones, such as causal masks, are copied
-if torch has counted a change. It counts most changes, but not those through ``.data`` and by some kernels, such as BatchNorm's."""
 
 
 class _Dispatch(nn.Module):
@@ -59,7 +55,6 @@ class ModelFunction:
         others = self.buffers.keys() - {*self.shared_buffers, *self.dropout_keys}
         self.initial: Params = {n: b.detach().clone() for n, b in self.buffers.items() if n in others and is_writable(b)}
         """The values of all other temporary buffers with which each client begins a round. Copies of the model share them."""
-        self._counted: dict[str, tuple[int, int]] = {}
         self._places = {name: self._place(name) for name in self.buffers}
         self.log = StepLog()
         """The values that the module's own ``training_step`` logs."""
@@ -88,15 +83,18 @@ class ModelFunction:
         self.params.update({name: value for name, value in self.module.named_parameters() if name in self.params})
         self.take_assigned()
 
+    def load(self, values: Params) -> None:
+        """Copy whole tensors to the module's parameters and buffers."""
+        for name, value in values.items():
+            load(self.params[name] if name in self.params else self.buffers[name], value)
+
     @torch.no_grad()
     def renew_buffers(self) -> None:
         """Give temporary buffers their initial values, which the last client may have changed."""
         for name, value in self.initial.items():
             buffer = self.buffers[name]
             setattr(*self._place(name), buffer)  # forward may have assigned another tensor
-            if self._has_changed(name, buffer):
-                buffer.copy_(value)
-                self._counted[name] = (buffer._version, value._version)
+            buffer.copy_(value)
 
     @torch.no_grad()
     def take_assigned(self) -> None:
@@ -114,11 +112,8 @@ class ModelFunction:
             now = getattr(*self._place(name))
             if now.shape != value.shape:
                 del self.initial[name]  # the hook has made another buffer of it
-            elif now is not self.buffers[name] or self._has_changed(name, now):
+            else:
                 value.copy_(now)
-
-    def _has_changed(self, name: str, buffer: Tensor) -> bool:
-        return buffer.nbytes <= SMALL or self._counted.get(name) != (buffer._version, self.initial[name]._version)
 
     def _place(self, name: str) -> tuple[nn.Module, str]:
         owner, _, attribute = name.rpartition(".")

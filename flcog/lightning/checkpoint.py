@@ -42,10 +42,14 @@ def entries(trainer: L.Trainer, weights: Params, config: Mapping[str, Any] | Non
     if not module.hparams and (model := (config or {}).get("model")):
         saved["hyper_parameters"] = _from_config(module, model)
     elif "hyper_parameters" in saved:
-        saved["hyper_parameters"] = masked(split_hyperparameters(module)[0])
+        saved["hyper_parameters"] = masked(dict(module.hparams))
     kept = _storable(saved, "", lost)
     if lost:  # Python shows the same warning once
-        warnings.warn(f"checkpoints do not store {', '.join(lost)}, which are no tensors, numbers or text", stacklevel=2)
+        warnings.warn(
+            f"checkpoints do not store {', '.join(lost)}, which are no tensors, numbers or text; load_from_checkpoint takes the missing "
+            "hyper_parameters as arguments",
+            stacklevel=2,
+        )
     return {**kept, "state_dict": state}
 
 
@@ -91,23 +95,6 @@ def _storable(value: Any, place: str, lost: list[str]) -> Any:
     return value if type(value) in STORABLE else LOST
 
 
-def split_hyperparameters(module: L.LightningModule) -> tuple[dict[str, Any], list[str]]:
-    """The hyper-parameters that a checkpoint can hold, and the names of the others, such as networks.
-
-    >>> class Lit(L.LightningModule):
-    ...     def __init__(self, width, network):
-    ...         super().__init__()
-    ...         self.save_hyperparameters(logger=False)
-    >>> with warnings.catch_warnings(action="ignore"):
-    ...     split_hyperparameters(Lit(3, L.LightningModule()))
-    ({'width': 3}, ['network'])
-    """
-    places = list[str]()
-    stored = _storable(dict(module.hparams), "", places)
-    lost = list(dict.fromkeys(place.partition(".")[0] for place in places))
-    return {name: value for name, value in stored.items() if name not in lost}, lost
-
-
 def logged_hyperparameters(*owners: Any) -> dict[str, Any]:
     """The numbers and texts that modules and data modules have stored with ``save_hyperparameters()``, for trackers, as in Lightning.
 
@@ -131,15 +118,3 @@ def _from_config(module: L.LightningModule, model: Mapping[str, Any]) -> dict[st
     if path.rpartition(".")[2] != type(module).__name__:  # the configuration names a network, and flcog put this module around it
         path, arguments = own, {"model": model}
     return masked(arguments) | {"_class_path": path, "_instantiator": "lightning.pytorch.cli.instantiate_module"}
-
-
-def warn_of_lost_hyperparameters(module: L.LightningModule) -> None:
-    """Say once which hyper-parameters no checkpoint can hold, as it contains only tensors and primitives."""
-    _, lost = split_hyperparameters(module) if module.hparams else ({}, [])
-    if lost:
-        name = type(module).__name__
-        warnings.warn(
-            f"checkpoints do not store the hyper-parameter{'s' * (len(lost) > 1)} {', '.join(lost)} of {name}, which are no numbers or "
-            f"text: give them to {name}.load_from_checkpoint(PATH, {lost[0]}=...), or leave them out with save_hyperparameters(ignore=...)",
-            stacklevel=2,
-        )

@@ -57,12 +57,10 @@ class LightningClient(OneClient):
             self._optimizers.end_client()
         return result._replace(training=self._training)
 
-    @torch.no_grad()
     def _begin_hosted_round(self, assignment: Assignment) -> None:
         """Call the hooks of rounds at a host, where no run calls them. They see the model that the server has sent."""
         received = assignment.program.received
-        for name, value in (received.params | received.buffers).items():
-            load(self.model.params[name] if name in self.model.params else self.model.buffers[name], value)
+        self.model.load(received.params | received.buffers)
         self._trainer.begin_hosted_round(assignment.round)
         self.model.keep_buffers()
 

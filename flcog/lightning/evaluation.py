@@ -4,11 +4,9 @@ from collections.abc import Iterator, Sequence
 from typing import Any, Literal
 
 import numpy as np
-import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from flcog.core.sharded import load
 from flcog.core.types import Params, changed, given
 from flcog.data import Samples
 from flcog.data.reading import Reader
@@ -87,13 +85,11 @@ class OwnSteps:
         loop._data_source.instance, loop.return_predictions = _Set(self._reader, samples, rows, self._batch_size), True
         return [pytree.tree_map_only(Tensor, Tensor.cpu, result) for result in loop.run() or ()]
 
-    @torch.no_grad()
     def hold(self, params: Params, buffers: Params) -> None:
         """Load a model into the module."""
         self._model.find_tensors()
         self._model.renew_buffers()
-        for name, value in (params | buffers).items():
-            load(self._model.params[name] if name in self._model.params else self._model.buffers[name], value)
+        self._model.load(params | buffers)
 
 
 class _Set:

@@ -16,7 +16,6 @@ from flcog.core.types import Params, Slot
 from flcog.core.yaml_files import load_yaml
 from flcog.data import FederatedDataModule, Federation
 from flcog.lightning.checkpoint import entries as lightning_entries
-from flcog.lightning.checkpoint import warn_of_lost_hyperparameters
 from flcog.lightning.contract import is_users
 from flcog.lightning.trainer import RoundsTrainer
 from flcog.method import Callback, MethodRecord, Note, PrivateSum, Uploads, method_of
@@ -190,7 +189,6 @@ class Session:
         """Write the description of the run to its directory and to the trackers."""
         if not self.processes.is_first:
             return
-        warn_of_lost_hyperparameters(self.model.module)
         numbers = partition_report(self.federation)[1] if self.has_all_data else {}
         setting: dict[str, Any] = {
             **entries(self.engine, self.server, self.experiment, self.observers),

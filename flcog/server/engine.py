@@ -13,7 +13,7 @@ from torch.utils import _pytree as pytree
 from flcog.client.messages import Clients, RollCall, Split
 from flcog.client_module import ClientModule
 from flcog.core.processes import Processes
-from flcog.core.sharded import divide_again, load
+from flcog.core.sharded import divide_again
 from flcog.core.types import Params
 from flcog.data import CentralSets, Exchange, Federation, Samples
 from flcog.data.batching import Batching
@@ -124,8 +124,7 @@ class Engine:
         """Load the global model into the user's module, which contains the last client's model."""
         divide_again(self.model.module)
         self.model.renew_buffers()
-        for name, value in ((params or server.params) | server.buffers).items():
-            load(self.model.params[name] if name in self.model.params else self.model.buffers[name], value)
+        self.model.load((params or server.params) | server.buffers)
 
     def to_device(self, tree: Any) -> Any:
         """Move the tensors of a tree to the run's device."""

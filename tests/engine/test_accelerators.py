@@ -24,7 +24,6 @@ from torch.utils import _pytree as pytree
 from flcog.callbacks import ClassAccuracy, ClientFairness, FedProx, FineTune, TrainingScores
 from flcog.core.precision import float64_device
 from flcog.execute.optimizer import ELEMENTWISE
-from flcog.execute.plain_steps import PlainSteps
 from flcog.method import Cohort, Context, Messages, Method, Params, Upload
 from flcog.schedules import Exponential
 
@@ -50,29 +49,6 @@ def test_a_local_step_waits_for_nothing(name: str) -> None:
     case = CASES[name]
     few, many = (waits_of(case.method, case.module(case.optimizer), case.data(), local_steps=steps) for steps in (2, 5))
     assert few["copies"] and many == few
-
-
-OTHERS = [name for name in CASES if name not in STEPPING]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", OTHERS)
-def test_nor_does_any_other_methods(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Only local steps are counted. The server's work and preparations before the first round may wait for the device."""
-    case, waited, run = CASES[name], list[Counter[str]](), PlainSteps.run
-
-    def counted(*arguments: Any) -> Any:
-        before = waits.copy()
-        result = run(*arguments)
-        waited[-1].update(waits - before)
-        return result
-
-    monkeypatch.setattr(PlainSteps, "run", counted)
-    for steps in (2, 5):
-        waited.append(Counter())
-        options = case.options | {"local_epochs": None, "local_steps": steps}
-        waits_of(case.method, case.module(case.optimizer), case.data(), **options)
-    assert waited[0]["copies"] and waited[0] == waited[1]
 
 
 WAITING = (torch.optim.ASGD, torch.optim.Rprop)

@@ -26,7 +26,7 @@ from flcog.callbacks import (
     Stragglers,
 )
 from flcog.commands.cli import main
-from flcog.method import Method, Workload
+from flcog.method import Method
 from flcog.run.advice import CHAINS
 from flcog.schedules import Piecewise
 
@@ -42,14 +42,8 @@ class Median(Method):
 
 
 @dataclass(frozen=True)
-class Replacing(Workload):
+class Replacing(Method):
     """Ignores the values that it receives, in several hooks."""
-
-    def plan(self, num_steps: int, client: Any, rng: Any) -> int:
-        return 2
-
-    def start(self, apply: Any, params: Any, ctx: Any) -> Any:
-        return dict(ctx.received.params), {}
 
     def correct_gradient(self, gradient: Any, params: Any, ctx: Any) -> Any:
         return {name: value.sign() for name, value in params.items()}
@@ -57,28 +51,16 @@ class Replacing(Workload):
     def after_step(self, apply: Any, params: Any, before: Any, batch: Any, ctx: Any) -> Any:
         return dict(ctx.received.params), ctx.state
 
-    def evaluate_at(self, server: Any, params: Any) -> Any:
-        return {name: torch.zeros_like(value) for name, value in params.items()}
-
 
 @dataclass(frozen=True)
-class Shifting(Workload):
+class Shifting(Method):
     """Changes the values that it receives, in the same hooks."""
-
-    def plan(self, num_steps: int, client: Any, rng: Any) -> int:
-        return num_steps + 1
-
-    def start(self, apply: Any, params: Any, ctx: Any) -> Any:
-        return {name: value + 1 for name, value in params.items()}, {}
 
     def correct_gradient(self, gradient: Any, params: Any, ctx: Any) -> Any:
         return {name: 2 * value for name, value in gradient.items()}
 
     def after_step(self, apply: Any, params: Any, before: Any, batch: Any, ctx: Any) -> Any:
         return {name: value + 1 for name, value in params.items()}, ctx.state
-
-    def evaluate_at(self, server: Any, params: Any) -> Any:
-        return {name: value + 1 for name, value in params.items()}
 
 
 @dataclass(frozen=True)
@@ -99,7 +81,7 @@ def advice(*methods: Method, module: Any = None, data: Any = None, **options: An
 def test_a_chain_that_is_cut_is_said_hook_by_hook() -> None:
     expected = {
         f"Replacing.{hook} replaces {CHAINS[hook]}, so the work of Shifting is lost: list Replacing before Shifting"
-        for hook in ("plan", "start", "correct_gradient", "after_step", "evaluate_at")
+        for hook in ("correct_gradient", "after_step")
     }
     assert set(advice(Shifting(), Replacing())) == expected
     assert advice(Replacing(), Shifting()) == []

@@ -1,12 +1,11 @@
 """On a device with a second queue, samples, clients' states and draws are copied in advance, without changing a bit of the run."""
 
-from pathlib import Path
 from typing import Any
 
 import pytest
 from contracts.registry import CASES
 from copy_queues import Delayed
-from harness import SGD, assert_close, classifier, fit, make_trainer, train
+from harness import assert_close, classifier, make_trainer, train
 
 from engine.test_sources import Announced
 
@@ -61,13 +60,3 @@ def test_states_and_draws_that_come_later_train_the_same_model(name: str, execut
     assert queue.begun > 0 and max(queue.ahead) > 0
     queue.is_there = False
     assert_close(ours.state, trained().state, 0)
-
-
-def test_states_that_were_read_from_the_disk_come_later_too(tmp_path: Path, queue: Delayed) -> None:
-    case = CASES["SCAFFOLD"]
-    fit(tmp_path / "half", case.method, module=classifier(SGD), rounds=2)
-    begun = queue.begun
-    resumed = fit(tmp_path / "half", case.method, module=classifier(SGD), rounds=4, ckpt_path="last")
-    assert queue.begun > begun
-    whole = fit(tmp_path / "whole", case.method, module=classifier(SGD), rounds=4)
-    assert_close(resumed.state, whole.state, 0)

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from harness import TinyData, classifier, make_trainer, train
+from harness import TinyData, train
 from torch import Tensor
 
 from flcog.data import Exchange, Federation, Partition
@@ -54,10 +54,3 @@ def test_bytes_are_counted_before_round_1() -> None:
     trainer = train(Halves(), rounds=1, clients_per_round=8)
     assert (trainer.ledger.up["Halves"], trainer.ledger.down["Halves"]) == (30 + 8 * 4, 7)
     assert trainer.rows[0]["comm/up_bytes"] == trainer.ledger.total_up
-
-
-def test_the_workspace_is_the_run_s_unless_nothing_is_to_be_written(tmp_path: Path) -> None:
-    trainer = make_trainer(tmp_path, Halves(), rounds=1)
-    trainer.fit(classifier(), TinyData())
-    assert trainer.run.engine.exchanges["Halves"].workspace == tmp_path
-    assert train(Halves(), rounds=1).run.engine.exchanges["Halves"].workspace is None

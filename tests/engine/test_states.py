@@ -1,12 +1,10 @@
 """The states of methods: what a client and the server may keep, which a resumed run must be able to read."""
 
-import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from harness import assert_close, fit, train
@@ -46,18 +44,6 @@ def test_numbers_in_states_are_tensors_everywhere(executor: str, tmp_path: Path)
     assert_close(fit(tmp_path, counting({"n": 0}), rounds=3, ckpt_path=checkpoint, **options).state, straight.state, 0)
     introduced = counting(FirstContact({"n": 0}, 1.0), weights=lambda weights, messages, cohort: weights)
     assert_close(train(introduced, rounds=3, **options).state, straight.state, 0)
-
-
-@both
-@pytest.mark.parametrize(("hook", "value", "says"), [
-    ("draw", None, "None in its random numbers, and must return tensors and numbers"),
-    ("draw", {"noise": np.zeros(3)}, "a value of type ndarray in its random numbers, and must return tensors and numbers"),
-    ("init_client", {"n": np.zeros(3)}, "a value of type ndarray in its state, and must return tensors and numbers"),
-    ("init_client", {"mode": "warm"}, "a value of type str in its state, and must return tensors and numbers"),
-])  # fmt: skip
-def test_a_client_keeps_tensors_and_numbers(executor: str, hook: str, value: Any, says: str) -> None:
-    with pytest.raises(ValueError, match=re.escape(f"Mine.{hook} returned {says}")):
-        train(making(**{hook: lambda *_: value}), executor=executor, rounds=1)
 
 
 def test_a_number_may_become_a_tensor_without_axes(tmp_path: Path) -> None:

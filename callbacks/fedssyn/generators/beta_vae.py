@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from flcog.callbacks.fedssyn.generators.base import DataGenerator, Log, Sampler, padded
-from flcog.callbacks.fedssyn.generators.private_training import Budget, PrivateTraining, Training
+from flcog.callbacks.fedssyn.generators.private_training import Budget, GeneratorTraining, PrivateTraining
 from flcog.core.checks import option
 
 
@@ -156,7 +156,7 @@ class BetaVAE(DataGenerator):
             log(epoch, figures)
 
         optimizer = torch.optim.Adam(network.parameters(), lr=self.lr)
-        budget = Training(
+        budget = GeneratorTraining(
             network, loss, optimizer, inputs, labels, self.epochs, self.batch_size, epoch_done, self.privacy, extra_releases=1
         ).run()
         network.eval()

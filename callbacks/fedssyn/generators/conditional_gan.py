@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from flcog.callbacks.fedssyn.generators.base import DataGenerator, Log, Sampler, padded
-from flcog.callbacks.fedssyn.generators.private_training import PrivateTraining, Training, hooks_off
+from flcog.callbacks.fedssyn.generators.private_training import GeneratorTraining, PrivateTraining, hooks_off
 from flcog.core.checks import option
 
 
@@ -125,7 +125,7 @@ class ConditionalGAN(DataGenerator):
                 parameter.grad = slope
             maker_optimizer.step()
 
-        Training(
+        GeneratorTraining(
             critic, critic_loss, critic_optimizer, inputs, labels, self.epochs, self.batch_size, log, self.privacy, maker_step
         ).run()
         maker.eval()

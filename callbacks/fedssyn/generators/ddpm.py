@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from flcog.callbacks.fedssyn.generators.base import DataGenerator, Log, Sampler, padded, require
-from flcog.callbacks.fedssyn.generators.private_training import PrivateTraining, Training
+from flcog.callbacks.fedssyn.generators.private_training import GeneratorTraining, PrivateTraining
 from flcog.core.checks import option
 
 
@@ -93,7 +93,7 @@ class DDPM(DataGenerator):
         network, scheduler = self.network(shape[0], max(data.shape[2:]), num_classes).to(device), self.scheduler()
         average = require("diffusers", "DDPM").training_utils.EMAModel(network.parameters(), decay=self.ema, foreach=True)
         optimizer = torch.optim.AdamW(network.parameters(), lr=self.lr)
-        Training(
+        GeneratorTraining(
             network,
             partial(self._loss, scheduler.alphas_cumprod.to(device)),
             optimizer,

@@ -149,7 +149,7 @@ class Budget:
 
 
 @dataclass
-class Training:
+class GeneratorTraining:
     """One client's training of one network: epochs that minimise the mean loss.
 
     Example:
@@ -157,7 +157,7 @@ class Training:
         >>> optimizer, seen = torch.optim.SGD(line.parameters(), lr=0.5), []
         >>> def loss(f, x, y):
         ...     return (f(x) - 2 * x).square().sum(1)
-        >>> Training(line, loss, optimizer, points, points, 60, 8, lambda *figures: seen.append(figures)).run()
+        >>> GeneratorTraining(line, loss, optimizer, points, points, 60, 8, lambda *figures: seen.append(figures)).run()
         >>> round(line.weight.item(), 3), len(seen)
         (2.0, 60)
     """

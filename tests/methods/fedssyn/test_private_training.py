@@ -17,7 +17,7 @@ from flcog.callbacks import BetaVAE, Fedssyn, PrivateTraining
 from flcog.callbacks.fedssyn.generators.beta_vae import Autoencoder, Posterior, class_means
 from flcog.callbacks.fedssyn.generators.conditional_gan import Critic
 from flcog.callbacks.fedssyn.generators.ddpm import DDPM
-from flcog.callbacks.fedssyn.generators.private_training import Budget, Training
+from flcog.callbacks.fedssyn.generators.private_training import Budget, GeneratorTraining
 
 pytestmark = pytest.mark.filterwarnings("error")
 
@@ -40,7 +40,7 @@ def test_a_private_step_is_the_sum_of_clipped_gradients(physical: int) -> None:
     privacy = PrivateTraining(noise_multiplier=1e-9, max_grad_norm=0.5, physical_batch_size=physical)
     optimizer = torch.optim.SGD(network.parameters(), lr=2.0)
     # A batch of all samples: every sample takes part with probability 1.
-    Training(network, critic_loss, optimizer, inputs, torch.zeros(8), 1, 8, lambda *_: None, privacy).run()
+    GeneratorTraining(network, critic_loss, optimizer, inputs, torch.zeros(8), 1, 8, lambda *_: None, privacy).run()
     for parameter, start, *slopes in zip(network.parameters(), plain.parameters(), *gradients, strict=True):
         torch.testing.assert_close(parameter, start - 2.0 * sum(slopes) / 8, rtol=1e-4, atol=1e-6)
 
@@ -83,7 +83,7 @@ def test_image_layers_have_gradients_of_each_sample(network: Any, loss: Any, mon
     longest = float(norms.median())  # the longer gradients are clipped
     privacy = PrivateTraining(noise_multiplier=1e-9, max_grad_norm=longest, physical_batch_size=3)
     optimizer = torch.optim.SGD(trained_network.parameters(), lr=1 / longest)
-    Training(trained_network, loss, optimizer, inputs, labels, 1, 5, lambda *_: None, privacy).run()
+    GeneratorTraining(trained_network, loss, optimizer, inputs, labels, 1, 5, lambda *_: None, privacy).run()
     for (name, parameter), start, *slopes in zip(trained_network.named_parameters(), plain.parameters(), *gradients, strict=True):
         step = sum(slope / max(float(norm), longest) for slope, norm in zip(slopes, norms, strict=True)) / 5
         torch.testing.assert_close(start - parameter, step, rtol=1e-3, atol=1e-5, msg=lambda text, name=name: f"{name}: {text}")
@@ -98,7 +98,7 @@ def test_secret_noise_does_not_follow_from_the_seed(tmp_path: Path) -> None:
         nn.init.zeros_(network.weight)
         inputs = torch.zeros(10, 40)
         optimizer = torch.optim.SGD(network.parameters(), lr=1.0)
-        Training(network, lambda f, x, y: f(x)[:, 0], optimizer, inputs, inputs, 1, 10, lambda *_: None, privacy).run()
+        GeneratorTraining(network, lambda f, x, y: f(x)[:, 0], optimizer, inputs, inputs, 1, 10, lambda *_: None, privacy).run()
         return network.weight.detach(), Budget(privacy, extra_releases=1).release(torch.zeros(2, 40))
 
     public, secret = PrivateTraining(noise_multiplier=3.0), PrivateTraining(noise_multiplier=3.0, secret=True)
@@ -143,7 +143,9 @@ def test_the_noise_has_the_size_that_is_accounted_for() -> None:
     start, inputs = network.weight.detach().clone(), torch.zeros(10, 4000)
     privacy = PrivateTraining(noise_multiplier=3.0, max_grad_norm=0.5)
     optimizer = torch.optim.SGD(network.parameters(), lr=1.0)
-    Training(network, lambda f, x, y: f(x)[:, 0], optimizer, inputs, torch.zeros(10), 1, 10, lambda *_: None, privacy).run()
+    GeneratorTraining(
+        network, lambda f, x, y: f(x)[:, 0], optimizer, inputs, torch.zeros(10), 1, 10, lambda *_: None, privacy
+    ).run()
     assert float((network.weight.detach() - start).std()) == pytest.approx(3.0 * 0.5 / 10, rel=0.05)
 
 
@@ -159,7 +161,7 @@ def test_epsilon_is_the_accountants() -> None:
     def loss(f: Any, x: Tensor, y: Tensor) -> Tensor:
         return f(x)[:, 0].square()
 
-    budget = Training(network, loss, optimizer, inputs, inputs, 3, 10, lambda _, f: seen.append(f), privacy).run()
+    budget = GeneratorTraining(network, loss, optimizer, inputs, inputs, 3, 10, lambda _, f: seen.append(f), privacy).run()
     assert seen[0]["epsilon"] < seen[1]["epsilon"] < seen[2]["epsilon"]
     for _ in range(3 * 3):
         accountant.step(noise_multiplier=1.3, sample_rate=10 / 30)
@@ -168,10 +170,10 @@ def test_epsilon_is_the_accountants() -> None:
     few: list[dict[str, float]] = []
     limit = (seen[1]["epsilon"] + seen[2]["epsilon"]) / 2
     limited = dataclasses.replace(privacy, max_epsilon=limit)
-    Training(network, loss, optimizer, inputs, inputs, 3, 10, lambda _, f: few.append(f), limited).run()
+    GeneratorTraining(network, loss, optimizer, inputs, inputs, 3, 10, lambda _, f: few.append(f), limited).run()
     assert [f["epsilon"] for f in few] == [f["epsilon"] for f in seen[:2]]
     with pytest.raises(ValueError, match=r"one epoch would spend epsilon .* of max_epsilon=0.01 on a client: raise noise_mult"):
-        Training(
+        GeneratorTraining(
             network, loss, optimizer, inputs, inputs, 3, 10, lambda *_: None, dataclasses.replace(privacy, max_epsilon=0.01)
         ).run()
 
