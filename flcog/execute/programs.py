@@ -18,11 +18,6 @@ from flcog.execute.plain_steps import Chunk
 from flcog.method import Note, Notes
 from flcog.settings import Compile
 
-OPTIONS: dict[str, Any] = {"constant_and_index_propagation": False}
-"""With this option torch's compiler treats ``arange(n) * constant``, the beginning of keyed noise, as an address: a product of signed C++
-numbers, which must not overflow. This product overflows on purpose, and a C++ compiler then wrote beyond the end of the noise."""
-
-
 StepArguments = tuple[ChunkTensors, RoundTensors, StepTensors]
 
 
@@ -121,6 +116,11 @@ def first_of(chunk: ChunkTensors, clients: int) -> Chunk:
 
 def _copy(into: Any, values: Any) -> None:
     torch._foreach_copy_(pytree.tree_leaves(into), pytree.tree_leaves(values))
+
+
+OPTIONS: dict[str, Any] = {"constant_and_index_propagation": False}
+"""With this option torch's compiler treats ``arange(n) * constant``, the beginning of keyed noise, as an address: a product of signed C++
+numbers, which must not overflow. This product overflows on purpose, and a C++ compiler then wrote beyond the end of the noise."""
 
 
 def compiled(function: Callable[..., None], examples: Sequence[Tensor]) -> Callable[..., None]:

@@ -1,7 +1,6 @@
 """A run on a device other than the CPU, which may lack float64: local steps never wait for the device."""
 
 from collections import Counter
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -24,7 +23,7 @@ from torch.utils import _pytree as pytree
 from flcog.callbacks import ClassAccuracy, ClientFairness, FedProx, FineTune, TrainingScores
 from flcog.core.precision import float64_device
 from flcog.execute.optimizer import ELEMENTWISE
-from flcog.method import Cohort, Context, Messages, Method, Params, Upload
+from flcog.method import Method
 from flcog.schedules import Exponential
 
 STEPPING = ("FedProx", "Ditto-momentum", "FedCOG", "FedReg", "FedRep", "FedSAM", "GradientNoise", "MOON-batchnorm", "SCAFFOLD")
@@ -169,23 +168,3 @@ def test_every_method_runs_as_on_cuda(name: str, executor: str, monkeypatch: pyt
         there = trained()
     assert there.executor.name == executor
     assert_close({n: v.here for n, v in there.params.items()}, here.params, 1e-4)
-
-
-@dataclass(frozen=True)
-class Counts(Method):
-    """Sends Python numbers as messages."""
-
-    def finish_client(self, delta: Params, params: Params, ctx: Context) -> Upload:
-        return Upload(delta, ctx.state, mean={"two": 2.0}, sum={"one": 1})
-
-    def server_step(self, server: Any, params: Params, delta: Params, messages: Messages, cohort: Cohort) -> Any:
-        assert (float(messages.mean["two"]), float(messages.sum["one"])) == (2.0, len(cohort.clients))
-        assert {value.device.type for value in (messages.mean["two"], messages.sum["one"])} == {NAME}
-        return delta, server
-
-
-@pytest.mark.parametrize("like_cuda", [True, False])
-@pytest.mark.parametrize("executor", ["loop", "vmap"])
-def test_numbers_that_methods_send_are_added_up_there(executor: str, like_cuda: bool) -> None:
-    with computing_there(like_cuda):
-        assert train(Counts(), executor=executor, precision="32-true").executor.name == executor
