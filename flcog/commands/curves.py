@@ -36,10 +36,7 @@ def figure_of(panels: Sequence[Panel], names: Sequence[str]) -> Figure:
             axes.plot(
                 line.x, line["mean"], style, color=colour, linewidth=1.3, label=name, marker="o" if len(line) == 1 else None
             )
-        limits = axes.get_ylim()  # the bands of three seeds may be wide: they are cut off
-        for name, line in panel.lines.items():
-            axes.fill_between(line.x, line.low, line.high, color=looks[name][0], alpha=0.12, linewidth=0)
-        axes.set_ylim(limits)
+            axes.fill_between(line.x, line.low, line.high, color=colour, alpha=0.12, linewidth=0)
         axes.set(title=panel.title, xlabel=panel.x, ylabel=panel.y)
         axes.grid(color="#e6e6e6", linewidth=0.5)
         axes.spines[["top", "right"]].set_visible(False)

@@ -23,7 +23,14 @@ PARENT = "FLCOG_STARTED_BY"
 GRACE = 30.0
 """The seconds that a process has for saving before it is killed, as with schedulers."""
 
-STARTED_BY_OTHERS = ("LOCAL_RANK", "SLURM_NTASKS", "TORCHELASTIC_RUN_ID", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE")
+STARTED_BY_OTHERS = (
+    "LOCAL_RANK",
+    "SLURM_NTASKS",
+    "TORCHELASTIC_RUN_ID",
+    "OMPI_COMM_WORLD_SIZE",
+    "PMI_SIZE",
+    "JSM_NAMESPACE_SIZE",
+)
 """Environment variables of programs that start all processes of a run themselves."""
 
 starter: int | None = None

@@ -5,10 +5,12 @@ from collections.abc import Sequence
 
 import torch
 from lightning.fabric import Fabric
+from lightning.fabric.plugins.environments import LightningEnvironment
 from lightning.fabric.strategies import DDPStrategy
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 
 from flcog.core import checks, lost_processes
+from flcog.core.child_processes import STARTED_BY_OTHERS
 from flcog.core.processes import Processes
 
 
@@ -60,6 +62,7 @@ def make_fabric(
             strategy=strategy if processes_per_device == 1 else SharedDevices(processes_per_device),
             devices=devices,
             num_nodes=num_nodes,
+            plugins=None if os.environ.keys() & STARTED_BY_OTHERS else LightningEnvironment(),
         )
     # TypeError: devices of the wrong type; ModuleNotFoundError: the accelerator's package is missing.
     except (MisconfigurationException, ValueError, RuntimeError, TypeError, ModuleNotFoundError) as error:

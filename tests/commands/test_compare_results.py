@@ -372,6 +372,8 @@ def test_curves_are_means_with_their_intervals(tmp_path: Path) -> None:
         draw_curves(given, tmp_path, "bytes")
     (axes,) = write.call_args.args[1].axes
     assert axes.get_xlabel() == "Megabytes sent up and down" and axes.get_ylabel() == "Test accuracy (%)"
+    low, high = axes.get_ylim()
+    assert all(low <= y <= high for band in axes.collections for path in band.get_paths() for y in path.vertices[:, 1])
     png, pdf = draw_curves(given, tmp_path, "rounds")
     assert png.read_bytes()[:4] == b"\x89PNG" and pdf.read_bytes()[:4] == b"%PDF"
     assert draw_curves(filled(plan, []), tmp_path, "rounds") == []

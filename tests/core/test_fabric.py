@@ -1,6 +1,8 @@
 """The choice of each process's device, and several processes that share a device."""
 
+import os
 from collections import Counter
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -22,6 +24,13 @@ def gpus(monkeypatch: pytest.MonkeyPatch) -> None:
     """Pretend that the machine has as many GPUs as requested. Nothing can be computed on them."""
     monkeypatch.setattr(CUDAAccelerator, "is_available", lambda: True)
     monkeypatch.setattr(CUDAAccelerator, "parse_devices", lambda devices: list(range(devices)))
+
+
+@pytest.mark.filterwarnings("error")
+def test_slurms_client_programs_bring_no_warning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "srun").touch(mode=0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    fabric(1, 1)
 
 
 @pytest.mark.parametrize(("devices", "per_device"), [(1, 4), (2, 2), (3, 2), (4, 1)])
