@@ -63,6 +63,21 @@ def test_the_validation_set_chooses_a_round(run: Run) -> None:
     assert scores(came_to(run, "test/accuracy")) == {"best": 0.25, "last": 0.125, "mean": pytest.approx(math.nan, nan_ok=True)}
 
 
+def test_models_at_the_clients_are_compared_with_the_global_model_at_the_same_clients(tmp_path: Path) -> None:
+    plan = table(tmp_path)
+    runs = runs_of(plan, tmp_path / "out")
+    for run in runs:
+        own = {"test__personal_accuracy_mean": [0.75, 0.5], "val__personal_accuracy_mean": [0.25, 0.5]} if run.row == "A" else {}
+        fake_run(run, [0.1, 0.1], finished=True, test__client_accuracy_mean=[0.3, 0.4], **own)
+    for found in results_of(plan, runs, None):
+        assert found["metric"] == "test/personal_accuracy_mean"
+        assert scores(found) == (
+            {"best": 0.75, "last": 0.5, "mean": 0.625, "val": 0.5}
+            if found["row"] == "A"
+            else {"best": 0.4, "last": 0.4, "mean": pytest.approx(0.35)}
+        )
+
+
 @pytest.mark.parametrize(
     ("metric", "shown"),
     [

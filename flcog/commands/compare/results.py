@@ -12,7 +12,7 @@ import numpy as np
 from flcog.commands.compare.runs import Run, joined
 from flcog.commands.compare.settings import other_settings, stated
 from flcog.commands.compare.table import View
-from flcog.core.monitor import Metric, lower_is_better, main_metric, mode_of
+from flcog.core.monitor import Metric, is_personal, lower_is_better, main_metric, mode_of
 from flcog.core.speed import share_of_waiting, speed_of
 
 History = Sequence[Mapping[str, float]]
@@ -95,10 +95,13 @@ def record_of(run: Run) -> Record | None:
 def result_of(run: Run, name: str, view: View, record: Record, last: int) -> dict[str, Any]:
     """The result of a run in one view: its place, scores, targets and facts, with the mean of the last few evaluations.
 
-    A run that has diverged has its last score in all summaries.
+    A run that has diverged has its last score in all summaries. Where others have models at the clients, the global model is each
+    client's model.
     """
-    seen = [row for row in record.history if view.round is None or row["round"] <= view.round]
     metric = view.metric or main_of(record.history)
+    seen = [row for row in record.history if view.round is None or row["round"] <= view.round]
+    for own in (metric, on_validation(metric)) if metric and is_personal(metric) else ():
+        seen = [{own: row[common], **row} if (common := own.replace("/personal_", "/client_")) in row else row for row in seen]
     values = [row[metric] for row in seen if metric in row] if metric else []
     tail, diverged = values[-last:], record.facts["diverged"] or _ends_badly(seen, metric)
     scores = _scores(metric, values, tail, seen) if metric and values else {}

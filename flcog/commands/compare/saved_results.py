@@ -7,11 +7,12 @@ from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from flcog.commands.compare.results import ELAPSED, FACTS, Record, chooser_of, record_of, result_of
+from flcog.commands.compare.results import ELAPSED, FACTS, Record, chooser_of, main_of, record_of, result_of
 from flcog.commands.compare.runs import Run, runs_of
 from flcog.commands.compare.settings import stated
 from flcog.commands.compare.table import Table
 from flcog.core.files import write_table
+from flcog.core.monitor import Metric, is_personal
 
 PLACE, ROUND = ("row", "column", "seed"), "round"
 MISSING = "-"
@@ -31,7 +32,7 @@ def results_of(table: Table, runs: Sequence[Run], path: Path | None) -> list[dic
     A saved result belongs to its row, column and seed as long as the table states the same configs and options for them. It also
     replaces a run that has not finished, or that has other settings which the user's own arguments do not ask for.
     """
-    kept, found = _read(path) if path else {}, []
+    kept, found = _read(path) if path else {}, list[tuple[Run, Record]]()
     for run in runs:
         record, line = record_of(run), kept.get((run.row, run.column, run.seed))
         if line and not (record and (run.extra if record.other else record.finished)):
@@ -44,10 +45,15 @@ def results_of(table: Table, runs: Sequence[Run], path: Path | None) -> list[dic
                     "or train it again and give --save-results"
                 )
         if record is not None:
-            found += [
-                result_of(run, name, view, record, table.last) for name, view in table.views.items() if view.column == run.column
-            ]
-    return found
+            found.append((run, record))
+    mains = {run.column: Metric(main) for run, record in found if is_personal(main := main_of(record.history) or "")}
+    views = {name: view._replace(metric=view.metric or mains.get(view.column)) for name, view in table.views.items()}
+    return [
+        result_of(run, name, view, record, table.last)
+        for run, record in found
+        for name, view in views.items()
+        if view.column == run.column
+    ]
 
 
 def write_results(path: Path, table: Table, runs: Sequence[Run]) -> int:
