@@ -1,6 +1,7 @@
 """The client side of a round as pure functions: it combines the hooks of all methods in the same way for every executor."""
 
 from collections.abc import Callable, Collection, Iterable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -14,7 +15,7 @@ from flcog.functional.apply import Apply
 from flcog.functional.model_function import ModelFunction
 from flcog.method import Attack, ClientData, Context, GlobalModel, Gradient, GradientFunction, Method, Optimisation, Stage, Upload
 from flcog.method.method import with_measures
-from flcog.method.returned import as_given, check_pair, check_params, check_scalar, check_upload, is_checked
+from flcog.method.returned import as_given, check_pair, check_params, check_scalar, check_upload, is_checked, untouched
 from flcog.method.stage import ORDER
 from flcog.wire.envelope import Envelope, Manifest, fields_of, map_fields, sizes_of
 
@@ -90,7 +91,8 @@ class Program:
         if self.starters:
             contexts, inputs = self.contexts(tensors, buffers, 0), list(tensors.inputs)
             for i, method in self.starters:
-                started = method.start(self.apply(buffers), dict(params), contexts[i])
+                with _watched(method, "start", contexts[i]):
+                    started = method.start(self.apply(buffers), dict(params), contexts[i])
                 params, inputs[i] = check_pair(method, "start", started, params, "inputs")
             tensors = tensors._replace(inputs=inputs)
         return _masked(params, tensors.masks), tensors
@@ -105,7 +107,8 @@ class Program:
         """The task loss plus the terms of all methods."""
         total = task_loss
         for i, method in self.losses:
-            term = method.loss(apply, dict(params), batch, task_loss, contexts[i])
+            with _watched(method, "loss", contexts[i], params):
+                term = method.loss(apply, dict(params), batch, task_loss, contexts[i])
             total = total + check_scalar(method, "loss", term)
         return total
 
@@ -127,7 +130,8 @@ class Program:
     def corrected(self, values: Params, params: Params, contexts: list[Context], masks: Params) -> Params:
         """The gradient after all corrections and the masks."""
         for i, method in self.corrections:
-            values = method.correct_gradient(dict(values), dict(params), contexts[i])
+            with _watched(method, "correct_gradient", contexts[i], params):
+                values = method.correct_gradient(dict(values), dict(params), contexts[i])
             if is_checked(contexts[i].step):
                 check_params(method, "correct_gradient", values, params)
         return _masked(values, masks)
@@ -157,7 +161,8 @@ class Program:
         params, before = changed
         contexts, states = self.contexts(tensors, buffers, step), list(tensors.states)
         for i, method in self.followers:
-            after = method.after_step(self.apply(buffers), dict(params), dict(before), batch, contexts[i])
+            with _watched(method, "after_step", contexts[i], params, before):
+                after = method.after_step(self.apply(buffers), dict(params), dict(before), batch, contexts[i])
             params, states[i] = check_pair(method, "after_step", after, params, "state") if is_checked(step) else after
         return _masked(params, tensors.masks), tensors._replace(states=states)
 
@@ -178,7 +183,8 @@ class Program:
         messages: dict[str, Upload] = {}
         for i, method in enumerate(self.methods):
             if method.overrides("finish_client"):
-                finished = method.finish_client(dict(delta), dict(params), contexts[i])
+                with _watched(method, "finish_client", contexts[i], params):
+                    finished = method.finish_client(dict(delta), dict(params), contexts[i])
                 messages[method.name] = upload = check_upload(method, finished, params)
                 sends_weights, delta = sends_weights and upload.delta is not None, delta if upload.delta is None else upload.delta
                 states[i] = upload.state
@@ -223,13 +229,20 @@ def with_states(tensors: ClientTensors, states: dict[int, Slot]) -> ClientTensor
     return tensors._replace(states=[states.get(i, old) for i, old in enumerate(tensors.states)]) if states else tensors
 
 
+def _watched(method: Method, hook: str, ctx: Context, *own: Params) -> AbstractContextManager[None]:
+    """Refuse a hook that changes in place what all clients receive, or the client's own model, in the client's first step."""
+    is_first = is_checked(ctx.step) or hook == "finish_client"
+    return untouched(method, hook, ctx.received, ctx.broadcast, *own) if is_first else nullcontext()
+
+
 def _collecting(
     method: Method, function: GradientFunction, ctx: Context, place: int, states: dict[int, Slot]
 ) -> GradientFunction:
     """Wrap the gradient function of one method, so that it stores its new state in ``states`` instead of returning it."""
 
     def gradient(params: Params, batch: Batch) -> Gradient:
-        result = function(dict(params), batch)
+        with _watched(method, "wrap_gradient", ctx):
+            result = function(dict(params), batch)
         if is_checked(ctx.step):
             check_params(method, "wrap_gradient", result.values, params)
         if result.state is not None:

@@ -5,14 +5,16 @@ under ``torch.func.vmap`` and ``torch.func.grad``.
 """
 
 import difflib
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch._C._functorch import get_unwrapped, is_functorch_wrapped_tensor
 from torch.utils import _pytree as pytree
 
-from flcog.core.trees import containers_copied
+from flcog.core.trees import containers_copied, leaves
 from flcog.core.types import Params, Slot
 from flcog.method.client_view import ClientView
 from flcog.method.context import Context, FirstContact, GlobalModel, Upload
@@ -114,3 +116,27 @@ def drawn(method: Method, rng: torch.Generator, client: ClientView) -> Slot:
 def broadcast_of(method: Method, server: Slot) -> Slot:
     """The part of a method's server state that clients receive."""
     return method.broadcast(containers_copied(server))
+
+
+@contextmanager
+def untouched(method: Method, hook: str, *kept: Slot) -> Iterator[None]:
+    """Refuse a hook that changes one of these trees of tensors in place, as torch's counters of changes tell.
+
+    The change would reach the global model or the next client unnoticed, and executors would differ: clients that train one after
+    another start from changed values, and stacked clients do not.
+    """
+    tensors = [value for value in leaves(kept) if isinstance(value, Tensor)]
+    before = [_changes(value) for value in tensors]
+    yield
+    if before != [_changes(value) for value in tensors]:
+        raise ValueError(
+            f"{method.name}.{hook} changed a tensor that it was given in place: return new tensors, such as value * 0.9 instead of "
+            "value.mul_(0.9)"
+        )
+
+
+def _changes(value: Tensor) -> int:
+    """How often a tensor was changed in place. Tensors of vmap do not count it, and the tensors inside them do."""
+    while is_functorch_wrapped_tensor(value):
+        value = get_unwrapped(value)
+    return 0 if value.is_inference() else value._version

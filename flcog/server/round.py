@@ -27,7 +27,7 @@ from flcog.method import (
     Uploads,
     method_of,
 )
-from flcog.method.returned import check_params, check_parts
+from flcog.method.returned import check_params, check_parts, untouched
 from flcog.server.aggregate import Aggregate
 from flcog.server.bad_updates import check_new_model
 from flcog.server.clock import asking_seconds, pass_time
@@ -53,7 +53,8 @@ class ServerSteps:
     def take(self, method: Method, delta: Params, messages: Messages, cohort: Cohort) -> tuple[Params, Slot, Params]:
         """Run one method's server step, and return the changed delta, the method's new state and the new buffers."""
         state = containers_copied(self.server.servers[method.name])
-        result = method.server_step(state, dict(self.server.params), delta, messages, cohort)
+        with untouched(method, "server_step", self.server.params, cohort.buffers):
+            result = method.server_step(state, dict(self.server.params), delta, messages, cohort)
         change, state, *buffers = check_parts(
             method, "server_step", result, "(change, state), or (change, state, buffers)", (2, 3)
         )
