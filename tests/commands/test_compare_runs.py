@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 import yaml
-from harness import ROOT, fit
+from harness import ROOT, fit, needs_newest_messages
 
 from commands.comparisons import QUICKSTART, fake_run, table_file
 from flcog.callbacks import EarlyStopping
@@ -124,6 +124,7 @@ def test_a_metric_that_no_run_logs_is_named_at_the_end(
     )
 
 
+@needs_newest_messages
 @pytest.mark.parametrize("words", [["--dry-run"], [], ["--dry-run", "--tune"]], ids=" ".join)
 def test_an_option_that_no_run_accepts_starts_no_run(
     words: list[str], compare: Callable[..., None], started: list[Process], capsys: pytest.CaptureFixture[str]
