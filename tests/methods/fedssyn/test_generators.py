@@ -130,7 +130,7 @@ def test_the_capacity_rises(monkeypatch: pytest.MonkeyPatch) -> None:
         losses.append((loss, rest))
         return SimpleNamespace(run=lambda: None)
 
-    monkeypatch.setattr(beta_vae, "Training", training)
+    monkeypatch.setattr(beta_vae, "GeneratorTraining", training)
     generator = BetaVAE(latent=1, hidden=4, beta=7.0, capacity=10.0, epochs=5)
     generator.train(torch.randn(4, 2), torch.zeros(4, dtype=torch.long), 1, lambda epoch, figures: None)
     loss, rest = losses[0]

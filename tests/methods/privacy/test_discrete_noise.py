@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from engine.test_lost_replies import Tolerant, lose, prepared
+from engine.test_lost_replies import lose, prepared
 from harness import BatchNormMLP, assert_close, classifier, distance, fit, train
 from scipy import stats
 from torch import Tensor
@@ -199,7 +199,8 @@ def test_epsilon_counts_the_noise_that_has_arrived() -> None:
         arrived.extend([round] * sum(len(each.clients) for each in kept))
         return kept
 
-    trainer = prepared(keep, Tolerant(), SecureAggregation(), private(), rounds=3, executor="loop", clients_per_round=8)
+    trainer = prepared(keep, SecureAggregation(), private(), rounds=3, executor="loop", clients_per_round=8)
+    trainer.run.engine.clients.may_be_lost = True  # as in a deployment
     cost = 0.0
     for round in range(3):
         row = trainer.train_round()
@@ -212,8 +213,9 @@ def test_a_sum_with_too_little_noise_for_the_budget_stays_sealed() -> None:
     def first(round: int, reply: Any) -> Any:
         return [reply] if round == 0 or reply.clients[0] == 0 else []
 
-    methods = Tolerant(), SecureAggregation(), private(target_epsilon=3.5)
+    methods = SecureAggregation(), private(target_epsilon=3.5)
     trainer = prepared(first, *methods, rounds=3, executor="loop", clients_per_round=8)
+    trainer.run.engine.clients.may_be_lost = True
     trainer.train_round()
     before = trainer.state
     with pytest.warns(UserWarning, match="round 2: the sum of 1 clients stays sealed: their noise is too small"):
