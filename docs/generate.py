@@ -54,13 +54,14 @@ def pages_of_the_root() -> None:
         write(page, re.sub(r"\]\((data-sets|methods)\.md\)", r"](\1/index.md)", text))
     classes = {"observers": observers(), "schedules": schedules()}
     for path in sorted((ROOT / "docs").glob("*.md")):
-        text = path.read_text(encoding="utf-8").replace("](../RESULTS.md", "](results.md")
+        text = re.sub(r"\]\(\.\./([A-Z]+)\.md", lambda m: f"]({m[1].lower()}.md", path.read_text(encoding="utf-8"))
+        text = re.sub(r"\]\((data-sets|methods)\.md", r"](\1/index.md", text)
         text += "".join(f"\n\n## {cls.__name__}\n\n{_prose(cls, level=3)}" for cls in classes.get(path.stem, ()))
         if path.stem in ("methods", "data-sets"):  # they become the first pages of their sections
             text = wide(text) if path.stem == "methods" else text
-            write(f"{path.stem}/index.md", _linked(text, path.stem).replace("](results.md", "](../results.md"))
+            write(f"{path.stem}/index.md", _linked(re.sub(r"\]\(([\w/-]+\.md)", r"](../\1", text), path.stem))
         else:
-            write(path.name, re.sub(r"\]\((data-sets|methods)\.md\)", r"](\1/index.md)", text))
+            write(path.name, text)
 
 
 def wide(text: str) -> str:

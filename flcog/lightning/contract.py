@@ -10,6 +10,7 @@ from lightning.pytorch.loops.utilities import _select_data_fetcher
 from lightning.pytorch.trainer.states import RunningStage
 
 from flcog.client.optimizers import asks_again
+from flcog.core.lightning_packages import overrides
 from flcog.core.precision import DTYPES
 
 OF_A_BATCH = ("on_before_batch_transfer", "transfer_batch_to_device", "on_after_batch_transfer")
@@ -84,6 +85,11 @@ def _is_active(callback: Any) -> bool:
     """Whether it is a callback of Lightning's, or derives from one, that does more than look on."""
     kind = next((kind for kind in type(callback).__mro__ if kind.__module__.startswith("lightning.")), None)
     return kind not in (None, L.Callback) and not isinstance(callback, PASSIVE)
+
+
+def has_step(module: L.LightningModule, kind: str) -> bool:
+    """Whether a module has a step of this kind, of a user's or of flcog's."""
+    return f"{kind}_step" in vars(module) or overrides(module, "LightningModule", f"{kind}_step")
 
 
 def is_users(owner: Any, hook: str) -> bool:

@@ -12,7 +12,7 @@ from flcog.data import Samples
 from flcog.data.reading import Reader
 from flcog.functional.model_function import ModelFunction
 from flcog.functional.own_steps import columns_of
-from flcog.lightning.contract import OF_A_BATCH, is_users
+from flcog.lightning.contract import OF_A_BATCH, has_step, is_users
 from flcog.lightning.trainer import RoundsTrainer
 
 Kind = Literal["validation", "test"]
@@ -32,7 +32,7 @@ class OwnSteps:
     def __init__(self, trainer: RoundsTrainer, model: ModelFunction, reader: Reader, batch_size: int) -> None:
         self._trainer, self._model, self._reader, self._batch_size = trainer, model, reader, batch_size
         module = model.module
-        self._steps: list[Kind] = [kind for kind in ("validation", "test") if is_users(module, f"{kind}_step")]
+        self._steps: list[Kind] = [kind for kind in ("validation", "test") if has_step(module, kind)]
         self.joins: dict[str, tuple[str, float]] = {}
         """Of the last figures that are no means over all rows: the reduction, and the weight per row of the set."""
         self.logs = model.trains_itself or bool(trainer.reason_for_its_loops(False))

@@ -15,7 +15,7 @@ from flcog.core.source import Source
 from flcog.core.trees import Tree
 from flcog.data import Federation, Samples
 from flcog.data.samples import require_finite_inputs
-from flcog.lightning.contract import is_users
+from flcog.lightning.contract import has_step, is_users
 from flcog.run.session import Session
 from flcog.server.evaluate import only_personal
 
@@ -37,7 +37,7 @@ def predict(run: Session, inputs: Tree | None = None) -> Predictions | list[Any]
     if samples is None:
         raise ValueError(f"{run.engine.data_name} has no test set to predict: give inputs")
     evaluator = run.evaluator
-    if is_users(module, "predict_step"):
+    if has_step(module, "predict"):
         return evaluator.own.predictions(
             run.evaluated_params(), run.buffers, samples, np.arange(evaluator.number_predicted(samples))
         )
