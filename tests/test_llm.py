@@ -290,7 +290,7 @@ def test_only_adapters_are_sent_and_frozen_weights_are_held_once(tmp_path: Path,
     frozen = [value for value in model.parameters() if not value.requires_grad]
     assert sum(value.numel() for value in frozen) > 10 * count
     function = ModelFunction(model)
-    held = {value.data_ptr() for value in (*function.eval_module.parameters(), *function.copy_of(model).parameters())}
+    held = {value.data_ptr() for value in (*function.module.parameters(), *function.copy_of(model).parameters())}
     assert all(value.data_ptr() in held for value in frozen)
     assert len(held) == len({value.data_ptr() for value in frozen}) + 2 * len(trained(model))
 
@@ -503,7 +503,7 @@ def test_the_recipe_runs_and_the_report_shows_answers(
     assert answers["answers"][0]["expected"] == SUMS[1]["output"]
     main(["report", str(run)])
     page = (run / "report.html").read_text()
-    assert "the model&#x27;s answer" in page and "Add 0 and 1" in page
+    assert "the model&#39;s answer" in page and "Add 0 and 1" in page
     capsys.readouterr()
     with pytest.raises(SystemExit):
         main(["predict", str(run)])
