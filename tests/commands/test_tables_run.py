@@ -28,7 +28,7 @@ LATE = 1
 
 SMALL = {
     **dict.fromkeys(("epochs", "steps", "num_steps", "server_steps", "server_epochs", "generator_steps", "guided_steps"), 1),
-    **dict.fromkeys(("min_steps", "images_per_class", "s", "uniform_clients"), 1),
+    **dict.fromkeys(("min_steps", "images_per_class", "s", "uniform_clients", "every_n_rounds"), 1),
     "f": 0,
     **dict.fromkeys(("max_steps", "sampling_steps", "blocks", "samples_per_class", "latent", "buffer", "candidates"), 2),
     **dict.fromkeys(("num_samples", "diffusion_steps", "generation_batch_size", "channels", "head_dim"), 4),
