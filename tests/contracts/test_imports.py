@@ -10,7 +10,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 
 
-LATE = {"sklearn", "pandas", "wandb"}
+LATE = {"sklearn", "pandas"}
 """Packages that are slow to import and not needed in the first round of a run."""
 
 FIRST_ROUND = f"""
