@@ -235,7 +235,8 @@ class Belief:
         names = [
             method.name
             for method in self.own.methods
-            if method.name in received.server and (method.overrides("finish_client") or isinstance(method, Stage | SealedSum))
+            if method.name in received.server
+            and (method.overrides("finish_client") or method.of_change is not None or isinstance(method, Stage | SealedSum))
         ]
         whole = {name: mask.ndim > 0 or bool(mask) for name, mask in task.masks.items()}
         key = (*names, *sorted(whole.items()))
