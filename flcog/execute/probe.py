@@ -302,7 +302,7 @@ class SameDraws(TorchFunctionMode):
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         named = kwargs or {}
         draw = _DRAWS.get(function)
-        if draw is None:
+        if draw is None or (draw is _dropout and not _drops(*args, **named)):
             return function(*args, **named)
         self.libraries["torch"] = None
         return draw(*args, **named)
@@ -318,8 +318,13 @@ def _normal(like: Tensor) -> Tensor:
     return (_uniform(like) - 0.5) * 12**0.5
 
 
-def _dropout(input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False, *others: Any) -> Tensor:
-    return input * (_uniform(input) >= p) / (1 - p) if training and p < 1 else input
+def _dropout(input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:
+    return input * (_uniform(input) >= p) / (1 - p)
+
+
+def _drops(input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> bool:
+    """Whether dropout draws. At a rate of 0 or 1 it does not."""
+    return training and 0 < p < 1
 
 
 def _made(draw: Callable[[Tensor], Tensor]) -> Callable[..., Tensor]:
@@ -341,7 +346,7 @@ _DRAWS: Mapping[Any, Callable[..., Any]] = {
     **dict.fromkeys(
         (functional.dropout, functional.dropout1d, functional.dropout2d, functional.dropout3d, functional.alpha_dropout), _dropout
     ),
-    torch.dropout: lambda input, p, train: _dropout(input, p, train),
+    torch.dropout: lambda input, p, train: _dropout(input, p) if train and p < 1 else input,
     torch.rand: _made(_uniform),
     torch.randn: _made(_normal),
     torch.rand_like: _like(_uniform),
