@@ -148,7 +148,7 @@ def test_lenet_against_functional(memory_format: torch.memory_format) -> None:
 def test_resnet_is_batched_in_full(norm: Literal["group", "batch"], tmp_path: Path) -> None:
     """No layer is computed client by client. torch would do so for an operation that it cannot batch, but its fallback is disabled."""
     trainer = FederatedTrainer(rounds=1, local_steps=1, executor="vmap", logger=False, default_root_dir=str(tmp_path))
-    data = RandomData(shape=(8, 8, 3), num_samples=8, num_test_samples=0, num_clients=2, batch_size=2)
+    data = RandomData(shape=(16, 16, 3), num_samples=32, num_test_samples=0, num_clients=2, batch_size=8)
     trainer.prepare(Classifier(ResNet18(stem="3x3", norm=norm)), data)
     enabled = torch._C._functorch._is_vmap_fallback_enabled()
     torch._C._functorch._set_vmap_fallback_enabled(False)
