@@ -1,5 +1,6 @@
 """FedAdagrad, FedAdam and FedYogi: an adaptive optimiser on the server."""
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 
 import torch
@@ -11,16 +12,16 @@ from flcog.method import Cohort, Messages, Method
 
 
 @dataclass(frozen=True)
-class _AdaptiveServer(Method):
+class _AdaptiveServer(Method, ABC):
     """Steps along the running mean of the mean updates, each parameter scaled by the root of its own accumulated square."""
 
     lr: float = option(0.01, "> 0")
     beta1: float = option(0.9, "[0, 1)")
     tau: float = option(1e-3, "> 0")
 
+    @abstractmethod
     def _accumulate(self, v: Tensor, square: Tensor) -> Tensor:
         """The second moment after a round with a mean update of square ``square``. The three methods differ only here."""
-        raise NotImplementedError
 
     def init_server(self, params: Params) -> Slot:
         return {

@@ -80,9 +80,9 @@ class ClientModule(L.LightningModule, ABC):
     def per_example_loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """The task loss of each row, [B]."""
 
+    @abstractmethod
     def per_example_score(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """The quality of each row's prediction, [B]. Clients are compared by its mean."""
-        raise NotImplementedError
 
     @abstractmethod
     def metrics(self, num_classes: int) -> MetricCollection:

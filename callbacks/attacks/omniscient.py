@@ -1,5 +1,6 @@
 """Attacks that know the uploads of all clients, and replace the attackers' uploads at the server."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import NormalDist
@@ -18,7 +19,7 @@ STRENGTHS = tuple(0.1 * 2**i for i in range(11))
 
 
 @dataclass(frozen=True, kw_only=True)
-class OmniscientAttack(Attack, UploadChange, protocol=True):
+class OmniscientAttack(Attack, UploadChange, ABC, protocol=True):
     """An attack that knows the uploads of all clients of the round. It acts at the server, where the attackers' uploads are replaced."""
 
     def change(
@@ -37,9 +38,9 @@ class OmniscientAttack(Attack, UploadChange, protocol=True):
         forged, new = self.forge(view, server)
         return attacked(forged), new
 
+    @abstractmethod
     def forge(self, view: "AttackerView", server: Slot) -> tuple[Tensor, Slot]:
         """The upload of all attackers [d], and the attack's new state at the server. *Plain Python.*"""
-        raise NotImplementedError
 
 
 @dataclass(frozen=True)

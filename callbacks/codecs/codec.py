@@ -1,5 +1,6 @@
 """The base of all codecs: the walk over an envelope's tensors, the random numbers of encoding, and the bytes of an encoded tensor."""
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import count
@@ -43,7 +44,7 @@ class Noise(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Codec(Stage, protocol=True):
+class Codec(Stage, ABC, protocol=True):
     """Encodes each tensor of the envelope by itself: the change of the model, the change of the buffers, and all messages.
 
     Whole numbers, tensors of fewer than ``TINY`` numbers, and tensors that encoding would not make shorter, are sent unchanged.
@@ -56,13 +57,14 @@ class Codec(Stage, protocol=True):
 
     kind: ClassVar[Kind] = "encode"
 
+    @abstractmethod
     def encode(self, values: Tensor, noise: Noise) -> Slot:
         """A vector of floating-point numbers as a tree of tensors, whose bytes are sent. *Pure.*
 
         With error feedback the expected squared error must be smaller than the squared norm.
         """
-        raise NotImplementedError
 
+    @abstractmethod
     def decode(self, encoded: Slot, field: Field) -> Tensor:
         """The vector that the receiver sees, in any floating-point type. *Pure.*
 
@@ -70,7 +72,6 @@ class Codec(Stage, protocol=True):
             encoded: the result of ``encode``.
             field: the shape [n] and the type of the vector.
         """
-        raise NotImplementedError
 
     @property
     def is_random(self) -> bool:

@@ -65,6 +65,8 @@ class Quadratic(flcog.ClientModule):
         distance = outputs - self.optima[targets]
         return 0.5 * torch.einsum("bi,bij,bj->b", distance, self.curvatures[targets], distance)
 
+    per_example_score = per_example_loss
+
     def metrics(self, num_classes: int) -> MetricCollection:
         return MetricCollection([MeanMetric()])
 
