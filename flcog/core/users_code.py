@@ -26,13 +26,17 @@ def is_ours(frame: FrameType) -> bool:
     return _package(frame) == "flcog"
 
 
+def is_base(frame: FrameType) -> bool:
+    """Whether the code of a frame belongs to Python or to a package with base classes."""
+    return _package(frame) in BASES or is_pythons(frame.f_code.co_filename)
+
+
 def is_users(frame: FrameType) -> bool:
     """Whether the code of a frame is neither flcog's nor of an installed package.
 
     torch.compile writes code into temporary files, as modules of torch.
     """
-    file = frame.f_code.co_filename
-    return _package(frame) not in BASES and not is_pythons(file) and PACKAGES.isdisjoint(Path(file).parts)
+    return not is_base(frame) and PACKAGES.isdisjoint(Path(frame.f_code.co_filename).parts)
 
 
 def _package(frame: FrameType) -> str:

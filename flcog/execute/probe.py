@@ -1,10 +1,12 @@
 """Tries two clients before round 1: does a step depend on its parameters, buffers, batch and torch's random numbers alone?"""
 
 import pickle
+import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from types import FrameType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -20,6 +22,7 @@ from flcog.core.global_streams import draws_from, kept_streams, moved, streams
 from flcog.core.gradients import gradients_of
 from flcog.core.text import first_line
 from flcog.core.types import Params
+from flcog.core.users_code import is_base
 from flcog.execute.job import Job
 from flcog.execute.one_client import OneClient
 from flcog.execute.threads import Threads
@@ -33,7 +36,7 @@ STEPS = 2
 """The local steps of each client."""
 
 ROUNDING = 100.0
-"""Results are different if they differ by more than so many times the effect of a change of the weights in their last digit."""
+"""Results are different if they differ by more than this multiple of the effect of a change of the weights in their last digit."""
 
 MakePlacement = Callable[[Job, Choice], Any]
 
@@ -264,18 +267,32 @@ class _Watched(OneClient):
 
 
 class _InTurns(OneClient):
-    """Trains a client on a thread in step with another, operation by operation, so that shared variables show."""
+    """Trains a client on a thread in step with another, by operations of torch and lines of the model's code: shared variables show."""
 
     def __init__(self, learner: Learner, barrier: threading.Barrier) -> None:
         super().__init__(learner)
         self._barrier = barrier
 
     def train(self, assignment: Assignment, works: Sequence[ClientWork]) -> Result:
+        before = sys.gettrace()
+        sys.settrace(self._line_by_line)
         try:
             with SameDraws(), _Turns(self._barrier):
                 return super().train(assignment, works)
         finally:
+            sys.settrace(before)
             self._barrier.abort()
+
+    def _line_by_line(self, frame: FrameType, event: str, argument: Any) -> Any:
+        """Wait before each line of code that is neither torch's nor flcog's."""
+        if event == "line":
+            _wait(self._barrier)
+        return None if is_base(frame) else self._line_by_line
+
+
+def _wait(barrier: threading.Barrier) -> None:
+    with suppress(threading.BrokenBarrierError):
+        barrier.wait(timeout=1.0)
 
 
 class _Turns(TorchFunctionMode):
@@ -286,8 +303,7 @@ class _Turns(TorchFunctionMode):
         self._barrier = barrier
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        with suppress(threading.BrokenBarrierError):
-            self._barrier.wait(timeout=1.0)
+        _wait(self._barrier)
         return function(*args, **(kwargs or {}))
 
 
@@ -302,10 +318,11 @@ class SameDraws(TorchFunctionMode):
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         named = kwargs or {}
         draw = _DRAWS.get(function)
-        if draw is None or (draw is _dropout and not _drops(*args, **named)):
+        drawn = NotImplemented if draw is None else draw(*args, **named)
+        if drawn is NotImplemented:
             return function(*args, **named)
         self.libraries["torch"] = None
-        return draw(*args, **named)
+        return drawn
 
 
 def _uniform(like: Tensor) -> Tensor:
@@ -318,13 +335,9 @@ def _normal(like: Tensor) -> Tensor:
     return (_uniform(like) - 0.5) * 12**0.5
 
 
-def _dropout(input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:
-    return input * (_uniform(input) >= p) / (1 - p)
-
-
-def _drops(input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> bool:
-    """Whether dropout draws. At a rate of 0 or 1 it does not."""
-    return training and 0 < p < 1
+def _dropout(input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Any:
+    """At a rate of 0 or 1 dropout draws nothing."""
+    return input * (_uniform(input) >= p) / (1 - p) if training and 0 < p < 1 else NotImplemented
 
 
 def _made(draw: Callable[[Tensor], Tensor]) -> Callable[..., Tensor]:
@@ -346,7 +359,7 @@ _DRAWS: Mapping[Any, Callable[..., Any]] = {
     **dict.fromkeys(
         (functional.dropout, functional.dropout1d, functional.dropout2d, functional.dropout3d, functional.alpha_dropout), _dropout
     ),
-    torch.dropout: lambda input, p, train: _dropout(input, p) if train and p < 1 else input,
+    torch.dropout: lambda input, p, train: _dropout(input, p, train),
     torch.rand: _made(_uniform),
     torch.randn: _made(_normal),
     torch.rand_like: _like(_uniform),
