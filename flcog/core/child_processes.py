@@ -30,6 +30,7 @@ STARTED_BY_OTHERS = (
     "OMPI_COMM_WORLD_SIZE",
     "PMI_SIZE",
     "JSM_NAMESPACE_SIZE",
+    "RANK",
 )
 """Environment variables of programs that start all processes of a run themselves."""
 
