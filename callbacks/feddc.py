@@ -28,7 +28,7 @@ class FedDC(Method):
     All start at 0. K is the client's own number of steps, with local momentum counted in steps of plain SGD (see
     :class:`~flcog.callbacks.SCAFFOLD`). The mean is not weighted by samples: a method listed later may set other weights,
     as FedDisco does. The authors' code scales alpha and g by the client's share of the samples, 1 for equal clients. h_k and g_k follow
-    the client's own change, h and g what the server decodes, so lossy codecs need ``error_feedback``.
+    the client's own change, h and g the decoded change, so lossy codecs need ``error_feedback``.
 
     Gao et al., FedDC: Federated Learning with Non-IID Data via Local Drift Decoupling and Correction, CVPR 2022,
     https://arxiv.org/abs/2203.11751.

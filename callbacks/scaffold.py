@@ -46,7 +46,7 @@ class SCAFFOLD(Method):
     plain SGD. The estimate is meaningless for adaptive local optimisers such as Adam. With a learning rate
     of 0 a client keeps its c_k. As in the paper, c weights all clients equally, so the optimum is the optimum of the clients'
     unweighted mean loss, whatever weights average the models; list ``EqualWeights`` to average the models equally too. c_k follows the
-    client's own change, and c what the server decodes: give lossy codecs ``error_feedback``, or c drifts from the mean of the c_k.
+    client's own change, and c the decoded change: give lossy codecs ``error_feedback``, or c drifts from the mean of the c_k.
 
     Karimireddy et al., SCAFFOLD: Stochastic Controlled Averaging for Federated Learning, ICML 2020,
     https://arxiv.org/abs/1910.06378.

@@ -101,8 +101,8 @@ class FederatedTrainer(TopicList):
         default_root_dir: the folder of the runs' directories.
         accelerator, strategy, devices, num_nodes, precision: as for ``lightning.Trainer``. Processes share the clients of a round.
             Under torchrun, ``devices="auto"`` means all processes that it has started.
-        client_strategy: one of Lightning's strategies, such as ``ddp``, by which all processes train each client together, for clients
-            that are larger than a device. Each process takes an equal part of each batch, in Lightning's loops.
+        client_strategy: one of Lightning's strategies, such as ``ddp``, for clients that are larger than a device. All processes then
+            train each client together. Each process takes an equal part of each batch, in Lightning's loops.
         tf32: whether GPUs multiply float32 on their tensor cores, with factors rounded to 11 binary digits: ``true`` in all products,
             ``false`` in none. None keeps torch's setting, which by default uses them in convolutions.
         processes_per_device: the number of processes on each device, for a GPU that one process does not fill. Each process holds a

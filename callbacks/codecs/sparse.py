@@ -70,8 +70,8 @@ class TopK(Sparse):
 
     This loses at most 1 - k / d of the squared norm, in the same coordinates round after round, so list it with ``error_feedback``: each
     client then adds its lost part to its next change. Positions are sent as one bit for each number of the tensor or as packed indices,
-    whichever is shorter. A second codec can shorten the values; with ``error_feedback`` it works as with its own, so that ``Quantize``
-    divides by 1 + omega, and a client's residual is its change minus what the server decodes.
+    whichever is shorter. A second codec can shorten the values. With ``error_feedback`` the second codec has error feedback, too:
+    ``Quantize`` then divides by 1 + omega, and a client's residual is its change minus the decoded change.
 
     Stich et al., Sparsified SGD with Memory, NeurIPS 2018, https://arxiv.org/abs/1809.07599.
 

@@ -88,7 +88,7 @@ def as_tensors(method: Method, hook: str, tree: Any, part: str) -> Slot:
 
 
 def wrong_result(method: Method, hook: str, got: Any, wanted: str, where: str = "") -> ValueError:
-    """The error that tells what a hook returned, and what it must return."""
+    """The error that names a hook's result and the expected one."""
     form = f"a tensor of shape {list(got.shape)}" if isinstance(got, Tensor) else f"a value of type {type(got).__name__}"
     count = f" with {len(got)} parts" if isinstance(got, tuple | list) else ""
     return ValueError(f"{method.name}.{hook} returned {'None' if got is None else form}{count}{where}, and must return {wanted}")

@@ -18,8 +18,8 @@ WRAPPERS = ("state_dict_ema", "model_ema", "state_dict", "model")
 def read_weights(path: Path, what: str, instead: str = "") -> dict[str, Tensor]:
     """Read a ``state_dict`` from a ``.safetensors`` file or from a file that ``torch.save`` wrote.
 
-    Pickled files may hold tensors and plain containers only (``weights_only``), so that no code in them runs. ``what`` is the name of the
-    model in error messages, and ``instead`` names what may be given in place of a file.
+    Pickled files may hold tensors and plain containers only (``weights_only``), so that no code in them runs. In error messages
+    ``what`` is the model's name, and ``instead`` names the alternative to a file.
     """
     try:
         if path.suffix == ".safetensors":
