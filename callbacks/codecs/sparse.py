@@ -21,7 +21,7 @@ class Sparse(Codec):
         fraction: of the numbers that are sent, in (0, 1].
         values: the codec for these numbers; None sends them as they are.
 
-    >>> Sparse(fraction=0.25)._count(100)
+    >>> RandomK(fraction=0.25)._count(100)
     25
     """
 
