@@ -140,14 +140,14 @@ CHANGES: dict[str, tuple[Change, str]] = {
     ),
     "other categories": (
         lambda rows: (rows, {"categories": {"blood": ["A", "B", "0"]}}),
-        r"categories of 'blood'=\['A', 'B', '0'\]: list the same categories",
+        r"categories of 'blood'=\['A', 'B', '0'\]: give both the same",
     ),
     "its rows' categories": (
         lambda rows: (rows, {"categories": None}),
-        r"categories of 'blood'=\['A'\]: list the same categories",
+        r"categories of 'blood'=\['A'\]: give both the same",
     ),
-    "other classes": (lambda rows: (rows, {"classes": ["well", "ill"]}), r"class_names\[0\]=well: list the same classes"),
-    "its own mean": (lambda rows: (rows, {"standardise": "own"}), "standardisation=by the own mean: set the same standardise"),
+    "other classes": (lambda rows: (rows, {"classes": ["well", "ill"]}), r"class_names\[0\]=well: give both the same"),
+    "its own mean": (lambda rows: (rows, {"standardise": "own"}), "standardisation=by the own mean: give both the same"),
     "an unknown category": (
         lambda rows: (rows.assign(blood="C"), {}),
         "the node of client|node 2.*column 'blood' of train holds 'C' in row 0, and its categories are 0, A, B",
