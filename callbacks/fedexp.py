@@ -67,8 +67,9 @@ class FedExP(Method):
             epsilon *= len(cohort.clients)
         # Unbiased weights have multiplied the change, and not the message, by their sum.
         square = square_norm(delta) / cohort.total_weight**2
-        eta = messages.mean["of_change"] / (2 * (square + epsilon))
-        eta = eta.clamp(min=1)
+        # FedDM's clients send no change of the model.
+        squares = messages.mean.get("of_change", torch.zeros_like(square))
+        eta = (squares / (2 * (square + epsilon))).clamp(min=1)
         cohort.log("fedexp/eta", eta)
         return {name: eta * value for name, value in delta.items()}, {"previous": dict(params)}
 
