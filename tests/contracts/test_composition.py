@@ -225,15 +225,21 @@ def test_disco_weighs_what_the_authors_code_weighs(partner: Method, reference: C
 @pytest.mark.slow
 @pytest.mark.parametrize("first", NAMES)
 def test_all_pairs(first: str) -> None:
-    for second in NAMES:
-        if second == first or excluded(first, second):
+    """Both executors agree about each order, and without a common chain both orders agree, so that one of them stands for the other."""
+    for second in NAMES[NAMES.index(first) + 1 :]:
+        if excluded(first, second):
             continue
-        if (first, second) in REFUSED_ORDERS:
-            with pytest.raises(ValueError, match=REFUSED_ORDERS[first, second]):
-                outcome((first, second), "loop")
-            continue
-        check(first, second)
-        if not share_a_chain(first, second) and (second, first) not in REFUSED_ORDERS:
+        orders = []
+        for order in ((first, second), (second, first)):
+            if order in REFUSED_ORDERS:
+                with pytest.raises(ValueError, match=REFUSED_ORDERS[order]):
+                    outcome(order, "loop")
+            else:
+                orders.append(order)
+        check(*orders[0])
+        if share_a_chain(first, second):
+            check(*orders[-1])
+        elif len(orders) == 2:
             same_in_either_order(first, second)
 
 
