@@ -15,11 +15,11 @@ ROOT = Path(__file__).parent.parent
 
 @pytest.fixture(autouse=True, scope="session")
 def _packages_are_asked_once() -> Iterator[None]:
-    """Search the installed packages for callbacks once. Every Fabric would do so, in a third of the time of a tiny run."""
-    from lightning.fabric import fabric
+    """Search the installed packages for callbacks once. Every Fabric and trainer would do so, in a third of the time of a tiny run."""
+    from lightning.fabric.utilities import registry
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(fabric, "_load_external_callbacks", functools.cache(fabric._load_external_callbacks))
+        patch.setattr(registry, "entry_points", functools.cache(registry.entry_points))
         yield
 
 

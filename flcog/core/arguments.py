@@ -31,6 +31,7 @@ def constructor_arguments(thing: object) -> dict[str, Any]:
     return {name: kept[name] for name in names if name in kept} | dict(getattr(thing, "hparams", {}))
 
 
+@functools.cache
 def _parameters(cls: type) -> list[str]:
     try:
         return list(inspect.signature(cls.__init__).parameters)  # type: ignore[misc]
