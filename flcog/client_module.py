@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from lightning.pytorch.cli import OptimizerCallable
 from torch import Tensor, nn
-from torchmetrics import MetricCollection
+from torchmetrics import Metric, MetricCollection
 
 from flcog.core.lightning_packages import lightning_base
 from flcog.core.trees import Tree, call, form
@@ -30,6 +30,7 @@ class ClientModule(L.LightningModule, ABC):
         lr_schedule: a factor on the learning rate, by round.
         output: the key or the position of the outputs, for a network that returns a dict or a tuple. By default the outputs are the
             tensor that the network returns, or its ``logits``.
+        metrics: of torchmetrics, for evaluations beside the task's own: one, or several by name. They take outputs and targets.
     """
 
     task: str
@@ -42,9 +43,13 @@ class ClientModule(L.LightningModule, ABC):
         optimizer: OptimizerCallable | None = None,  # a default of SGD would add SGD's options to a user's optimiser
         lr_schedule: Schedule | None = None,
         output: str | int | None = None,
+        metrics: Metric | dict[str, Metric] | None = None,
     ) -> None:
         super().__init__()
         self.model, self.output = model, output
+        self._given_metrics = (
+            {} if metrics is None else metrics if isinstance(metrics, dict) else {type(metrics).__name__: metrics}
+        )
         if optimizer is not None and not callable(optimizer):
             raise ValueError(f"{type(self).__name__}: optimizer must be a class path, such as torch.optim.SGD; got {optimizer}")
         if isinstance(lr_schedule, Piecewise) and min(lr_schedule.values) < 0:
@@ -86,7 +91,11 @@ class ClientModule(L.LightningModule, ABC):
 
     @abstractmethod
     def metrics(self, num_classes: int) -> MetricCollection:
-        """The metrics of an evaluation on a whole set."""
+        """The task's metrics of an evaluation on a whole set."""
+
+    def all_metrics(self, num_classes: int) -> MetricCollection:
+        """The task's metrics, and those that the user gave."""
+        return MetricCollection([self.metrics(num_classes), MetricCollection(self._given_metrics)])
 
     def predictions(self, outputs: Tensor) -> dict[str, Tensor]:
         """Predictions from the outputs [B, ...], by name, for :meth:`FederatedTrainer.predict`."""

@@ -199,7 +199,10 @@ class SetFigures:
         found = dict[str, float]()
         for part, (loss, count, metrics) in enumerate(zip(total(self._losses), self._counts, self._metrics, strict=True)):
             if count:
-                figures = {"loss": float(loss) / count} | {name: float(value) for name, value in metrics.compute().items()}
+                figures = {"loss": float(loss) / count}
+                for name, value in metrics.compute().items():
+                    by_class = enumerate(value.flatten().tolist()) if value.numel() > 1 else ()
+                    figures |= {f"{name}_{number}": each for number, each in by_class} or {name: float(value)}
                 found |= {f"{name}{OF_A_LOADER}{part - 1}" if part else name: value for name, value in figures.items()}
         return found
 

@@ -2,16 +2,20 @@ import os
 import sys
 import tempfile
 import warnings
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 import torchmetrics.classification as tm
+from harness import TinyData, fit
 from sklearn import metrics as sk
 from torch import Tensor
 from torchmetrics import MetricCollection
 
+import flcog
 from flcog.metrics import average_precision, classification_metrics, multilabel_metrics, regression_metrics
+from flcog.models import MLP
 
 pytestmark = pytest.mark.filterwarnings("error")
 
@@ -33,6 +37,21 @@ def multilabel_reference(outputs: Tensor, targets: Tensor, threshold: float = 0.
             warnings.simplefilter("ignore")
             reference[f"{average}-AP"] = sk.average_precision_score(truth, logits, average=average)
     return reference
+
+
+def test_a_run_has_the_metrics_that_its_user_gives(tmp_path: Path) -> None:
+    """One number becomes a column, and one for each class becomes a column for each."""
+    given = {"f1": tm.MulticlassF1Score(3), "recall": tm.MulticlassRecall(3, average="none")}
+    module = flcog.Classifier(MLP(6, (8,), 3), metrics=given)
+    trainer = fit(tmp_path, module=module, data=TinyData(client_test=0.3), rounds=1, eval_every=1)
+    test = trainer.run.federation.test
+    outputs = module.double()(test.inputs.double())
+    expected = {"test/f1": given["f1"].clone()(outputs, test.targets)}
+    expected |= {f"test/recall_{label}": value for label, value in enumerate(given["recall"].clone()(outputs, test.targets))}
+    assert {name: trainer.rows[-1][name] for name in expected} == pytest.approx({n: float(v) for n, v in expected.items()})
+    assert "test/accuracy" in trainer.rows[-1]
+    alone = flcog.Classifier(MLP(6, (8,), 3), metrics=given["f1"])
+    assert "test/MulticlassF1Score" in fit(tmp_path, module=alone, rounds=1, eval_every=1).rows[-1]
 
 
 def test_accuracy() -> None:

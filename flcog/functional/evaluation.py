@@ -45,7 +45,7 @@ class Evaluator:
         self.federation = reader.federation
         check_limits(self._limits, self.federation, batch_size)
         module = model.module
-        metrics = module.metrics(self.federation.num_classes) if isinstance(module, ClientModule) else None
+        metrics = module.all_metrics(self.federation.num_classes) if isinstance(module, ClientModule) else None
         self._metrics = metrics and metrics.to(processes.device)
 
     @property

@@ -1,5 +1,6 @@
-"""``flcog new method`` writes files that pass their own tests and run. If it refuses a name, it writes no files."""
+"""``flcog new`` writes files that run, and of a method files that pass their own tests. If it refuses a name, it writes no files."""
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -8,6 +9,7 @@ import pytest
 from harness import ROOT
 
 from flcog.commands.cli import main
+from flcog.commands.new.command import USES
 
 pytestmark = pytest.mark.usefixtures("command_line")
 
@@ -34,6 +36,40 @@ def test_what_it_writes_passes_and_runs_and_its_tests_can_fail(tmp_path: Path) -
     assert "3 passed" in subprocess.run(tests, capture_output=True, text=True).stdout
 
 
+PAGE = (ROOT / "docs/your-part.md").read_text()
+SECTIONS = re.findall(r"    flcog new (\w+) (\w+)\n    flcog (fit [^\n]+)\n\n```python\n(.+?)```", PAGE, re.DOTALL)
+
+
+@pytest.mark.parametrize(("kind", "name", "words", "code"), SECTIONS, ids=[section[0] for section in SECTIONS])
+def test_a_part_is_that_of_its_page_and_runs(
+    kind: str, name: str, words: str, code: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    main(["new", kind, name])
+    assert f"  flcog {words.partition(' --trainer.callbacks.')[0]}\n" in capsys.readouterr().out
+    (file,) = tmp_path.iterdir()
+    assert file.read_text() == code
+    small = [
+        "--trainer.rounds",
+        "2",
+        "--trainer.local_steps",
+        "1",
+        "--trainer.eval_every",
+        "1",
+        "--trainer.default_root_dir",
+        "runs",
+    ]
+    main([*words.split(), *small, *([] if kind == "tracker" else ["--trainer.logger", "false"])])
+    told = capsys.readouterr().out
+    (rows,) = Path("runs").glob("*/metrics.csv")
+    columns = rows.read_text().splitlines()[0].split(",")
+    assert "test/accuracy" in columns
+    assert {"metric": f"test/{name}" in columns, "tracker": Path("rows.jsonl").exists(), "split": True}.get(kind, name in told)
+
+
+def test_each_kind_has_a_section() -> None:
+    assert {section[0] for section in SECTIONS} == USES.keys() - {"method"}
+
+
 def test_its_files_are_clean_and_the_reference_is_independent(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     main(["new", "method", "my_pull"])
     assert sorted(path.name for path in tmp_path.iterdir()) == FILES
@@ -46,7 +82,7 @@ def test_its_files_are_clean_and_the_reference_is_independent(tmp_path: Path, ca
 
 
 REFUSED = {
-    "my-method": "a method's name is a Python class's, such as MyMethod; got 'my-method'",
+    "my-method": "the name is a Python class's, such as MyMethod; got 'my-method'",
     "FedProx": "flcog has a FedProx already: choose another name",
     "Torch": "Python has a module 'torch' already, which would be taken for yours",
 }
