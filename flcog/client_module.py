@@ -47,9 +47,8 @@ class ClientModule(L.LightningModule, ABC):
     ) -> None:
         super().__init__()
         self.model, self.output = model, output
-        self._given_metrics = (
-            {} if metrics is None else metrics if isinstance(metrics, dict) else {type(metrics).__name__: metrics}
-        )
+        given = {type(metrics).__name__: metrics} if isinstance(metrics, Metric) else metrics or {}
+        self._given_metrics: dict[str, Metric | MetricCollection] = {**given}
         if optimizer is not None and not callable(optimizer):
             raise ValueError(f"{type(self).__name__}: optimizer must be a class path, such as torch.optim.SGD; got {optimizer}")
         if isinstance(lr_schedule, Piecewise) and min(lr_schedule.values) < 0:
