@@ -41,8 +41,7 @@ from flcog.run.initial_weights import load_initial_weights
 from flcog.run.lifecycle import Lifecycle
 from flcog.run.observers.defaults import default_observers
 from flcog.run.observers.progress import score
-from flcog.run.opening import open_run
-from flcog.run.plans import ByHandPlan, EvaluationPlan, FitPlan, Plan, Request
+from flcog.run.opening import Plan, Request, open_run
 from flcog.run.predictions import Predictions, predict
 from flcog.run.session import Session
 from flcog.server import round as rounds
@@ -311,7 +310,14 @@ class FederatedTrainer(TopicList):
         origin = None if init_from is None else load_initial_weights(model, init_from, resumes)
         self._session = None
         with Lifecycle(self.fabric, [*self.methods, *self.observers], self.hooks) as life:
-            plan = FitPlan(ckpt_path, self.resume_changed, self.given_logger, life.lock, origin)
+            plan = Plan(
+                reason="fit",
+                ckpt_path=ckpt_path,
+                resume_changed=self.resume_changed,
+                logger=self.given_logger,
+                lock=life.lock,
+                init_from=origin,
+            )
             self._session, self._trained = self._open(model, datamodule, plan), (model, datamodule)
             life.train(self._session, self.evaluate, self.num_sanity_val_steps)
 
@@ -349,7 +355,7 @@ class FederatedTrainer(TopicList):
         if self._clients is not None:
             raise ValueError("check calls clients' hooks in this process: use a trainer that is not connected to other processes")
         brief = replace(self.settings, local_steps=1, local_epochs=None, executor="loop", chunk_size=None, compile=False)
-        run = self._open(copy.deepcopy(model), datamodule, ByHandPlan(None, keep_files=True), brief)
+        run = self._open(copy.deepcopy(model), datamodule, Plan("by hand"), brief)
         return advise(run.engine, run.server)
 
     @verb
@@ -400,7 +406,10 @@ class FederatedTrainer(TopicList):
             ckpt_path: a checkpoint to resume from.
             keep_files: whether methods may keep files that runs share, under ``default_root_dir``.
         """
-        self._session, self._trained = self._open(model, datamodule, ByHandPlan(ckpt_path, keep_files)), (model, datamodule)
+        self._session, self._trained = (
+            self._open(model, datamodule, Plan("by hand", ckpt_path, keep_files=keep_files)),
+            (model, datamodule),
+        )
 
     @verb
     def train_round(self) -> dict[str, float]:
@@ -466,7 +475,7 @@ class FederatedTrainer(TopicList):
 
     @property
     def loggers(self) -> list[Logger]:
-        """The run's trackers. W&B offline, with no other beside it, is open from the first round's row on."""
+        """The run's trackers."""
         if self._session is not None:
             return self._session.trackers.loggers
         given = self.given_logger if isinstance(self.given_logger, Sequence) else [self.given_logger]
@@ -578,7 +587,7 @@ class FederatedTrainer(TopicList):
             self.run.engine.hand_over(self.run.server, self.run.evaluated_params())
             assert self._trained is not None
             model, datamodule = model or self._trained[0], self._trained[1] if datamodule is None else datamodule
-        return self._open(model, datamodule, EvaluationPlan(ckpt_path, stage))
+        return self._open(model, datamodule, Plan("evaluate", ckpt_path, stage))
 
     def _how_to_go_on(self) -> str:
         """The advice about a run that was cut off."""

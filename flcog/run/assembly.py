@@ -1,6 +1,5 @@
 """Build a run: the clients' exchanges of data before round 1, the clients in this process or elsewhere, and the server."""
 
-import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -37,20 +36,11 @@ from flcog.server.engine import Engine
 from flcog.server.kept import check_uploads
 from flcog.server.state import ServerState
 from flcog.settings import Settings
-from flcog.wire.ledger import Ledger
 
 
 @dataclass(frozen=True)
 class Assembly:
-    """Makes the engine of a run, and the state before round 1.
-
-    Args:
-        settings: the user's settings of the training.
-        methods: the run's methods in their order.
-        client: the model that clients train, and its optimiser.
-        datamodule: the user's data, prepared and set up.
-        processes: the processes of the run.
-    """
+    """Makes the engine of a run, and the state before round 1. The user's data are prepared and set up."""
 
     settings: Settings
     methods: Sequence[Method]
@@ -59,13 +49,17 @@ class Assembly:
     processes: Processes
 
     def with_clients_here(self, workspace: Path | None) -> tuple[Engine, ServerState]:
-        """A run whose clients are in this process and its peers."""
+        """A run whose clients are in this process and its peers. Exchanges count their bytes, and leave new data."""
         notes, server, federation = self._begin()
-        federation, exchanges = self._exchanged(federation, server.ledger, workspace)
-        self._make_states(server, federation.num_clients)
+        exchanges = {}
+        for method in self._exchanging:
+            exchange = method.prepare_data(federation, self._rng(method), workspace)
+            if exchange.bytes_sent is not None:
+                server.ledger.add(method.name, *exchange.bytes_sent)
+            exchanges[method.name], federation = exchange, exchange.federation
         data = HostedData.of(self.datamodule)._replace(federation=federation, exchanges=exchanges)
         clients = make_runtime(self.settings, self.methods, self.client, data, self.processes, notes)
-        return _checked(self._engine(clients, clients, exchanges, clients.roll_call(), notes), server)
+        return self._finish(clients, clients, server, clients.roll_call(), notes)
 
     def with_clients_elsewhere(self, clients: RemoteClients) -> tuple[Engine, ServerState]:
         """A run whose clients are in other processes. It exchanges their data by messages, and reads only the central sets of its own."""
@@ -83,12 +77,29 @@ class Assembly:
         mine = RollCall.of(federation)
         check_facts([("the server", {**mine.labels, **mine.data}), ("its clients", {**begun.labels, **begun.data})])
         self._standardise(federation, clients)
-        own.exchanges = exchanges = self._exchanged_by_messages(federation, clients, server.ledger, notes)
+        exchanges: dict[str, Exchange] = {}
+        for method in self._exchanging:
+            if method.exchanges_data:
+                ask = partial(clients.exchange, method.name)
+                summary = method.ask_clients(ask, clients.roll_call().sizes, self._rng(method))
+                server.ledger.add(method.name, *summary.bytes_sent)
+                exchanges[method.name] = summary.kind(federation=federation, bytes_sent=summary.bytes_sent, digest=summary.digest)
+                notes.add(*([Note("note", summary.note)] if summary.note else []))
+        own.exchanges = exchanges
         roll_call = clients.roll_call()
-        self._make_states(server, len(roll_call.sizes))
-        frozen = self.client.function.constants | scales(self.client.function.module)
-        clients.set_up(roll_call.population, frozen)
-        return _checked(self._engine(clients, own, exchanges, roll_call, notes), server)
+        made = self._finish(clients, own, server, roll_call, notes)
+        clients.set_up(roll_call.population, self.client.function.constants | scales(self.client.function.module))
+        return made
+
+    @property
+    def _exchanging(self) -> list[DataExchange]:
+        """The methods that exchange data before round 1."""
+        return [
+            method for method in self.methods if isinstance(method, DataExchange) and method.start_round < self.settings.rounds
+        ]
+
+    def _rng(self, method: Method) -> torch.Generator:
+        return make_rng(self.settings.seed, "prepare_data", method.name)
 
     def _begin(self) -> tuple[Notes, ServerState, Federation]:
         """The notes, the server's state without the methods' states, and the data on their device, all checked."""
@@ -124,8 +135,11 @@ class Assembly:
         preprocess.take(mean, std)
         clients.standardise(mean, std)
 
-    def _make_states(self, server: ServerState, num_clients: int) -> None:
-        """Make the methods' states at the server."""
+    def _finish(
+        self, clients: Clients, own: ClientRuntime, server: ServerState, roll_call: RollCall, notes: Notes
+    ) -> tuple[Engine, ServerState]:
+        """Make the methods' states at the server, and the engine, and check numbers of clients."""
+        num_clients = len(roll_call.sizes)
         for method in self.methods:
             if isinstance(method, Selection):
                 server.servers[method.name] = method.init_selection(num_clients)
@@ -133,21 +147,15 @@ class Assembly:
                 server.servers[method.name] = method.init_server(dict(server.params))
             if isinstance(method, AvailabilityModel | Attack | Clock):
                 method.check_clients(num_clients)
-
-    def _engine(
-        self, clients: Clients, own: ClientRuntime, exchanges: dict[str, Exchange], roll_call: RollCall, notes: Notes
-    ) -> Engine:
-        """The engine."""
-        optimizer, federation = self.client.optimizer, own.federation
-        return Engine(
+        engine = Engine(
             settings=self.settings,
             methods=self.methods,
             model=self.client.function,
-            optimizer=optimizer,
+            optimizer=self.client.optimizer,
             roll_call=roll_call,
-            central={"val": federation.val, "test": federation.test},
-            reweighted_test=federation.reweighted_test,
-            exchanges=exchanges,
+            central={"val": own.federation.val, "test": own.federation.test},
+            reweighted_test=own.federation.reweighted_test,
+            exchanges=own.exchanges,
             batching=own.batching,
             reader=own.reader,
             evaluator=own.evaluator,
@@ -156,59 +164,26 @@ class Assembly:
             data_name=type(self.datamodule).__name__,
             notes=notes,
         )
-
-    def _exchanged(
-        self, federation: Federation, ledger: Ledger, workspace: Path | None
-    ) -> tuple[Federation, dict[str, Exchange]]:
-        """Run each method's exchange before round 1, count its bytes, and return the new data and the exchanges."""
-        exchanges = {}
-        for method in self.methods:
-            if not isinstance(method, DataExchange) or method.start_round >= self.settings.rounds:
-                continue
-            exchange = method.prepare_data(federation, self._rng(method), workspace)
-            if exchange.bytes_sent is not None:
-                ledger.add(method.name, *exchange.bytes_sent)
-            exchanges[method.name], federation = exchange, exchange.federation
-        return federation, exchanges
-
-    def _exchanged_by_messages(
-        self, federation: Federation, clients: RemoteClients, ledger: Ledger, notes: Notes
-    ) -> dict[str, Exchange]:
-        """Run the server's part of each method's exchange, count its bytes, and return the server's knowledge of the exchanges."""
-        exchanges = {}
-        for method in self.methods:
-            if isinstance(method, DataExchange) and method.exchanges_data and method.start_round < self.settings.rounds:
-                ask = partial(clients.exchange, method.name)
-                summary = method.ask_clients(ask, clients.roll_call().sizes, self._rng(method))
-                ledger.add(method.name, *summary.bytes_sent)
-                exchanges[method.name] = summary.kind(federation=federation, bytes_sent=summary.bytes_sent, digest=summary.digest)
-                if summary.note:
-                    notes.add(Note("note", summary.note))
-        return exchanges
-
-    def _rng(self, method: Method) -> torch.Generator:
-        return make_rng(self.settings.seed, "prepare_data", method.name)
+        _check(engine, server)
+        return engine, server
 
 
-def _checked(engine: Engine, server: ServerState) -> tuple[Engine, ServerState]:
-    """Refuse a rule that needs more uploads than a round has, and numbers of clients that do not fit. Note the attackers."""
-    count = engine.cohort_size
+def _check(engine: Engine, server: ServerState) -> None:
+    """Refuse a rule that needs more uploads than a round has, and numbers of clients that do not fit. Note what users should know."""
+    expected = concurrent = engine.cohort_size
     if (asynchronous := method_of(engine.methods, AsynchronousRounds)) is not None:
-        asynchronous.check_clients(engine.num_clients, count)
-        count = asynchronous.concurrent(count)
+        asynchronous.check_clients(engine.num_clients, expected)
+        concurrent = asynchronous.concurrent(expected)
     if (selection := method_of(engine.methods, Selection)) is not None:
-        selection.check_clients(engine.num_clients, count)
+        selection.check_clients(engine.num_clients, concurrent)
+        expected = selection.expected(expected, engine.num_clients)
     numbers = sum(value.numel() for value in [*server.params.values(), *server.buffers.values()])
-    count = engine.cohort_size
-    if selection is not None:
-        count = selection.expected(count, engine.num_clients)
-    note = check_uploads(engine.methods, count, numbers)
+    note = check_uploads(engine.methods, expected, numbers)
     engine.notes.add(*([note] if note else []))
     engine.notes.add(*(method.note(engine.seed, engine.num_clients) for method in engine.methods if isinstance(method, Attack)))
     engine.notes.add(*(Note("warning", str(finding)) for finding in missing_feedback(engine)))
     if engine.settings.eval_every and not engine.evaluator.have_figures:
         engine.notes.add(*_on_unmeasured_sets(engine))
-    return engine, server
 
 
 def _on_unmeasured_sets(engine: Engine) -> list[Note]:
@@ -217,9 +192,3 @@ def _on_unmeasured_sets(engine: Engine) -> list[Note]:
     names, module = " and the ".join(name for name, exists in sets.items() if exists), type(engine.model.module).__name__
     text = f"nothing measures the {names} set: {module} has neither validation_step nor test_step"
     return [Note("warning", text)] if names else []
-
-
-def data_modules(methods: Sequence[Method]) -> list[FederatedDataModule]:
-    """The data modules of methods, such as public data for training on the server."""
-    values = [getattr(method, field.name) for method in methods for field in dataclasses.fields(method)]
-    return [value for value in values if isinstance(value, FederatedDataModule)]

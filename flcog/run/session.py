@@ -16,6 +16,7 @@ from flcog.core.types import Params, Slot
 from flcog.core.yaml_files import load_yaml
 from flcog.data import FederatedDataModule, Federation
 from flcog.lightning.checkpoint import entries as lightning_entries
+from flcog.lightning.checkpoint import logged_hyperparameters
 from flcog.lightning.contract import is_users
 from flcog.lightning.trainer import RoundsTrainer
 from flcog.method import Callback, MethodRecord, Note, PrivateSum, Uploads, method_of
@@ -207,8 +208,9 @@ class Session:
             update_yaml(self.directory / "config.yaml", self.config, permissions)
         # The command and the figures of single clients stay in the run's directory.
         shared = {name: value for name, value in setting.items() if name != "command"} | {"partition": without_clients(numbers)}
-        self.trackers.log_setting({"run": shared} | ({"config": self.config} if self.config else {}))
-        self.engine.notes.add(*(Note("tracker", text) for text in self.trackers.begin()))
+        told = logged_hyperparameters(self.model.module, self.datamodule.hooked) | {"run": shared}
+        opened = self.trackers.begin(told | ({"config": self.config} if self.config else {}))
+        self.engine.notes.add(*(Note("tracker", text) for text in opened))
 
     def _executor(self) -> dict[str, Any]:
         executor = self.engine.clients.executor

@@ -3,7 +3,6 @@
 They receive a round's row after the row and the checkpoint were written. Their errors become warnings, so that no round is lost.
 """
 
-import netrc
 import os
 import secrets
 import shlex
@@ -11,7 +10,6 @@ import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
-from urllib.parse import urlsplit
 from weakref import WeakKeyDictionary
 
 from lightning.pytorch.loggers import Logger, WandbLogger
@@ -29,7 +27,6 @@ Answer = TypeVar("Answer")
 QUIET = {"silent": True, "console": "off", "x_disable_meta": True, "disable_git": True, "init_timeout": 30.0}
 """W&B prints nothing of its own, sends no command line, in which secrets may be, and is offline if its server does not answer."""
 
-
 _before_any_fit: WeakKeyDictionary[Logger, dict[str, Any]] = WeakKeyDictionary()
 """The attributes of loggers before their first fit, so that a second fit with the same logger has its own run and directory."""
 
@@ -42,26 +39,26 @@ class Trackers:
     """
 
     def __init__(self, logger: Loggers = None, directory: Path = Path(), run_id: str | None = None) -> None:
-        self.directory, self.loggers = directory, _listed(logger, directory)
-        self._setting, self._figures = dict[str, Any](), list[tuple[str, Any, int]]()
-        self._is_open = False
+        self.directory = directory
+        if logger is True and os.environ.get("WANDB_MODE") != "disabled":
+            name, project = os.environ.get("WANDB_NAME", directory.name), os.environ.get("WANDB_PROJECT", "flcog")
+            logger = WandbLogger(name, save_dir=".", project=project)
+        given = logger if isinstance(logger, Sequence) else [logger]
+        self.loggers: list[Any] = [each for each in given if each and each is not True]
         self._failed, self._opened = set[int](), list[Any]()
         for each in self.loggers:
             vars(each).update(_copy(_before_any_fit.setdefault(each, _copy(vars(each)))))
             self._ask(each, lambda it: _prepare(it, directory.absolute(), run_id))
 
-    def log_setting(self, setting: dict[str, Any]) -> None:
-        """Send them the run's settings without secrets, now or when they are opened."""
-        self._setting |= masked(setting)
-        if self._is_open:
-            self._tell(lambda logger: logger.log_hyperparams(masked(setting)))
-
-    def begin(self) -> list[str]:
+    def begin(self, setting: dict[str, Any]) -> list[str]:
         """Open them, and send them the run's settings. Returns the address or folder of each."""
-        self._is_open = True
         self.loggers = [each for each in self.loggers if not _is_wandb(each) or self._ask(each, self._open_wandb)]
-        self._tell(lambda logger: logger.log_hyperparams(self._setting))
+        self.log_setting(setting)
         return [self._ask(each, _describe) or type(each).__name__ for each in self.loggers]
+
+    def log_setting(self, setting: dict[str, Any]) -> None:
+        """Send settings without secrets."""
+        self._tell(lambda logger: logger.log_hyperparams(masked(setting)))
 
     def _open_wandb(self, logger: Any) -> bool:
         """Open a W&B run, offline if its server cannot be reached. A run that the user has opened is used as it is."""
@@ -80,56 +77,45 @@ class Trackers:
         return run is not None
 
     def log_metrics(self, row: dict[str, float]) -> None:
-        """Send a round's row and pictures to every logger, with Lightning's number of the epoch: rounds counted from 0."""
+        """Send a round's row to every logger, with Lightning's number of the epoch: rounds counted from 0."""
         metrics = {"epoch": row["round"] - 1} | {name: value for name, value in row.items() if name != "round"}
         self._tell(lambda logger: logger.log_metrics(metrics, step=int(row["round"])))
-        self._log_figures()
 
     def log_figure(self, name: str, figure: Any, step: int, share: bool = True) -> None:
-        """Write a picture to the run's directory.
-
-        If it may be shared, also send it with the round's row to every logger that takes pictures.
-        """
+        """Write a picture to the run's directory. If it may be shared, also send it to every logger that takes pictures."""
         path = self.directory / "figures" / f"{name.replace('/', '-')}-{step:06d}.png"
         write_figure(path, figure, remedy=RUN_REMEDY, bbox_inches="tight")
+
+        def log(logger: Any) -> None:
+            if _is_wandb(logger):
+                logger.log_image(name, [figure], step)
+            elif hasattr(logger.experiment, "add_figure"):  # TensorBoard's
+                logger.experiment.add_figure(name, figure, global_step=step)
+
         if share:
-            self._figures.append((name, figure, step))
-
-    def _log_figures(self) -> None:
-        figures, self._figures = self._figures, []
-        for name, figure, step in figures:
-
-            def log(logger: Any, name: str = name, figure: Any = figure, step: int = step) -> None:
-                if _is_wandb(logger):
-                    logger.log_image(name, [figure], step)
-                elif hasattr(logger.experiment, "add_figure"):  # TensorBoard's
-                    logger.experiment.add_figure(name, figure, global_step=step)
-
             self._tell(log)
+
+    @property
+    def _wandb_runs(self) -> list[Any]:
+        runs = [self._ask(each, lambda it: it.experiment) for each in self.loggers if _is_wandb(each)]
+        return [run for run in runs if run is not None]
 
     @property
     def run_id(self) -> str | None:
         """The id of the W&B run, which a resumed run continues."""
-        names = (self._ask(each, lambda it: it.experiment.id) for each in self.loggers if self._is_open and _is_wandb(each))
-        return next(filter(None, names), None)
+        return next((run.id for run in self._wandb_runs), None)
 
     def to_upload(self) -> list[tuple[str, str]]:
         """The commands that upload runs that were tracked offline, with all parts of a resumed run."""
-        runs = [self._ask(each, lambda it: it.experiment) for each in self.loggers if self._is_open and _is_wandb(each)]
+        runs = [(short(Path(run.dir).parents[1]), run.id) for run in self._wandb_runs if getattr(run, "offline", False)]
         return [
-            (
-                "Upload it to W&B",
-                f"wandb sync {shlex.quote(str(short(Path(run.dir).parents[1])))}/offline-run-*-{shlex.quote(run.id)}",
-            )
-            for run in runs
-            if run is not None and getattr(run, "offline", False)
+            ("Upload it to W&B", f"wandb sync {shlex.quote(str(folder))}/offline-run-*-{shlex.quote(name)}")
+            for folder, name in runs
         ]
 
     def close(self, status: str) -> None:
         """End the fit with a status, "success" or "failed"."""
-        if self._is_open:
-            self._log_figures()
-            self._tell(lambda logger: logger.finalize(status))
+        self._tell(lambda logger: logger.finalize(status))
         for logger in self._opened:
             self._ask(logger, lambda it: it.experiment.finish(exit_code=int(status != "success")))
 
@@ -155,15 +141,6 @@ class Trackers:
 def _copy(attributes: dict[str, Any]) -> dict[str, Any]:
     """Copy the attributes that a fit changes in place: paths, and the arguments of wandb.init."""
     return {name: dict(value) if isinstance(value, dict) else value for name, value in attributes.items()}
-
-
-def _listed(logger: Loggers, directory: Path) -> list[Any]:
-    if logger is True and os.environ.get("WANDB_MODE") != "disabled":
-        name, project = os.environ.get("WANDB_NAME", directory.name), os.environ.get("WANDB_PROJECT", "flcog")
-        return [WandbLogger(name, save_dir=".", project=project)]
-    if not logger or logger is True:
-        return []
-    return list(logger) if isinstance(logger, Sequence) else [logger]
 
 
 def _is_wandb(logger: Any) -> bool:
@@ -198,16 +175,11 @@ def _prepare(logger: Any, directory: Path, run_id: str | None) -> None:
 def _logged_in() -> bool:
     """Whether W&B finds a key without a prompt."""
     import wandb
+    from requests.utils import get_netrc_auth
 
-    if wandb.run is not None or os.environ.get("WANDB_API_KEY") or os.environ.get("WANDB_IDENTITY_TOKEN_FILE"):
-        return True
     settings = wandb.setup().settings
-    try:
-        logins = netrc.netrc(os.environ.get("NETRC"))
-        login = logins.authenticators(urlsplit(settings.base_url).netloc) or logins.authenticators("api.wandb.ai")
-    except (OSError, netrc.NetrcParseError):
-        return bool(settings.api_key)
-    return bool(settings.api_key or (login and login[2]))
+    keys = os.environ.get("WANDB_API_KEY"), os.environ.get("WANDB_IDENTITY_TOKEN_FILE"), settings.api_key
+    return wandb.run is not None or any(keys) or get_netrc_auth(settings.base_url) is not None
 
 
 def _describe(logger: Any) -> str:
