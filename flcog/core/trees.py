@@ -108,6 +108,17 @@ def unlike_structures(trees: Sequence[Tree]) -> str:
     return "" if odd is None else f"batches have different structures: {form(trees[0])} and {form(trees[odd])}"
 
 
+def equal(one: Tree, other: Tree) -> bool:
+    """Whether two pytrees have the same structure, and equal leaves of the same types."""
+    (own, spec), (others, other_spec) = pytree.tree_flatten(one), pytree.tree_flatten(other)
+
+    def same(a: Any, b: Any) -> bool:
+        both = isinstance(a, Tensor) and isinstance(b, Tensor)
+        return a.dtype == b.dtype and torch.equal(a, b) if both else a == b
+
+    return spec == other_spec and all(map(same, own, others))
+
+
 def unlike_keys(one: Tree, other: Tree) -> bool:
     """Whether two trees differ in their type or in the keys of their first level: a quick test, which builds no structure."""
     return type(one) is not type(other) or (isinstance(one, dict) and one.keys() != other.keys())

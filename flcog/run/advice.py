@@ -10,12 +10,10 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
-from torch.utils import _pytree as pytree
 
 from flcog.client.program import ClientTensors, Program
 from flcog.core.randomness import make_rng
-from flcog.core.trees import containers_copied
+from flcog.core.trees import containers_copied, equal
 from flcog.core.types import Batch, Params, Slot
 from flcog.method import CLIENT_HOOKS, Cohort, GlobalModel, Messages, Method, Workload, first_contact
 from flcog.method.returned import broadcast_of, drawn
@@ -160,19 +158,11 @@ class Trial:
         made = self.call(hook, 1)
         if hook == "plan":
             return any(steps not in (None, 3) for steps in made)
-        return bool(made) and not _equal(made, self.numbers(1))
+        return bool(made) and not equal(made, self.numbers(1))
 
     def replaces(self, hook: str) -> bool:
         """Whether the hook makes the same of two unrelated inputs, and with it replaces the work of all methods before it."""
-        return self.changes(hook) and _equal(self.call(hook, 1), self.call(hook, 2))
-
-
-def _equal(one: Any, other: Any) -> bool:
-    (leaves, spec), (others, other_spec) = pytree.tree_flatten(one), pytree.tree_flatten(other)
-    return spec == other_spec and all(
-        torch.equal(a, b) if isinstance(a, Tensor) and isinstance(b, Tensor) else a == b
-        for a, b in zip(leaves, others, strict=True)
-    )
+        return self.changes(hook) and equal(self.call(hook, 1), self.call(hook, 2))
 
 
 def lost_work(engine: Engine, trials: dict[str, Trial]) -> Iterator[Finding]:

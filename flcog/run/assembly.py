@@ -1,6 +1,6 @@
 """Build a run: the clients' exchanges of data before round 1, the clients in this process or elsewhere, and the server."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -31,7 +31,7 @@ from flcog.method import (
 )
 from flcog.models.causal_lm import scales
 from flcog.run.advice import missing_feedback
-from flcog.run.hosting import HostedData, check_data, check_separate, make_runtime, placed
+from flcog.run.hosting import check_data, check_separate, make_runtime, placed
 from flcog.server.engine import Engine
 from flcog.server.kept import check_uploads
 from flcog.server.state import ServerState
@@ -57,8 +57,7 @@ class Assembly:
             if exchange.bytes_sent is not None:
                 server.ledger.add(method.name, *exchange.bytes_sent)
             exchanges[method.name], federation = exchange, exchange.federation
-        data = HostedData.of(self.datamodule)._replace(federation=federation, exchanges=exchanges)
-        clients = make_runtime(self.settings, self.methods, self.client, data, self.processes, notes)
+        clients = self._runtime(self.settings, federation, exchanges, notes)
         return self._finish(clients, clients, server, clients.roll_call(), notes)
 
     def with_clients_elsewhere(self, clients: RemoteClients) -> tuple[Engine, ServerState]:
@@ -69,10 +68,9 @@ class Assembly:
                 f"a server whose clients are in other processes is one process; got {self.processes.count}: set devices=1"
             )
         notes, server, federation = self._begin()
-        data = HostedData.of(self.datamodule)._replace(federation=federation)
         # It evaluates, and trains one step for the form of all replies.
         settings = replace(self.settings, executor="loop", chunk_size=None, compile=False)
-        own = make_runtime(settings, self.methods, self.client, data, self.processes, notes)
+        own = self._runtime(settings, federation, {}, notes)
         begun = clients.begin(own, self.settings.on_bad_update == "drop")
         mine = RollCall.of(federation)
         check_facts([("the server", {**mine.labels, **mine.data}), ("its clients", {**begun.labels, **begun.data})])
@@ -90,6 +88,11 @@ class Assembly:
         made = self._finish(clients, own, server, roll_call, notes)
         clients.set_up(roll_call.population, self.client.function.constants | scales(self.client.function.module))
         return made
+
+    def _runtime(
+        self, settings: Settings, federation: Federation, exchanges: Mapping[str, Exchange], notes: Notes
+    ) -> ClientRuntime:
+        return make_runtime(settings, self.methods, self.client, self.datamodule, federation, exchanges, self.processes, notes)
 
     @property
     def _exchanging(self) -> list[DataExchange]:
@@ -113,7 +116,7 @@ class Assembly:
             buffers={name: function.buffers[name].detach().clone() for name in function.shared_buffers},
             servers={},
         )
-        federation = placed(settings, HostedData.of(self.datamodule), function, device)
+        federation = placed(settings, self.datamodule, function, device)
         check_data(settings, self.methods, function, federation, device)
         return notes, server, federation
 

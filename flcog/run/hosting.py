@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from lightning.pytorch.trainer.states import TrainerFn
@@ -34,29 +34,6 @@ from flcog.lightning.trainer import RoundsTrainer
 from flcog.method import DataExchange, DataHost, Method, Notes, Selection, expected_cohort, method_of
 from flcog.method.client_view import Population
 from flcog.settings import Settings
-
-
-class HostedData(NamedTuple):
-    """The data of the clients that a process hosts, and the data module's options for reading them.
-
-    Args:
-        federation: the data. It may contain only these clients' samples.
-        batch_size: the number of samples in a local step.
-        eval_batch_size: the number of samples in a step of an evaluation.
-        drop_last: whether to omit the last, smaller batch of a pass.
-        exchanges: the results of exchanges before round 1, by method.
-    """
-
-    federation: Federation
-    batch_size: int
-    eval_batch_size: int
-    drop_last: bool
-    exchanges: Mapping[str, Exchange] = {}
-
-    @classmethod
-    def of(cls, datamodule: FederatedDataModule) -> "HostedData":
-        """The data of a data module."""
-        return cls(datamodule.federation, datamodule.batch_size, datamodule.eval_batch_size, datamodule.drop_last)
 
 
 class HostedClients:
@@ -145,15 +122,13 @@ def host_clients(
     trainer.show_data(datamodule.hooked)
     trainer.plan(*largest_client(settings, datamodule))
     client = make_client_model(settings, methods, model, datamodule, processes, trainer)
-    data = HostedData.of(datamodule)
-    data = data._replace(federation=placed(settings, data, client.function, processes.device))
-    check_data(settings, methods, client.function, data.federation, processes.device)
+    data = placed(settings, datamodule, client.function, processes.device)
+    check_data(settings, methods, client.function, data, processes.device)
 
     def build(federation: Federation, exchanges: Mapping[str, Exchange]) -> ClientRuntime:
-        hosted = data._replace(federation=federation, exchanges=exchanges)
-        return make_runtime(settings, methods, client, hosted, processes, Notes())
+        return make_runtime(settings, methods, client, datamodule, federation, exchanges, processes, Notes())
 
-    return HostedClients(methods, settings.seed, data.federation, build)
+    return HostedClients(methods, settings.seed, data, build)
 
 
 def check_separate(methods: Sequence[Method]) -> None:
@@ -165,26 +140,23 @@ def check_separate(methods: Sequence[Method]) -> None:
             )
 
 
-def placed(settings: Settings, data: HostedData, model: ModelFunction, device: torch.device) -> Federation:
-    """The data on which clients train, in the form that the model's steps take, with the sets that fit into the device's memory on it."""
+def placed(settings: Settings, datamodule: FederatedDataModule, model: ModelFunction, device: torch.device) -> Federation:
+    """The data on which clients train, in the form that the model's steps take, with the sets that fit into the device's memory on it.
+
+    Under ``overfit_batches`` clients have only their first batches.
+    """
+    federation, most = datamodule.federation, settings.overfit_batches
+    if most:
+        partition, batching = federation.partition, Batching(datamodule.batch_size, None, 1.0, datamodule.drop_last)
+        batches = [most if isinstance(most, int) else max(1, int(most * batching.batches_per_epoch(n))) for n in partition.sizes]
+        first = [partition.client(k)[: count * datamodule.batch_size] for k, count in enumerate(batches)]
+        federation = dataclasses.replace(federation, partition=Partition.from_clients(first), whole=federation.split)
 
     def ready(samples: Samples) -> Samples:
         return (samples.as_steps_receive_it() if model.takes_whole_batches else samples).to(device)
 
-    federation = _overfitted(settings, data)
     val, test = (part and ready(part) for part in (federation.val, federation.test))
     return dataclasses.replace(federation, train=ready(federation.train), val=val, test=test)
-
-
-def _overfitted(settings: Settings, data: HostedData) -> Federation:
-    """The data, of which clients have only their first batches under ``overfit_batches``."""
-    federation, most = data.federation, settings.overfit_batches
-    if not most:
-        return federation
-    partition, batching = federation.partition, Batching(data.batch_size, None, 1.0, data.drop_last)
-    batches = [most if isinstance(most, int) else max(1, int(most * batching.batches_per_epoch(n))) for n in partition.sizes]
-    first = [partition.client(k)[: count * data.batch_size] for k, count in enumerate(batches)]
-    return dataclasses.replace(federation, partition=Partition.from_clients(first), whole=federation.split)
 
 
 def make_reader(settings: Settings, model: ModelFunction, federation: Federation, device: torch.device) -> Reader:
@@ -214,32 +186,46 @@ def check_data(
 
 
 def make_runtime(
-    settings: Settings, methods: Sequence[Method], client: ClientModel, data: HostedData, processes: Processes, notes: Notes
+    settings: Settings,
+    methods: Sequence[Method],
+    client: ClientModel,
+    datamodule: FederatedDataModule,
+    federation: Federation,
+    exchanges: Mapping[str, Exchange],
+    processes: Processes,
+    notes: Notes,
 ) -> ClientRuntime:
-    """Make the runtime of the clients, with the executor that trains them."""
-    function, optimizer, federation = client.function, client.optimizer, data.federation
+    """Make the runtime of clients with the data of ``federation``, with the executor that trains them and the module's way of reading."""
+    function, optimizer = client.function, client.optimizer
     reader = make_reader(settings, function, federation, processes.device)
-    batching = _batching(settings, methods, data, reader)
-
+    batching = _batching(settings, datamodule, federation)
+    follower = next((method.name for method in methods if method.overrides("after_step")), None)
+    if batching.accumulate > 1 and reader.whole_batches and follower is not None:
+        raise ValueError(
+            f"accumulate_grad_batches={batching.accumulate}: {follower} reads the samples of a step, and a collate_fn's batches cannot be "
+            f"joined: use a larger batch size, or remove {follower}"
+        )
+    cohort = expected_cohort(methods, settings.cohort_size(federation.split.num_clients, federation.num_clients))
+    if (selection := method_of(methods, Selection)) is not None:
+        cohort = selection.expected(cohort, federation.num_clients)
     job = Job(
         client=client,
         reader=reader,
         batch_size=batching.batch_size,
-        clients=_clients_here(settings, methods, federation, processes),
+        clients=-(-cohort // processes.count),
         chunk_size=settings.chunk_size,
         memory=chunk_bytes(processes, notes) if settings.chunk_size is None and settings.executor != "loop" else 0,
         lightning=lambda learner: LightningClient(learner, client.trainer, settings.keep_optimizers),
         compile=settings.compile,
     )
     executor = ChosenExecutor(job, settings.executor, notes, processes)
-    size = data.eval_batch_size
-    own = OwnSteps(client.trainer, function, reader, size)
+    size, own = datamodule.eval_batch_size, OwnSteps(client.trainer, function, reader, datamodule.eval_batch_size)
     return ClientRuntime(
         methods=methods,
         model=function,
         optimizer=optimizer,
         federation=federation,
-        exchanges=data.exchanges,
+        exchanges=exchanges,
         batching=batching,
         reader=reader,
         executor=executor,
@@ -249,47 +235,26 @@ def make_runtime(
     )
 
 
-def _clients_here(settings: Settings, methods: Sequence[Method], federation: Federation, processes: Processes) -> int:
-    """The number of clients that this process trains in a round, as expected before it."""
-    cohort = expected_cohort(methods, settings.cohort_size(federation.split.num_clients, federation.num_clients))
-    if (selection := method_of(methods, Selection)) is not None:
-        cohort = selection.expected(cohort, federation.num_clients)
-    return -(-cohort // processes.count)
-
-
 def largest_client(settings: Settings, datamodule: FederatedDataModule) -> tuple[int, int]:
     """The batches and steps of the client with the most samples in a round."""
-    work = settings.local_steps, settings.local_epochs
-    accumulate, limit = settings.accumulate_grad_batches, settings.limit_train_batches
-    federation = datamodule.federation
-    order = None if settings.overfit_batches else federation.order
-    batching = Batching(datamodule.batch_size, *work, datamodule.drop_last, accumulate, limit=limit, order=order)
-    largest = int(federation.partition.sizes.max())
+    batching = _batching(settings, datamodule, datamodule.federation)
+    largest = int(datamodule.federation.partition.sizes.max())
     steps = batching.num_steps(largest)
     return len(batching.layout(largest, steps)[0]), steps
 
 
-def _batching(settings: Settings, methods: Sequence[Method], data: HostedData, reader: Reader) -> Batching:
+def _batching(settings: Settings, datamodule: FederatedDataModule, federation: Federation) -> Batching:
     """Decide how samples become steps. If a method has merged clients, the work of a round stays the same."""
-    federation = data.federation
-    asked = settings.cohort_size(federation.split.num_clients)
-    clients = settings.cohort_size(federation.split.num_clients, federation.num_clients)
+    before, now = federation.split.num_clients, federation.num_clients
+    asked, clients = settings.cohort_size(before), settings.cohort_size(before, now)
     steps, epochs = settings.local_steps, settings.local_epochs
-    share = (asked / federation.split.num_clients) / (clients / federation.num_clients)
-    batching = Batching(
-        data.batch_size,
+    return Batching(
+        datamodule.batch_size,
         None if steps is None else steps * asked // clients,
-        None if epochs is None else epochs * share,
-        data.drop_last,
+        None if epochs is None else epochs * ((asked / before) / (clients / now)),
+        datamodule.drop_last,
         settings.accumulate_grad_batches,
         shuffle=not settings.overfit_batches,
         limit=settings.limit_train_batches,
         order=None if settings.overfit_batches else federation.order,
     )
-    follower = next((method.name for method in methods if method.overrides("after_step")), None)
-    if batching.accumulate > 1 and reader.whole_batches and follower is not None:
-        raise ValueError(
-            f"accumulate_grad_batches={batching.accumulate}: {follower} reads the samples of a step, and a collate_fn's batches cannot be "
-            f"joined: use a larger batch size, or remove {follower}"
-        )
-    return batching

@@ -64,7 +64,7 @@ class Lifecycle:
         The metrics of the test before round 1, on ``num_sanity_val_steps`` batches, are discarded.
         """
         self._run, trainer = run, self._hooks.trainer
-        privacy.begin(run.engine, run.server, run.spending.paid)
+        privacy.begin(run.engine, run.server, run.paid)
         self._deliver_notes(run)
         self._observe("on_fit_start")
         with torch.autograd.set_detect_anomaly(trainer._detect_anomaly):
@@ -97,14 +97,14 @@ class Lifecycle:
             with run.server.undone_at(RoundDropped), run.clients.noting_changes(), self._stop.round_in_hand() as begin:
 
                 def on_selected(selection: Sequence[int]) -> None:
-                    run.spending.record(run.engine, run.server)
+                    run.record_spending()
                     self._observe("on_round_start", number, selection)
                     begin()
 
                 yield row, evaluated, on_selected
                 self._hooks.trainer.end_clients(run.server.steps)
                 # The price of the clients that have arrived is known now, before anything is released.
-                run.spending.record(run.engine, run.server)
+                run.record_spending()
                 row["time/round"] = time.perf_counter() - began
                 row |= waiting.column() | self._calibration.column()
                 if evaluated:

@@ -1,18 +1,17 @@
 """A run in progress: its interface for observers, its files and trackers, its checkpoints."""
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
-from torch.utils import _pytree as pytree
 
 from flcog.client.executor import Choice
 from flcog.core.files import OWNER_ONLY, write_yaml
 from flcog.core.masking import masked
 from flcog.core.sharded import whole
-from flcog.core.types import Params, Slot
+from flcog.core.trees import equal
+from flcog.core.types import Params
 from flcog.core.yaml_files import load_yaml
 from flcog.data import FederatedDataModule, Federation
 from flcog.lightning.checkpoint import entries as lightning_entries
@@ -33,29 +32,6 @@ from flcog.server.evaluate import evaluated_params, only_personal
 from flcog.server.state import ServerState
 from flcog.server.traffic import Traffic
 from flcog.wire.ledger import Ledger
-
-
-class Spending:
-    """Writes the number of rounds for which a private run has paid, before a round is drawn, into a file of its own.
-
-    A killed run that repeats a round has released it twice, and pays twice. Repeatable noise has no file, because a repeated round
-    releases the same numbers again.
-    """
-
-    def __init__(self, path: Path | None) -> None:
-        self._path = path
-
-    @property
-    def paid(self) -> float:
-        """The number in the file, 0 without a file."""
-        return float(load_yaml(self._path)["rounds_paid"]) if self._path is not None and self._path.is_file() else 0
-
-    def record(self, engine: Engine, server: ServerState) -> None:
-        """Write the number, in the first process."""
-        private = method_of(engine.methods, PrivateSum)
-        if private is not None and private.secret and self._path is not None and engine.processes.is_first:
-            paid = private.paid(server.servers[private.name])
-            write_yaml(self._path, {"rounds_paid": int(paid) if paid == int(paid) else paid})
 
 
 class Session:
@@ -81,7 +57,6 @@ class Session:
         self._should_stop = False
         self.clients = engine.clients.store = SavedClientStates(clients, engine.processes.rank)
         self.table = MetricsTable(directory / "metrics.csv" if directory is not None and engine.processes.is_first else None)
-        self.spending = Spending(directory / "spending.yaml" if directory is not None else None)
         self.resumed_from: dict[str, Any] | None = None
         """The checkpoint of a resumed run, until its first round."""
         self._directory = directory
@@ -158,24 +133,18 @@ class Session:
             )
         self.model.keep_buffers()
         self.model.find_tensors()
-        server, now = (
-            self.server,
-            {name: whole(value.detach()) for name, value in (self.model.params | self.model.buffers).items()},
-        )
+        now = {name: whole(value.detach()) for name, value in (self.model.params | self.model.buffers).items()}
+        server = self.server
         before = server.params | server.buffers
         if self.processes.largest(int(any(not torch.equal(now[name], value) for name, value in before.items()))):
             parts = [{name: now[name].clone() for name in part} for part in (server.params, server.buffers)]
             server.params, server.buffers = self.processes.share_first(parts)
 
     def method_record(self, method: str) -> MethodRecord:
-        uploads = self.server.uploads.get(method, Uploads({}, {}, []))
-        return MethodRecord(self.engine.exchanges.get(method), uploads, self._states(method))
-
-    def _states(self, method: str) -> Iterator[tuple[int, Slot]]:
         self._fetch_states()
-        for client in self.clients.clients:
-            if method in (states := self.clients.get(client)):
-                yield client, self.engine.to_device(states[method])
+        states = ((client, self.clients.get(client)) for client in self.clients.clients)
+        own = ((client, self.engine.to_device(state[method])) for client, state in states if method in state)
+        return MethodRecord(self.engine.exchanges.get(method), self.server.uploads.get(method, Uploads({}, {}, [])), own)
 
     @property
     def state_files(self) -> Sequence[str]:
@@ -183,6 +152,28 @@ class Session:
 
     def next_command(self, verb: str, checkpoint: Path) -> str:
         return next_command(verb, self.directory, checkpoint, self.config)
+
+    # What a run has paid ----------------------------------------------------------------------------------------------------------
+
+    @property
+    def _spending(self) -> Path | None:
+        return None if self._directory is None else self._directory / "spending.yaml"
+
+    @property
+    def paid(self) -> float:
+        """The rounds for which a private run has paid, by its file."""
+        return float(load_yaml(self._spending)["rounds_paid"]) if self._spending is not None and self._spending.is_file() else 0
+
+    def record_spending(self) -> None:
+        """Write the number of rounds for which a private run has paid, before a round is drawn, into a file of its own.
+
+        A killed run that repeats a round has released it twice, and pays twice. Repeatable noise has no file, because a repeated round
+        releases the same numbers again.
+        """
+        private = method_of(self.methods, PrivateSum)
+        if private is not None and private.secret and self._spending is not None and self.processes.is_first:
+            paid = private.paid(self.server.servers[private.name])
+            write_yaml(self._spending, {"rounds_paid": int(paid) if paid == int(paid) else paid})
 
     # The run's description --------------------------------------------------------------------------------------------------------
 
@@ -311,11 +302,5 @@ class Session:
         """Copy the states of clients in other processes that have changed. Clients in this process keep their states here anyway."""
         if not self.has_all_data:
             for client, states in self.engine.clients.snapshot().items():
-                known, present = pytree.tree_flatten(self.clients.get(client)), pytree.tree_flatten(states)
-                if known[1] != present[1] or not all(map(_equal, known[0], present[0])):
+                if not equal(self.clients.get(client), states):
                     self.clients.put(client, states)
-
-
-def _equal(one: Any, other: Any) -> bool:
-    both = isinstance(one, Tensor) and isinstance(other, Tensor)
-    return torch.equal(one, other) and one.dtype == other.dtype if both else one == other

@@ -12,8 +12,7 @@ from harness import fit
 from rich.console import Console
 
 from flcog.core.text import clock, seconds
-from flcog.run.observers.progress import ProgressBar
-from flcog.run.observers.progress_displays import REFRESHES_PER_SECOND
+from flcog.run.observers.progress import REFRESHES_PER_SECOND, ProgressBar
 from run.killed_runs import killed
 
 
@@ -54,7 +53,7 @@ def terminal(monkeypatch: pytest.MonkeyPatch) -> io.StringIO:
     """The text that the progress bar sends to a terminal of 80 columns."""
     screen = io.StringIO()
     console = partial(Console, file=screen, force_terminal=True, force_interactive=True, width=80, color_system=None)
-    monkeypatch.setattr("flcog.run.observers.progress_displays.Console", console)
+    monkeypatch.setattr("flcog.run.observers.progress.Console", console)
     return screen
 
 

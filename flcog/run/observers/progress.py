@@ -1,18 +1,67 @@
 """The observer that shows how far a run is."""
 
+import html
 import math
 import time
 from collections import deque
 from collections.abc import Mapping
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn
 
 from flcog.core.checks import at_least
 from flcog.core.monitor import headline, is_personal, main_metric
 from flcog.core.text import clock, figure, seconds
 from flcog.method import Callback, Run
-from flcog.run.observers.progress_displays import Display, live_display
 
 LINE = 80
 """The columns of a plain line: editors and web pages wrap longer lines."""
+
+REFRESHES_PER_SECOND = 5
+"""A thread draws the terminal's line this often, at 1 to 2 ms each, however short the rounds are; a notebook's bar is sent as often."""
+
+
+class TerminalBar(Progress):
+    """One line, redrawn in place."""
+
+    def __init__(self, console: Console, done: int, rounds: int) -> None:
+        columns = (
+            TextColumn("round {task.completed}/{task.total}"),
+            BarColumn(bar_width=None),
+            TextColumn("{task.fields[figures]}"),
+        )
+        super().__init__(*columns, console=console, expand=True, refresh_per_second=REFRESHES_PER_SECOND)
+        self.width = console.width - len(f"round {rounds}/{rounds}") - 4  # between the columns, and a bit of a bar
+        self.add_task("", total=rounds, completed=done, figures="")
+        self.start()
+
+    def show(self, done: int, figures: str) -> None:
+        self.update(self.task_ids[0], completed=done, figures=figures)
+
+
+class NotebookBar:
+    """One output of the cell, replaced in place; IPython alone draws it, no widget is needed."""
+
+    width = 200
+
+    def __init__(self, done: int, rounds: int) -> None:
+        from IPython.display import HTML, display
+
+        self._html: Any = HTML
+        self._rounds, self._sent = rounds, 0.0
+        self._handle: Any = display(HTML(""), display_id=True)
+        self.show(done, "")
+
+    def show(self, done: int, figures: str) -> None:
+        bar = f'<progress value="{done}" max="{self._rounds}" style="width: 16em; vertical-align: middle"></progress>'
+        self._page = f"<div>round {done}/{self._rounds} {bar} {html.escape(figures)}</div>"
+        if time.monotonic() - self._sent >= 1 / REFRESHES_PER_SECOND:
+            self.stop()
+
+    def stop(self) -> None:
+        self._sent = time.monotonic()
+        self._handle.update(self._html(self._page))
 
 
 class ProgressBar(Callback):
@@ -33,7 +82,7 @@ class ProgressBar(Callback):
     def __init__(self, enabled: bool = True, num_lines: int = 20) -> None:
         at_least(self, 1, num_lines=num_lines, hint="enabled=false shows nothing")
         self.enabled, self.num_lines = enabled, num_lines
-        self._live: Display | None = None
+        self._live: TerminalBar | NotebookBar | None = None
         self._looked = False
         """Whether it is known where to show it, which is asked once a run."""
 
@@ -45,7 +94,11 @@ class ProgressBar(Callback):
     def on_round_start(self, run: Run, round: int, cohort: list[int]) -> None:
         # Not before the first round, because other observers still print the run's description until then.
         if not self._looked and self._shows(run):
-            self._live, self._looked = live_display(run.round, run.settings.rounds), True
+            console, place, self._looked = Console(), (run.round, run.settings.rounds), True
+            if console.is_jupyter:
+                self._live = NotebookBar(*place)
+            elif console.is_interactive:
+                self._live = TerminalBar(console, *place)
         if len(self._durations) < 2:  # trackers start after the first round, which is no part of the second
             self._began = time.perf_counter()
 
@@ -59,7 +112,7 @@ class ProgressBar(Callback):
         self._durations.append(now - self._began)
         self._began = now
         if self._live is not None:
-            self._live.update(round, self._figures(run, round, metrics, self._live.width))
+            self._live.show(round, self._figures(run, round, metrics, self._live.width))
             return
         every = math.ceil(run.settings.rounds / self.num_lines)
         if len(self._durations) == 1 or round % every == 0 or round == run.settings.rounds or run.should_stop:
