@@ -3,7 +3,6 @@
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
-from numbers import Integral
 from typing import Any, Literal
 
 import torch
@@ -51,13 +50,9 @@ class Settings:
     def __post_init__(self) -> None:
         if (self.local_steps is None) == (self.local_epochs is None):
             raise ValueError("set one of trainer.local_steps and trainer.local_epochs, not both")
-        least_of = {"rounds": 1, "local_steps": 1, "chunk_size": 1, "eval_every": 0, "accumulate_grad_batches": 1}
-        for name, least in least_of.items():
-            value = getattr(self, name)
-            optional = value is None and name in ("local_steps", "chunk_size")
-            if not optional and (not isinstance(value, Integral) or isinstance(value, bool)):
-                raise ValueError(f"{name} must be a whole number; got {value!r}")
-            checks.at_least(None, least, **{name: getattr(self, name)})
+        for name in ("rounds", "local_steps", "chunk_size", "accumulate_grad_batches"):
+            checks.whole(None, 1, **{name: getattr(self, name)})
+        checks.whole(None, 0, eval_every=self.eval_every)
         checks.positive_and_finite(None, local_epochs=self.local_epochs)
         checks.one_of(None, ("auto", "loop", "vmap", "vmap-patches", "lightning"), executor=self.executor)
         if self.compile not in (False, True, "graphs"):

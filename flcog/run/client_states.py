@@ -1,7 +1,6 @@
 """Clients' states on disk and in memory, which methods keep between rounds."""
 
 import itertools
-import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,9 +14,6 @@ from flcog.run import checkpoint
 
 States = dict[str, Any]
 """A client's states, by method."""
-
-FILE_NAME = re.compile(r"round-\d{6,}-rank\d+(-\d+)?\.pt")
-"""The names that files of states have."""
 
 CACHE_BYTES = 2**30
 """Bytes of states on disk that stay in memory too: the most recently used."""
@@ -106,13 +102,13 @@ class SavedClientStates:
         states = {client: self._memory[client] for client in (*self._changed, *moving) if client in self._memory}
         states |= self._read([client for client in moving if client not in states])
         name = self._new_name(round)
-        content = {client: states[client] for client in sorted(states)}
-        checkpoint.write(self.directory / name, {"format": checkpoint.FORMAT, "clients": content})
-        self._held[name] = len(states)
-        self.files |= dict.fromkeys(states, name)
+        states = dict(sorted(states.items()))
+        checkpoint.write(self.directory / name, {"format": checkpoint.FORMAT, "clients": states})
+        self._held[name], written = len(states), dict.fromkeys(states, name)
+        self.files |= written
         self._changed.clear()
         self._forget(keep=set())
-        return dict.fromkeys(sorted(states), name)
+        return written
 
     def load(self, files: dict[int, str], world_size: int) -> None:
         """Load a checkpoint's clients, and distribute them over the processes, whose number may have changed."""
@@ -126,8 +122,8 @@ class SavedClientStates:
 
     def prune(self, keep: set[str]) -> None:
         """Remove files of states that no checkpoint refers to."""
-        for path in self.directory.iterdir() if self.directory is not None and self.directory.is_dir() else ():
-            if path.name not in keep and FILE_NAME.fullmatch(path.name):
+        for path in self.directory.glob("round-*-rank*.pt") if self.directory is not None else ():
+            if path.name not in keep:
                 path.unlink(missing_ok=True)
 
     def _has(self, client: int) -> bool:

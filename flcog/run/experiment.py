@@ -22,14 +22,8 @@ from flcog.run import checkpoint
 from flcog.run.initial_weights import Origin, other_origin
 from flcog.settings import Settings
 
-HOW_IT_RUNS = (
-    *("rounds", "callbacks", "seed", "executor", "chunk_size", "compile", "accelerator", "strategy", "devices", "num_nodes"),
-    *("processes_per_device", "logger", "default_root_dir", "resume_changed", "fast_dev_run", "num_sanity_val_steps"),
-    *("gradient_clip_val", "gradient_clip_algorithm"),
-    *("enable_progress_bar", "enable_checkpointing", "enable_model_summary", "inference_mode", "limit_predict_batches"),
-    "client_strategy",
-)
-"""Arguments of the trainer that a resumed run may change. Methods, clipping among them, and the seed are compared separately."""
+HOW_IT_RUNS = ("rounds", "seed", "executor", "chunk_size", "compile", "inference_mode", "limit_predict_batches")
+"""Settings that a resumed run may change. The seed is compared separately."""
 
 VARIES = re.compile(r"(^|\.)(seed|partition_seed|default_root_dir|save_dir|dirpath|init_from\.file)$")
 """Settings in which repetitions of a run differ."""

@@ -139,8 +139,12 @@ def test_overfitting_limits_the_validation_set() -> None:
     ("module", "options", "message"),
     [
         (Gan, {"accumulate_grad_batches": 2}, "accumulate_grad_batches=2: Gan takes its steps itself"),
-        (classifier, {"accumulate_grad_batches": 0}, "accumulate_grad_batches must be at least 1; got 0"),
-        (classifier, {"accumulate_grad_batches": {0: 2}}, "accumulate_grad_batches must be a whole number; got {0: 2}"),
+        (classifier, {"accumulate_grad_batches": 0}, "accumulate_grad_batches must be a whole number of at least 1; got 0"),
+        (
+            classifier,
+            {"accumulate_grad_batches": {0: 2}},
+            "accumulate_grad_batches must be a whole number of at least 1; got {0: 2}",
+        ),
         (classifier, {"overfit_batches": 1.5}, "overfit_batches must be a count"),
     ],
 )

@@ -18,9 +18,9 @@ from flcog.data import Partition, Partitioner, Samples
     ("options", "message"),
     [
         ({"local_steps": 1, "local_epochs": 1}, "set one of trainer.local_steps and trainer.local_epochs, not both"),
-        ({"local_steps": 0}, "local_steps must be at least 1; got 0"),
+        ({"local_steps": 0}, "local_steps must be a whole number of at least 1; got 0"),
         ({"local_epochs": 0.0}, "local_epochs must be positive"),
-        ({"local_steps": 1, "rounds": 0}, "rounds must be at least 1"),
+        ({"local_steps": 1, "rounds": 0}, "rounds must be a whole number of at least 1"),
         ({"local_steps": 1, "clients_per_round": 10.0}, "a count has no decimal point"),
         (
             {"local_steps": 1, "clients_per_round": 0},

@@ -1,6 +1,5 @@
 """When checkpoints are written, and how a run resumes from one."""
 
-import warnings
 from functools import partial
 from pathlib import Path
 
@@ -9,7 +8,6 @@ from harness import TinyData, assert_close, classifier, fit, without_times
 
 from flcog.callbacks import SCAFFOLD
 from flcog.run import checkpoint
-from flcog.run.observers import checkpoint as observer
 from flcog.run.observers.checkpoint import Checkpoint
 from run.killed_runs import killed
 
@@ -21,18 +19,6 @@ def test_last_is_written_every_n_rounds_and_at_the_end(tmp_path: Path) -> None:
         trainer = fit(tmp_path / str(every), Checkpoint(every_n_rounds=every), rounds=3)
         assert trainer.run_dir is not None
         assert checkpoint.read(trainer.run_dir / "checkpoints/last.ckpt")["round"] == 3
-
-
-def test_checkpoints_that_take_long_are_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(observer, "NOTICEABLE_SECONDS", 0.0)
-    monkeypatch.setattr(observer, "NOTICEABLE_SHARE", 0.0)
-    with pytest.warns(
-        match=r"checkpoints took 0:\d\d beside 0:\d\d of rounds: a larger every_n_rounds of Checkpoint writes fewer"
-    ):
-        fit(tmp_path, SCAFFOLD())
-    monkeypatch.setattr(observer, "NOTICEABLE_SHARE", 100.0)
-    with warnings.catch_warnings(action="error"):
-        fit(tmp_path, SCAFFOLD())
 
 
 @pytest.mark.slow

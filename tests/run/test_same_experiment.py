@@ -16,7 +16,6 @@ import flcog
 from flcog.callbacks import SCAFFOLD, FedProx
 from flcog.commands.cli import main
 from flcog.core.arguments import flat, plain
-from flcog.run import checkpoint, experiment
 from flcog.run.directory import update_yaml
 
 SETTINGS: dict[str, Any] = {"rounds": 2, "local_steps": 4}
@@ -128,13 +127,6 @@ def test_where_and_how_long_a_run_is_computed_is_no_change(tmp_path: Path) -> No
         tmp_path / "other", FedProx(mu=0.1), observer, ckpt_path=str(elsewhere), **(SETTINGS | {"rounds": 4, "executor": "vmap"})
     )
     assert trainer.run.round == 4 and not [note for note in trainer.notes if note.startswith("changed")]
-
-
-def test_every_argument_of_the_trainer_makes_an_experiment_or_is_listed_as_none_that_does(tmp_path: Path) -> None:
-    saved = checkpoint.read(begin(tmp_path) / "checkpoints/last.ckpt")["experiment"]
-    recorded = {name.removeprefix("trainer.") for name in saved["settings"]}
-    arguments = set(flcog.FederatedTrainer.__init__.__annotations__) - {"return", "lightning"}
-    assert recorded | set(experiment.HOW_IT_RUNS) == arguments and not recorded & set(experiment.HOW_IT_RUNS)
 
 
 def test_last_is_the_newest_run_with_these_methods(tmp_path: Path) -> None:

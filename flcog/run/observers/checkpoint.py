@@ -1,21 +1,13 @@
 """The observer that writes checkpoints."""
 
-import math
-import time
-import warnings
-from pathlib import Path
 from typing import Any, Literal
 
 from flcog.core.checks import at_least
 from flcog.core.lost_processes import ProcessDied
 from flcog.core.monitor import Monitor
 from flcog.core.signals import RunInterrupted, RunStopped
-from flcog.core.text import clock
 from flcog.method import Callback, Run
 from flcog.run.directory import LAST, kept_checkpoint
-
-NOTICEABLE_SHARE, NOTICEABLE_SECONDS = 0.1, 10.0
-"""A warning names the time of checkpoints if it is longer, and a larger share of the rounds' time."""
 
 
 class Checkpoint(Callback):
@@ -55,15 +47,11 @@ class Checkpoint(Callback):
         self._monitor = Monitor(monitor, mode)
         self._last_round: int | None = None
         """The round of the ``last.ckpt`` that this fit has written."""
-        self._run_dir: Path | None = None
-        """The run it belongs to."""
         self._pinned: dict[str, list[str]] = {}
         """The files of clients' states that each kept checkpoint refers to."""
-        self._seconds = 0.0
-        """The time that this fit has spent on ``last.ckpt``."""
 
     def on_fit_start(self, run: Run) -> None:
-        self._monitor, self._last_round, self._seconds = Monitor(self.monitor, self.mode), None, 0.0
+        self._monitor, self._last_round = Monitor(self.monitor, self.mode), None
         if run.round == 0:
             self.load_state_dict({})
         elif (kept := kept_checkpoint(run.directory, run.round)).is_file():
@@ -90,16 +78,8 @@ class Checkpoint(Callback):
             self._save_last(run)
 
     def _save_last(self, run: Run) -> None:
-        begin = time.perf_counter()
         run.save(run.directory / LAST, pinned={name for names in self._pinned.values() for name in names})
-        self._seconds += time.perf_counter() - begin
-        self._last_round, self._run_dir = run.round, run.directory
-
-    def on_fit_end(self, run: Run) -> None:
-        rounds = sum(row.get("time/round", math.inf) for row in run.history)  # private runs withhold it
-        if run.processes.is_first and self._seconds > max(NOTICEABLE_SHARE * rounds, NOTICEABLE_SECONDS):
-            share = f"{clock(self._seconds)} beside {clock(rounds)} of rounds"
-            warnings.warn(f"checkpoints took {share}: a larger every_n_rounds of Checkpoint writes fewer", stacklevel=2)
+        self._last_round = run.round
 
     def on_exception(self, run: Run, exception: BaseException) -> None:
         stopped = isinstance(exception, RunStopped | RunInterrupted)
@@ -107,12 +87,7 @@ class Checkpoint(Callback):
             self._save_last(run)  # on every process, because all processes have stopped after this round
         if isinstance(exception, ProcessDied):
             return  # it has said so itself
-        if (
-            run.processes.is_first
-            and self._last_round is not None
-            and run.directory == self._run_dir  # a second fit may have failed before it began
-            and (run.directory / LAST).is_file()
-        ):
+        if run.processes.is_first and self._last_round is not None and (run.directory / LAST).is_file():
             command = run.next_command("fit", run.directory)
             print(f"\nThe run can go on after round {self._last_round}:\n  {command}\n", flush=True)
         elif run.processes.is_first and stopped:
