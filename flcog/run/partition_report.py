@@ -3,14 +3,14 @@
 ``flcog partition`` prints both before anybody spends a night on a split, and a run logs the numbers when it starts.
 """
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from rich import box
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
-from scipy import sparse
+from scipy.sparse import csr_array
 
 from flcog.data import Federation
 from flcog.data.label_statistics import kl_to_uniform, label_table, num_labels
@@ -33,60 +33,32 @@ def partition_report(federation: Federation, max_rows: int = 30) -> tuple[Render
     bins of its target. Data without targets have no numbers of classes, labels and divergences.
     """
     held_out = {"test": federation.client_test, "val": federation.client_val}
-    parts = {name: part.sizes for name, part in held_out.items() if part is not None}
-    sizes = federation.partition.sizes
+    sizes, parts = federation.partition.sizes, {name: part.sizes for name, part in held_out.items() if part is not None}
     columns: dict[str, np.ndarray] = {"samples": sizes, **parts}
-    labels = _Labels.of(federation) if federation.train.labelled else None
-    if labels is not None:
-        columns |= {"labels": labels.per_client, "KL": labels.kl}
-
-    numbers = _numbers(federation, parts, labels)
-    tables: list[RenderableType] = [_headline(federation, numbers)]
-    if federation.num_clients <= max_rows:
-        tables.append(_client_rows(federation, columns, labels))
-    tables.append(_quantile_rows(columns))
-    return Group(*tables), numbers
-
-
-def _numbers(federation: Federation, parts: dict[str, np.ndarray], labels: "_Labels | None") -> Numbers:
-    """The report's numbers."""
-    sizes = federation.partition.sizes
     numbers: Numbers = {
         "clients": federation.num_clients,
         "samples/train": int(sizes.sum()),
         "samples/left_out": len(federation.train) - int(sizes.sum()) - sum(int(part.sum()) for part in parts.values()),
         **{f"samples/client_{name}": int(part.sum()) for name, part in parts.items()},
-        **({} if labels is None else {"classes": len(labels.per_class)}),
         "hash": federation.split.hash,
-        **({} if labels is None else {"imbalance/classes": _ratio(labels.per_class)}),
         "imbalance/clients": _ratio(sizes),
-        **({} if labels is None else {"kl/pooled": labels.pooled_kl}),
     }
-    for name, values in (("size", sizes), *(() if labels is None else (("labels", labels.per_client), ("kl", labels.kl)))):
-        values = values[np.isfinite(values)]
-        for statistic, function in (("min", np.min), ("median", np.median), ("max", np.max), ("mean", np.mean)):
-            numbers[f"{name}/{statistic}"] = float(function(values)) if len(values) else float("nan")
-    return numbers
-
-
-class _Labels(NamedTuple):
-    """The labels of a partition.
-
-    The divergences are from the uniform distribution, of each client and of all samples together.
-    """
-
-    counts: sparse.csr_array
-    per_client: np.ndarray
-    per_class: np.ndarray
-    kl: np.ndarray
-    pooled_kl: float
-
-    @classmethod
-    def of(cls, federation: Federation) -> "_Labels":
-        counts = label_table(federation)[:, : num_labels(federation)]
-        per_class = np.asarray(counts.sum(axis=0))
-        pooled_kl = float(kl_to_uniform(sparse.csr_array(per_class[None]))[0])
-        return cls(counts, np.diff(counts.indptr), per_class, kl_to_uniform(counts), pooled_kl)
+    counts = label_table(federation)[:, : num_labels(federation)] if federation.train.labelled else None
+    if counts is not None:
+        columns |= {"labels": np.diff(counts.indptr), "KL": kl_to_uniform(counts)}
+        of_all = csr_array(counts.sum(axis=0)[None])
+        numbers |= {"classes": counts.shape[1], "kl/pooled": float(kl_to_uniform(of_all)[0])}
+        numbers["imbalance/classes"] = _ratio(of_all.toarray()[0])
+    for name, column in {"size": "samples", "labels": "labels", "kl": "KL"}.items():
+        if column in columns:
+            values = columns[column][np.isfinite(columns[column])]
+            for statistic in ("min", "median", "max", "mean"):
+                numbers[f"{name}/{statistic}"] = float(getattr(np, statistic)(values)) if len(values) else float("nan")
+    tables: list[RenderableType] = [_headline(federation, numbers)]
+    if federation.num_clients <= max_rows:
+        tables.append(_client_rows(federation, columns, counts, numbers))
+    tables.append(_quantile_rows(columns))
+    return Group(*tables), numbers
 
 
 def without_clients(numbers: Numbers) -> Numbers:
@@ -108,14 +80,15 @@ def _headline(federation: Federation, numbers: Numbers) -> Text:
     )
 
 
-def _client_rows(federation: Federation, columns: dict[str, np.ndarray], labels: _Labels | None) -> Table:
+def _client_rows(federation: Federation, columns: dict[str, np.ndarray], counts: csr_array | None, numbers: Numbers) -> Table:
     rows = [[_name(federation, k), *(_cell(values[k]) for values in columns.values())] for k in range(federation.num_clients)]
     rows.append(["all", *(_cell(values.sum()) for name, values in columns.items() if name not in ("labels", "KL"))])
-    if labels is None:
+    if counts is None:
         return _table(["client", *columns], rows, total=True)
-    for k, row in enumerate(rows[:-1]):
-        row.append(_commonest(federation, labels.counts[[k]].toarray()[0]))
-    rows[-1] += [_cell(np.count_nonzero(labels.per_class)), _cell(labels.pooled_kl), _commonest(federation, labels.per_class)]
+    of_all = counts.sum(axis=0)
+    rows[-1] += [_cell(np.count_nonzero(of_all)), f"{numbers['kl/pooled']:.3f}"]
+    for row, own in zip(rows, [*(counts[[k]].toarray()[0] for k in range(federation.num_clients)), of_all], strict=True):
+        row.append(_commonest(federation, own))
     return _table(["client", *columns], rows, text_column="most frequent labels", total=True)
 
 
