@@ -7,14 +7,14 @@ import importlib
 import inspect
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from flcog.commands.of_a_run import IMPORT_FROM, import_only_from
 from flcog.core.commands import parser_of
-from flcog.run.saved_run import read_config, read_record
+from flcog.run.saved_run import SavedRun
 
 ADDRESS = re.compile(r"https?://[^\s,;)]*[^\s,;).:]")
 
@@ -29,7 +29,8 @@ def cite(arguments: list[str]) -> None:
     if not (run / "run.yaml").is_file():
         raise ValueError(f"{run} holds no run.yaml: give the directory of a run, such as runs/20260131-120000")
     import_only_from(options.import_from)
-    used = parts_of(read_record(run), read_config(run))
+    saved = SavedRun(run)
+    used = parts_of(saved.description, saved.config)
     print(bibliography(used))
 
 
@@ -83,7 +84,7 @@ def _made_of(before: str, address: str) -> Entry | None:
     return Entry(key, "\n".join([f"@misc{{{key},", *lines, "}"]))
 
 
-def parts_of(setting: dict[str, Any], config: dict[str, Any]) -> dict[str, type | None]:
+def parts_of(setting: Mapping[str, Any], config: Mapping[str, Any]) -> dict[str, type | None]:
     """Find the classes of a run's methods and data and of their arguments, by name. None for a class that is not found."""
     names = [text.partition("(")[0] for text in setting.get("methods") or []]
     callbacks = (config.get("trainer") or {}).get("callbacks") or []

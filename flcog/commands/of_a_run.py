@@ -16,7 +16,7 @@ from flcog.core.fabric import make_fabric
 from flcog.core.files import short
 from flcog.run.export import SUFFIXES
 from flcog.run.predictions import by_name, write_predictions
-from flcog.run.saved_run import read_config
+from flcog.run.saved_run import SavedRun
 
 IMPORT_FROM = (
     "a folder with your own modules that the run's config names. Without it nothing is imported from the run's folder or the working "
@@ -120,7 +120,7 @@ def open_run(run: Path, import_from: Path | None, *options: str) -> CommandCLI:
 
 def _devices_here(run: Path) -> list[str]:
     """Return options that replace a run's devices with a device of this machine, if this machine lacks them."""
-    asked = read_config(run).get("trainer") or {}
+    asked = SavedRun(run).config.get("trainer") or {}
     if not {"accelerator", "devices"} <= asked.keys():
         return []
     accelerator, devices = asked["accelerator"], asked["devices"]

@@ -24,9 +24,9 @@ def new_run_directory(root: str | Path) -> Path:
     stamp = time.strftime("%Y%m%d-%H%M%S")
     with clear_errors(root, RUN_REMEDY):
         make_folder(Path(root))
-        for name in itertools.chain([stamp], (f"{stamp}-{attempt}" for attempt in itertools.count(1))):
+        for number in itertools.count():
             with suppress(FileExistsError):
-                path = Path(root) / name
+                path = Path(root, f"{stamp}-{number}" if number else stamp)
                 path.mkdir()
                 return path
     raise AssertionError
@@ -136,21 +136,14 @@ def _git(folder: Path | None, *arguments: str) -> str:
 
 def update_yaml(path: Path, content: Any, permissions: int | None = None) -> None:
     """Write a run's file. If it exists with other contents, as in a resumed run, keep a copy of these."""
-    if path.is_file():
-        if path.read_bytes() == as_yaml(content).encode():
-            return
+    if path.is_file() and path.read_bytes() != as_yaml(content).encode():
         keep_earlier(path)
     write_yaml(path, content, permissions=permissions)
 
 
-def keep_earlier(path: Path) -> Path:
+def keep_earlier(path: Path) -> None:
     """Copy a file that is about to change, with its permissions, to the first free number. An identical copy is not repeated."""
-    for number in itertools.count(1):
-        copy = path.with_name(f"{path.stem}-{number}{path.suffix}")
-        if not copy.exists():
-            with replacing(copy, permissions=path.stat().st_mode & 0o777) as file:
-                file.write(path.read_bytes())
-            return copy
-        if copy.read_bytes() == path.read_bytes():
-            return copy
-    raise AssertionError
+    copies = (path.with_name(f"{path.stem}-{number}{path.suffix}") for number in itertools.count(1))
+    copy = next(copy for copy in copies if not copy.exists() or copy.read_bytes() == path.read_bytes())
+    with replacing(copy, permissions=path.stat().st_mode & 0o777) as file:
+        file.write(path.read_bytes())

@@ -70,16 +70,10 @@ def fingerprint(*parts: Any) -> str:
 
 def other_run(saved: Mapping[str, Any], methods: Sequence[Method], seed: int | None = None) -> str:
     """How the methods of a checkpoint's run, and its seed if one is given, differ from this run's. Empty if they are the same."""
-    pairs: dict[str, tuple[Any, Any]] = {}
-    pairs["methods"] = _as_given(saved["methods"]), _as_given([method.name for method in methods])
+    pairs: dict[str, tuple[Any, Any]] = {"methods": (saved["methods"], [method.name for method in methods])}
     if seed is not None:
         pairs["seed"] = saved["seed"], seed
     return "; ".join(f"{name} was {was}, is {now}" for name, (was, now) in pairs.items() if was != now)
-
-
-def _as_given(methods: Sequence[str]) -> list[str]:
-    """The names of methods as users give them: clipping is an option of the trainer."""
-    return ["gradient_clip_val" if name == "GradientClip" else name for name in methods]
 
 
 def differences(saved: Mapping[str, Any], present: Mapping[str, Any]) -> list[str]:

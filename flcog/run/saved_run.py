@@ -14,25 +14,6 @@ from flcog.run.directory import LAST
 from flcog.run.metrics_table import Row, read_rows
 
 
-def read_record(run: Path) -> dict[str, Any]:
-    """Read a run's run.yaml. Returns an empty dictionary if there is none."""
-    return _read(run / "run.yaml")
-
-
-def read_config(run: Path, name: str = "config.yaml") -> dict[str, Any]:
-    """Read a run's config.yaml, or an earlier one of a resumed run. Empty for a run that was started in Python."""
-    return _read(run / name)
-
-
-def _read(path: Path) -> dict[str, Any]:
-    content = load_yaml(path) if path.is_file() else None
-    if content is None:
-        return {}
-    if not isinstance(content, dict):
-        raise ValueError(f"{path} must be a mapping of names to values; it holds {type(content).__name__}: restore a copy of it")
-    return {name: value for name, value in content.items() if value is not None}
-
-
 @dataclass(frozen=True)
 class SavedRun:
     """The files of one run.
@@ -56,12 +37,12 @@ class SavedRun:
     @property
     def description(self) -> Mapping[str, Any]:
         """The content of ``run.yaml``; empty if the file is missing or damaged."""
-        return _parsed(_read, self.directory / "run.yaml") or {}
+        return _parsed(_entries, self.directory / "run.yaml") or {}
 
     @property
     def config(self) -> Mapping[str, Any]:
         """The content of ``config.yaml``; empty if the file is missing or damaged."""
-        return _parsed(_read, self.directory / "config.yaml") or {}
+        return _parsed(_entries, self.directory / "config.yaml") or {}
 
     @property
     def can_resume(self) -> bool:
@@ -82,6 +63,11 @@ class SavedRun:
             return ""
         timer = checkpoint.peek(self.directory / LAST).get("callbacks", {}).get("Timer", {"time_elapsed": {}})
         return "max_time" if timer["time_elapsed"].get("train", 0.0) >= Timer(limit)._duration else ""
+
+
+def _entries(path: Path) -> dict[str, Any]:
+    content = load_yaml(path)
+    return {name: value for name, value in content.items() if value is not None} if isinstance(content, dict) else {}
 
 
 def _parsed(read: Callable[[Path], Any], path: Path) -> Any:

@@ -18,7 +18,6 @@ import flcog
 from flcog import SavedRun
 from flcog.commands.cli import main
 from flcog.models import MLP
-from flcog.run.saved_run import read_config, read_record
 
 
 class Kept(Plain):
@@ -128,7 +127,7 @@ def test_the_weights_are_a_part_of_the_experiment(checkpoint: Path, tmp_path: Pa
     shutil.copy(checkpoint, copied)
     torch.save({name: value + 1 for name, value in weights_of(checkpoint).items()}, tmp_path / "other.pt")
     files = (None, checkpoint, copied, tmp_path / "other.pt")
-    records = [read_record(begin(tmp_path / str(i), 1, file).run_dir) for i, file in enumerate(files)]
+    records = [SavedRun(begin(tmp_path / str(i), 1, file).run_dir).description for i, file in enumerate(files)]
     none, first, same, other = (record["experiment"] for record in records)
     assert first == same and len({none, first, other}) == 3
     assert records[1]["init_from"]["file"] == str(checkpoint) and "init_from" not in records[0]
@@ -150,8 +149,8 @@ def test_a_resumed_run_keeps_its_first_weights(checkpoint: Path, tmp_path: Path)
     resumed = begin(tmp_path / "cut", 3, ckpt_path=str(run))
     assert without_times(resumed.history) == without_times(whole.history)
     assert (
-        read_record(run)["init_from"]["file"] == str(own)
-        and read_record(run)["experiment"] == read_record(whole.run_dir)["experiment"]
+        SavedRun(run).description["init_from"]["file"] == str(own)
+        and SavedRun(run).description["experiment"] == SavedRun(whole.run_dir).description["experiment"]
     )
 
 
@@ -171,4 +170,4 @@ def test_a_runs_config_repeats_them(tmp_path: Path, capsys: pytest.CaptureFixtur
     resumed = [*start, "--trainer.rounds", "2", "--trainer.default_root_dir", str(third)]
     main([*resumed, "--ckpt_path", str(*third.iterdir())])
     config = str(SavedRun(*third.iterdir()).directory / "config.yaml")
-    assert read_config(Path(config).parent)["init_from"] == last
+    assert SavedRun(Path(config).parent).config["init_from"] == last

@@ -15,7 +15,7 @@ from flcog.core.arguments import flat
 from flcog.core.masking import masked
 from flcog.core.monitor import lower_is_better, main_metric
 from flcog.run.metrics_table import Row, read_rows
-from flcog.run.saved_run import read_config, read_record
+from flcog.run.saved_run import SavedRun
 
 VARIES = re.compile(r"(^|\.)(seed|seed_everything|partition_seed|default_root_dir|save_dir|ckpt_path)$")
 """Settings that may differ within a group."""
@@ -85,7 +85,8 @@ def read_run(directory: Path) -> RunFiles:
     rows = read_rows(table)
     if not rows:
         raise ValueError(f"{table} has no rows to report on")
-    return RunFiles(directory, rows, masked(read_record(directory)), masked(read_config(directory)))
+    saved = SavedRun(directory)
+    return RunFiles(directory, rows, masked(saved.description), masked(saved.config))
 
 
 @dataclass(frozen=True)
