@@ -70,11 +70,6 @@ def peek(path: Path) -> dict[str, Any]:
         return {}
 
 
-def params_to_evaluate(saved: Mapping[str, Any], methods: list[str]) -> dict[str, torch.Tensor]:
-    """The server's parameters in a checkpoint, or, without the methods of its run, those that these methods evaluated."""
-    return saved["params"] if saved["methods"] == methods else saved["params"] | saved.get("state_dict", {})
-
-
 def named(observers: Sequence[Callback]) -> Iterator[tuple[str, Callback]]:
     """Yield observers with the key of their state: their class, with a number if several have the same class."""
     seen: dict[str, int] = {}

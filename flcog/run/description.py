@@ -20,23 +20,23 @@ from flcog.settings import Settings
 def describe(engine: Engine, server: ServerState, experiment: dict[str, Any], directory: Path) -> list[tuple[str, str]]:
     """The run in lines of a topic and a text."""
     everybody, test, module, settings = engine.population, engine.central["test"], engine.model.module, engine.settings
-    network = module.model if isinstance(module, ClientModule) else module
-    num_parameters = sum(p.numel() for p in server.params.values())
-    num_constants = sum(constant.numel() for constant in engine.model.constants.values())
+    network, count = module.model if isinstance(module, ClientModule) else module, engine.processes.together
+    num_parameters, num_constants = _sizes(engine, server)
     frozen = f" trained, {num_constants:,} frozen" if num_constants else ""
     tests = f", {len(test):,} test samples" if test is not None else ""
     classes = f", {everybody.num_classes} classes" if everybody.task in ("classification", "multilabel") else ""
     where = "in other processes" if engine.clients.here is None else f"partition {engine.federation.split.hash}"
-    count, per_device = engine.processes.together, engine.processes.per_device
-    shared = f", {per_device} on each device" if per_device > 1 else ""
+    shared = f", {engine.processes.per_device} on each device" if engine.processes.per_device > 1 else ""
     shared += ", which train each client together" if engine.processes.replicas > 1 else ""
     origin = f", from {short(Path(experiment['init_from']['file']))}" if "init_from" in experiment else ""
     going_on = f", going on after round {server.round}" if server.round else ""
+    selection, expected = method_of(engine.methods, Selection), expected_cohort(engine.methods, engine.cohort_size)
+    cohort = f"{expected:,}" if selection is None else f"about {selection.expected(expected, engine.num_clients):,}"
     return [
         ("task", f"{everybody.task}{classes}"),
         ("model", f"{type(network).__name__}, {num_parameters:,} parameters{frozen}{origin}"),
         ("data", f"{engine.data_name}, {everybody.num_samples:,} samples{tests}"),
-        ("clients", f"{everybody.num_clients:,} ({where}), {_cohort(engine)} a round"),
+        ("clients", f"{everybody.num_clients:,} ({where}), {cohort} a round"),
         ("local work", f"{local_work(engine.batching)}, batches of {engine.batching.batch_size}"),
         ("optimizer", describe_optimizer(engine.optimizer)),
         ("methods", "\n".join(map(describe_method, engine.methods)) or "none: plain FedAvg"),
@@ -48,13 +48,13 @@ def describe(engine: Engine, server: ServerState, experiment: dict[str, Any], di
 
 def entries(engine: Engine, server: ServerState, experiment: dict[str, Any], observers: Sequence[Callback]) -> dict[str, Any]:
     """The entries of run.yaml about methods, model and data."""
-    module = engine.model.module
+    module, (num_parameters, num_constants) = engine.model.module, _sizes(engine, server)
     return {
         "methods": [repr(method) for method in engine.methods],
         "acting_rounds": acting_rounds(engine.methods, engine.settings.rounds),
         "model": type(getattr(module, "model", module)).__name__,
-        "num_parameters": sum(p.numel() for p in server.params.values()),
-        "num_frozen": sum(constant.numel() for constant in engine.model.constants.values()),
+        "num_parameters": num_parameters,
+        "num_frozen": num_constants,
         "data": engine.data_name,
         "num_clients": engine.num_clients,
         "experiment": fingerprint(engine.settings.rounds, experiment, observers),
@@ -62,10 +62,9 @@ def entries(engine: Engine, server: ServerState, experiment: dict[str, Any], obs
     }
 
 
-def _cohort(engine: Engine) -> str:
-    """The number of clients in a round."""
-    selection, count = method_of(engine.methods, Selection), expected_cohort(engine.methods, engine.cohort_size)
-    return f"{count:,}" if selection is None else f"about {selection.expected(count, engine.num_clients):,}"
+def _sizes(engine: Engine, server: ServerState) -> tuple[int, int]:
+    """The numbers of trained and of frozen parameters."""
+    return sum(p.numel() for p in server.params.values()), sum(p.numel() for p in engine.model.constants.values())
 
 
 def local_work(batching: Batching | Settings) -> str:

@@ -32,38 +32,28 @@ def new_run_directory(root: str | Path) -> Path:
     raise AssertionError
 
 
-def find_checkpoint(ckpt_path: str | Path, root: str | Path, difference: Callable[[Path], str]) -> Path:
-    """Find the checkpoint for ``ckpt_path``: a file, a run's directory, or "last" or "best" of the newest run under ``root`` without
-    a ``difference`` of its methods.
+def find_checkpoint(ckpt_path: str | Path, root: str | Path, difference: Callable[[Path], str]) -> Path | None:
+    """Find the checkpoint for ``ckpt_path``: a file, a run's directory, or ``last`` or ``best`` of the newest run under ``root`` without
+    a ``difference``. ``auto`` is ``last``, or None if there are no runs.
     """
-    if str(ckpt_path) in ("last", "best"):
-        newest, other = _newest_without(root, difference)
-        if newest is None:
-            raise ValueError(
-                f"ckpt_path={ckpt_path}: no run under {root} has a checkpoint{other and f' of a run with these methods ({other})'}; "
-                "give a file, or start without ckpt_path"
-            )
-        return newest.with_name(f"{ckpt_path}.ckpt")
-    path = Path(ckpt_path)
-    return path / LAST if path.is_dir() else path
-
-
-def find_same_run(root: str | Path, difference: Callable[[Path], str]) -> Path | None:
-    """Find the last checkpoint of the newest run under ``root`` without a ``difference``. None if ``root`` has no checkpoint."""
-    newest, other = _newest_without(root, difference)
-    if newest is None and other:
+    if str(ckpt_path) not in ("last", "best", "auto"):
+        return Path(ckpt_path, LAST) if Path(ckpt_path).is_dir() else Path(ckpt_path)
+    runs = sorted(Path(root).glob(f"*/{LAST}"), key=lambda path: path.stat().st_mtime_ns, reverse=True)
+    found = next((run for run in runs if not difference(run)), None)
+    if found is not None:
+        return found.with_name("best.ckpt") if ckpt_path == "best" else found
+    other = f"of the newest, {short(runs[0].parents[1])}, {difference(runs[0])}" if runs else ""
+    if ckpt_path != "auto":
+        raise ValueError(
+            f"ckpt_path={ckpt_path}: no run under {root} has a checkpoint{other and f' of a run with these methods ({other})'}; "
+            "give a file, or start without ckpt_path"
+        )
+    if other:
         raise ValueError(
             f"ckpt_path=auto: {root} has no run of this configuration ({other}). "
             "Choose another trainer.default_root_dir, or leave ckpt_path out to start a run beside it"
         )
-    return newest
-
-
-def _newest_without(root: str | Path, difference: Callable[[Path], str]) -> tuple[Path | None, str]:
-    """The last checkpoint of the newest run without a difference; if there is none, how the newest of all differs."""
-    runs = sorted(Path(root).glob(f"*/{LAST}"), key=lambda path: path.stat().st_mtime_ns, reverse=True)
-    found = next((run for run in runs if not difference(run)), None)
-    return found, "" if found or not runs else f"of the newest, {short(runs[0].parents[1])}, {difference(runs[0])}"
+    return None
 
 
 def kept_checkpoint(run: Path, round: int) -> Path:

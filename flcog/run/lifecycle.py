@@ -2,8 +2,7 @@
 
 import time
 import warnings
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Any, Self
 
@@ -74,25 +73,19 @@ class Lifecycle:
             self._hooks.on_train_start(run)
             self._stop.rounds_begin(shared=run.processes.together > 1 or not run.has_all_data)
             while run.round < run.settings.rounds and not run.should_stop and privacy.affordable(run.engine, run.server):
-                with self._round(run, evaluate) as (row, evaluated, on_selected), trainer.profiler.profile("round"):
-                    row |= rounds.advance(run.engine, run.server, evaluated, on_selected)
-                self._stop_if_signalled(run)
+                self._train_round(run, evaluate)
+                number = run.processes.largest(self._stop.number)  # all processes stop after the same round
+                if number and run.round < run.settings.rounds and not run.should_stop:
+                    raise self._stop.stop(number, run.processes.is_first, run.round)
         self._stop.rounds_end()
         if run.round < run.settings.rounds and not privacy.affordable(run.engine, run.server):
             warnings.warn(f"stopped after round {run.round}: another round would exceed the privacy budget", stacklevel=2)
         self._observe("on_fit_end")
         run.engine.hand_over(run.server, run.evaluated_params())
 
-    @contextmanager
-    def _round(
-        self, run: Session, evaluate: Callable[[], dict[str, float]]
-    ) -> Iterator[tuple[dict[str, float], bool, rounds.OnSelected]]:
-        """Surround the training of a round, whose figures are put into the dict.
-
-        Yields the round's row, whether the round ends with an evaluation, and what to do once clients are selected.
-        """
-        began, number, waiting, row = time.perf_counter(), run.round + 1, CoreWaiting(), dict[str, float]()
-        evaluated = run.settings.evaluates(number)
+    def _train_round(self, run: Session, evaluate: Callable[[], dict[str, float]]) -> None:
+        began, number, waiting = time.perf_counter(), run.round + 1, CoreWaiting()
+        evaluated, profiler = run.settings.evaluates(number), self._hooks.trainer.profiler
         try:
             with run.server.undone_at(RoundDropped), run.clients.noting_changes(), self._stop.round_in_hand() as begin:
 
@@ -101,7 +94,8 @@ class Lifecycle:
                     self._observe("on_round_start", number, selection)
                     begin()
 
-                yield row, evaluated, on_selected
+                with profiler.profile("round"):
+                    row = rounds.advance(run.engine, run.server, evaluated, on_selected)
                 self._hooks.trainer.end_clients(run.server.steps)
                 # The price of the clients that have arrived is known now, before anything is released.
                 run.record_spending()
@@ -109,7 +103,7 @@ class Lifecycle:
                 row |= waiting.column() | self._calibration.column()
                 if evaluated:
                     began = time.perf_counter()
-                    with self._hooks.trainer.profiler.profile("evaluation"):
+                    with profiler.profile("evaluation"):
                         row |= evaluate()
                     row["time/evaluation"] = time.perf_counter() - began
             self._end_round(run, privacy.released(run.engine, run.server, row), evaluated)
@@ -131,12 +125,6 @@ class Lifecycle:
         self._observe("on_round_end", run.round, metrics)
         run.server.uploads.clear()
         run.trackers.log_metrics(metrics)  # last: a tracker that fails, or is killed while it tries, costs no round
-
-    def _stop_if_signalled(self, run: Session) -> None:
-        """Stop all processes after the same round, whichever of them got the signal."""
-        number = run.processes.largest(self._stop.number)
-        if number and run.round < run.settings.rounds and not run.should_stop:
-            raise self._stop.stop(number, run.processes.is_first, run.round)
 
     def _deliver_notes(self, run: Session) -> None:
         for note in run.engine.notes.undelivered():

@@ -25,7 +25,7 @@ from flcog.lightning.trainer import RoundsTrainer
 from flcog.method import Callback, Method, Note
 from flcog.run import checkpoint, experiment
 from flcog.run.assembly import Assembly
-from flcog.run.directory import find_checkpoint, find_same_run, new_run_directory, run_of
+from flcog.run.directory import find_checkpoint, new_run_directory, run_of
 from flcog.run.hosting import largest_client
 from flcog.run.initial_weights import Origin, other_origin
 from flcog.run.session import Session
@@ -129,27 +129,24 @@ def open_run(request: Request, plan: Plan) -> Session:
 def _find(request: Request, plan: Plan, processes: Processes) -> Path | None:
     """The checkpoint to read, the same on every process. To fit, its run is locked before anything is read."""
 
-    def other_methods(path: Path) -> str:
+    def difference(path: Path) -> str:
+        if plan.ckpt_path == "auto":
+            mine = request.settings, request.methods, request.config, plan.init_from
+            return experiment.other_configuration(path, *mine, plan.resume_changed)
         saved = checkpoint.peek(path)
         return experiment.other_run(saved, request.methods) if "methods" in saved else ""
 
-    def same_run() -> Path | None:
-        root = Path(request.root)
-        with clear_errors(root, RUN_REMEDY):
-            make_folder(root)
-        _take(plan.lock, root)
-        mine = request.settings, request.methods, request.config, plan.init_from
-        return find_same_run(root, lambda path: experiment.other_configuration(path, *mine, plan.resume_changed))
+    def find() -> Path | None:
+        if plan.ckpt_path == "auto":
+            with clear_errors(request.root, RUN_REMEDY):
+                make_folder(Path(request.root))
+            _take(plan.lock, Path(request.root))
+        found = None if plan.ckpt_path is None else find_checkpoint(plan.ckpt_path, request.root, difference)
+        if plan.reason == "fit" and found is not None and found.is_file():
+            _take(plan.lock, run_of(found))
+        return found
 
-    if plan.ckpt_path is None:
-        return None
-    if plan.reason == "fit" and plan.ckpt_path == "auto":
-        found = cast(Path | None, processes.decide(same_run))
-    else:
-        found = cast(Path, processes.agree(find_checkpoint(plan.ckpt_path, request.root, other_methods)))
-    if plan.reason == "fit" and found is not None and found.is_file():
-        processes.decide(lambda: _take(plan.lock, run_of(found)))
-    return found
+    return cast(Path | None, processes.decide(find))
 
 
 def _take(lock: WriterLock, directory: Path) -> None:

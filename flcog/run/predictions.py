@@ -77,25 +77,19 @@ def _samples(federation: Federation, inputs: Tree) -> Samples:
 def _as_stored(given: Any, stored: Any, padded: bool) -> Tensor:
     """Return the user's array in the type of the stored inputs; refuse values that this type cannot hold."""
     array, like = np.asarray(given), torch.as_tensor(stored[:1])
-    kind = str(like.dtype).removeprefix("torch.")
+    kind, real = str(like.dtype).removeprefix("torch."), like.is_floating_point()
     if array.ndim == like.ndim - 1 and like.shape[-1] == 1 and not padded:
         array = array[..., None]  # grey images without their channel
-    real = array.dtype.kind in ("f" if like.is_floating_point() else "biu")
-    if (array.ndim != like.ndim if padded else array.shape[1:] != like.shape[1:]) or not real:
+    fits = array.ndim == like.ndim if padded else array.shape[1:] == like.shape[1:]
+    if not fits or array.dtype.kind not in ("f" if real else "biu"):
         shape = ", ".join("any length" if padded else str(length) for length in like.shape[1:])
         raise ValueError(
             f"inputs must be as the data set stores them, {kind} [N, {shape}]; got {array.dtype} {list(array.shape)} "
             "(it is the data module that normalises them)"
         )
-    limits = torch.finfo(like.dtype) if like.is_floating_point() else torch.iinfo(like.dtype)
-    outside = (array < limits.min) | (array > limits.max)
-    if like.is_floating_point():
-        outside &= np.isfinite(array)
-    if outside.any():
-        place = tuple(int(axis[0]) for axis in np.nonzero(outside))
+    if not real and array.size and not torch.iinfo(like.dtype).min <= array.min() <= array.max() <= torch.iinfo(like.dtype).max:
         raise ValueError(
-            f"inputs hold {array[place]} in sample {place[0]}, and the data set stores {kind}, from {limits.min} to {limits.max}: "
-            "give inputs in that range"
+            f"inputs hold numbers from {array.min()} to {array.max()}, and the data set stores {kind}: give inputs in its range"
         )
     return torch.from_numpy(np.ascontiguousarray(array.astype(kind)))
 
@@ -110,17 +104,11 @@ def write_predictions(path: Path, predictions: Predictions, class_names: tuple[s
     if path.suffix != ".csv":
         raise ValueError(f"predictions are written as .csv or .npz; got {path}")
     columns = {"sample": np.arange(len(next(iter(arrays.values()))))}
-    for name in sorted(arrays, key=lambda name: arrays[name].ndim):  # single columns first
-        columns |= _columns(name, arrays[name], class_names)
+    for name, values in sorted(arrays.items(), key=lambda item: item[1].ndim):  # single columns first
+        flat = values.reshape(len(values), -1)
+        labels = class_names if class_names is not None and len(class_names) == flat.shape[1] else range(flat.shape[1])
+        columns |= {name: values} if values.ndim == 1 else {f"{name}_{label}": flat[:, i] for i, label in enumerate(labels)}
     with replacing(path, "w") as file:
         writer = csv.writer(file)
         writer.writerow(columns)
         writer.writerows(zip(*(column.tolist() for column in columns.values()), strict=True))
-
-
-def _columns(name: str, values: np.ndarray, class_names: tuple[str, ...] | None) -> dict[str, np.ndarray]:
-    if values.ndim == 1:
-        return {name: values}
-    flat = values.reshape(len(values), -1)
-    labels = class_names if class_names is not None and len(class_names) == flat.shape[1] else range(flat.shape[1])
-    return {f"{name}_{label}": flat[:, i] for i, label in enumerate(labels)}

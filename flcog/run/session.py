@@ -256,7 +256,9 @@ class Session:
         if resume:
             checkpoint.check_same_exchange(path, saved["exchanged"], self.engine.exchanges)
         names = [method.name for method in self.methods]
-        params = saved["params"] if resume else checkpoint.params_to_evaluate(saved, names)
+        # Without the methods of its run, those parameters are evaluated that they evaluated.
+        other_methods = not resume and saved["methods"] != names
+        params = saved["params"] | (saved.get("state_dict", {}) if other_methods else {})
         server.params = {name: params[name].to(value) for name, value in server.params.items()}
         server.buffers = {name: saved["buffers"][name].to(value) for name, value in server.buffers.items()}
         self.frozen.restore(path, saved["frozen"])

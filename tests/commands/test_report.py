@@ -214,21 +214,12 @@ def test_seeds_of_a_method_are_one_line(tmp_path: Path) -> None:
     assert curve.round(9).to_numpy().tolist() == [[1, 0.3, 0.2, 0.4], [2, 0.6, 0.5, 0.7]]
 
 
-REFUSED = {
-    "nowhere": "nowhere holds no metrics.csv: give the directory of a run",
-    "broken": "broken/run.yaml is no YAML",
-}
-
-
-@pytest.mark.parametrize("words", REFUSED)
-def test_a_mistake_gets_one_line(
-    words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_mistake_gets_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.chdir(tmp_path)
-    for name in ("a", "broken"):
-        make_run(tmp_path, name, [], [0.5])
-    (tmp_path / "broken" / "run.yaml").write_text("a: [")
     with pytest.raises(SystemExit):
-        main(["report", *words.split()])
+        main(["report", "nowhere"])
     shown = capsys.readouterr().err
-    assert shown.startswith(f"flcog: error: {REFUSED[words]}") and len(shown.splitlines()) == 1
+    assert (
+        shown.startswith("flcog: error: nowhere holds no metrics.csv: give the directory of a run")
+        and len(shown.splitlines()) == 1
+    )

@@ -89,7 +89,7 @@ def test_last_is_the_newest_runs(tmp_path: Path) -> None:
     assert find_checkpoint("best", tmp_path, same) == newest / "checkpoints/best.ckpt"
     other = tmp_path / "20270101-000000"
     assert find_checkpoint(other, tmp_path, same) == find_checkpoint(str(other), "x", same) == other / "checkpoints/last.ckpt"
-    assert find_checkpoint(other / "checkpoints/round-000001.ckpt", tmp_path, same).name == "round-000001.ckpt"
+    assert find_checkpoint(other / "checkpoints/round-000001.ckpt", tmp_path, same) == other / "checkpoints/round-000001.ckpt"
 
 
 def test_checkpoints_that_are_not_there_or_belong_to_no_run_are_refused(tmp_path: Path) -> None:

@@ -124,7 +124,7 @@ def test_inputs_of_another_form_are_refused(tmp_path: Path) -> None:
     for wrong in (np.zeros((5, 1, 8, 8), np.uint8), np.zeros((5, 8, 8), np.float32)):
         with pytest.raises(ValueError, match=r"uint8 \[N, 8, 8, 1\]; got"):
             trainer.predict(inputs=wrong)
-    with pytest.raises(ValueError, match=r"hold 300 in sample 0, .* from 0 to 255"):
+    with pytest.raises(ValueError, match="hold numbers from 300 to 300, and the data set stores uint8"):
         trainer.predict(inputs=np.full((5, 8, 8), 300))
 
 

@@ -5,7 +5,6 @@ import statistics
 import sys
 import textwrap
 from collections.abc import Sequence
-from pathlib import Path
 
 import torch
 from rich.console import Console
@@ -15,7 +14,6 @@ from flcog.core.files import short
 from flcog.core.monitor import headline, is_personal, lower_is_better, main_metric
 from flcog.core.text import clock, figure, human, seconds
 from flcog.method import Callback, Note, Run
-from flcog.run import checkpoint
 
 Rows = Sequence[tuple[str, str]]
 
@@ -70,19 +68,20 @@ def results(run: Run) -> Rows:
     assert name is not None and chooser is not None
     measured = {row["round"]: row for row in evaluations if name in row}
     values = {round: row[name] for round, row in measured.items()}
-    best = _best(name, values)
-    seen, late = f"{headline(measured[best], name)} (round {best:.0f})", _late(list(values.values()))
+    best, late = _best(name, values), _late(list(values.values()))
+    seen = f"{headline(measured[best], name)} (round {best:.0f})"
     if chooser == name:
         flatters = ", picked on the test set, which flatters" if name.startswith("test/") else ""
         return [*rows, (name, f"best {seen}{flatters}; {late}")]
     chosen = _best(chooser, {row["round"]: row[chooser] for row in evaluations if chooser in row})
     there = headline(measured[chosen], name) if chosen in measured else figure(math.nan)
     rows.append((name, f"{there} where {chooser} was best (round {chosen:.0f}); {late}"))
-    rows += [("", f"{seen} is the best on the test set itself, which flatters")] * (chosen != best)
-    of_all = main_metric({other: value for other, value in evaluations[-1].items() if not is_personal(other)})
-    return (
-        [*rows, (of_all, f"last {figure(evaluations[-1][of_all])} on the common set")] if of_all and is_personal(name) else rows
-    )
+    if chosen != best:
+        rows.append(("", f"{seen} is the best on the test set itself, which flatters"))
+    common = main_metric({other: value for other, value in evaluations[-1].items() if not is_personal(other)})
+    if common and is_personal(name):
+        rows.append((common, f"last {figure(evaluations[-1][common])} on the common set"))
+    return rows
 
 
 def _late(values: Sequence[float]) -> str:
@@ -128,26 +127,14 @@ def suggestions(run: Run) -> Rows:
     checkpoints = [run.directory / "checkpoints" / name for name in ("best.ckpt", "last.ckpt")]
     written = [path for path in checkpoints if path.is_file()]
     rows: list[tuple[str, str]] = []
-    federation = run.federation
-    verb = "test" if federation.test is not None else "validate" if federation.val is not None else None
+    verb = "test" if run.federation.test is not None else "validate" if run.federation.val is not None else None
     if verb and written and run.evaluator.have_figures:
-        rows.append(
-            (f"{verb.capitalize()} its {written[0].stem} model{_chosen_by(run, written[0])}", run.next_command(verb, written[0]))
-        )
+        rows.append((f"{verb.capitalize()} its {written[0].stem} model", run.next_command(verb, written[0])))
     if run.round < run.settings.rounds and checkpoints[1].is_file():
         # The same options would stop it again before its next round.
         first = ", once the options that ended it allow more rounds" if run.should_stop else ""
         rows.append((f"Go on with it{first}", run.next_command("fit", run.directory)))
     return rows + run.trackers.to_upload()
-
-
-def _chosen_by(run: Run, path: Path) -> str:
-    """The round and the metric of the best checkpoint, where another metric chose it than the one that the results name."""
-    metric = checkpoint.peek(path).get("observers", {}).get("Checkpoint", {}).get("metric")
-    evaluations = [row for row in run.history if main_metric(row) is not None]
-    if metric is None or not evaluations or metric == main_metric(evaluations[-1], selecting=True):
-        return ""
-    return f", of the round where {metric} was best"
 
 
 def _best(name: str, values: dict[float, float]) -> float:
