@@ -460,7 +460,7 @@ class FederatedTrainer(TopicList):
     @property
     def run_dir(self) -> Path | None:
         """The directory of the run, or None if it has none."""
-        return self._session.directory if self._session is not None and self._session.has_directory else None
+        return None if self._session is None else self._session.folder
 
     @property
     def loggers(self) -> list[Logger]:

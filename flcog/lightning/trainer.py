@@ -193,7 +193,7 @@ class RoundsTrainer(L.Trainer):
         self._logger_connector.row.clear()
         self._logger_connector.withholds_steps = any(isinstance(method, Withholding) for method in run.methods)
         for callback in self.callbacks:
-            if isinstance(callback, ModelCheckpoint) and callback.dirpath is None and run.has_directory:
+            if isinstance(callback, ModelCheckpoint) and callback.dirpath is None and run.folder is not None:
                 callback.dirpath = str(run.directory / "checkpoints")
         self.profiler._lightning_module = proxy(self.lightning_module)
         rank = self.local_rank if self.world_size > 1 else None
@@ -372,7 +372,7 @@ class RoundsTrainer(L.Trainer):
     @property
     def log_dir(self) -> str:
         """The directory of the run."""
-        return str(self.run.directory) if self.run is not None and self.run.has_directory else self.default_root_dir
+        return str(self.run.directory) if self.run is not None and self.run.folder is not None else self.default_root_dir
 
     def save_checkpoint(self, filepath: Any, weights_only: bool | None = None, storage_options: Any = None) -> None:
         """Write the global model, with the state of callbacks and loops. A run resumes from its own ``last.ckpt``."""

@@ -3,10 +3,9 @@
 ``fit`` gives no advice: it refuses combinations that cannot work, and its summary warns of missing error feedback.
 """
 
-import functools
 import itertools
 import warnings
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -14,13 +13,13 @@ import torch
 from flcog.client.program import ClientTensors, Program
 from flcog.core.randomness import make_rng
 from flcog.core.trees import containers_copied, equal
-from flcog.core.types import Batch, Params, Slot
+from flcog.core.types import Batch, Params
 from flcog.method import CLIENT_HOOKS, Cohort, GlobalModel, Messages, Method, Workload, first_contact
 from flcog.method.returned import broadcast_of, drawn
 from flcog.schedules import Piecewise
 from flcog.server import round as rounds
 from flcog.server.engine import Engine
-from flcog.server.round import ServerSteps
+from flcog.server.round import ServerStep
 from flcog.server.state import ServerState
 
 CHAINS = {
@@ -181,32 +180,24 @@ def try_round(engine: Engine, server: ServerState, findings: list[Finding]) -> N
     number = max((method.start_round for method in engine.methods if method.start_round < engine.settings.rounds), default=0)
     state = server.copy(number)
     planned = rounds.plan(engine, state, rounds.select(engine, state))
-    if planned.plans:
-        planned, aggregate = rounds.train(engine, state, planned, directions=False)
-        engine.clients.commit([])
-        rounds.step(engine, state, planned, aggregate, functools.partial(TriedSteps, findings))
 
-
-class TriedSteps(ServerSteps):
-    """Takes each method's server step twice, with unlike changes of the model, and adds to ``findings`` what it makes the same of."""
-
-    def __init__(self, findings: list[Finding], methods: Sequence[Method], server: ServerState, sent: Collection[str]) -> None:
-        super().__init__(methods, server, sent)
-        self.findings = findings
-
-    def take(self, method: Method, delta: Params, messages: Messages, cohort: Cohort) -> tuple[Params, Slot, Params]:
-        """Take the step, whose result is that of the change as it is."""
-        result = super().take(method, dict(delta), messages, cohort)
-        earlier = [other for other in self.methods[: self.methods.index(method)] if other.overrides("server_step")]
+    def take_twice(server: ServerState, method: Method, delta: Params, messages: Messages, cohort: Cohort) -> ServerStep:
+        """Take the step also with an unlike change of the model. Its result is that of the change as it is."""
+        result = rounds.take_step(server, method, dict(delta), messages, cohort)
+        earlier = [other for other in planned.methods[: planned.methods.index(method)] if other.overrides("server_step")]
         if earlier and method.overrides("server_step"):
             unlike = {name: torch.where(value == 0, torch.ones_like(value), -value) for name, value in delta.items()}
-            other = super().take(method, unlike, messages, cohort)
+            other = rounds.take_step(server, method, unlike, messages, cohort)
             if same := [name for name in delta if torch.equal(result[0][name], other[0][name])]:
                 of = "" if len(same) == len(delta) else f" of {same[0]}"
                 consequence = f"replaces the server's step{of}, so the step of {_listed(earlier)} is lost"
-                fix = f"list {method.name} before {_listed(earlier)}"
-                self.findings.append(Finding(method.name, "server_step", consequence, fix))
+                findings.append(Finding(method.name, "server_step", consequence, f"list {method.name} before {_listed(earlier)}"))
         return result
+
+    if planned.plans:
+        planned, aggregate = rounds.train(engine, state, planned, directions=False)
+        engine.clients.commit([])
+        rounds.step(engine, state, planned, aggregate, take_twice)
 
 
 def _overriding(engine: Engine, hook: str) -> list[Method]:

@@ -1,6 +1,7 @@
 """A run in progress: its interface for observers, its files and trackers, its checkpoints."""
 
 from collections.abc import Collection, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -34,35 +35,33 @@ from flcog.server.traffic import Traffic
 from flcog.wire.ledger import Ledger
 
 
+@dataclass(eq=False)
 class Session:
-    """A run, as :class:`flcog.method.Run` describes it to observers. Without a directory nothing is written."""
+    """A run, as :class:`flcog.method.Run` describes it to observers. Without a ``folder`` nothing is written."""
 
-    def __init__(
-        self,
-        engine: Engine,
-        server: ServerState,
-        observers: Sequence[Callback],
-        experiment: dict[str, Any],
-        config: dict[str, Any] | None,
-        directory: Path | None,
-        clients: Path | None,
-        trackers: Trackers,
-        lightning: RoundsTrainer,
-        datamodule: FederatedDataModule,
-    ) -> None:
-        self.engine, self.server, self.observers, self.config = engine, server, observers, config
+    engine: Engine
+    server: ServerState
+    observers: Sequence[Callback]
+    experiment: dict[str, Any]
+    config: dict[str, Any] | None
+    folder: Path | None
+    states_folder: Path | None
+    trackers: Trackers
+    lightning: RoundsTrainer
+    datamodule: FederatedDataModule
+    resumed_from: dict[str, Any] | None = None
+    """The checkpoint of a resumed run, until its first round."""
+
+    def __post_init__(self) -> None:
+        engine, folder = self.engine, self.folder
         self.settings, self.methods, self.processes = engine.settings, engine.methods, engine.processes
         self.model, self.evaluator = engine.model, engine.evaluator
-        self.experiment, self.trackers, self.lightning, self.datamodule = experiment, trackers, lightning, datamodule
+        self.clients = engine.clients.store = SavedClientStates(self.states_folder, engine.processes.rank)
+        self.table = MetricsTable(folder / "metrics.csv" if folder is not None and engine.processes.is_first else None)
+        self.frozen = FrozenWeights(engine.model.module, engine.model.constants)
         self._should_stop = False
-        self.clients = engine.clients.store = SavedClientStates(clients, engine.processes.rank)
-        self.table = MetricsTable(directory / "metrics.csv" if directory is not None and engine.processes.is_first else None)
-        self.resumed_from: dict[str, Any] | None = None
-        """The checkpoint of a resumed run, until its first round."""
-        self._directory = directory
         self._setting: dict[str, Any] = {}
         """The contents of ``run.yaml``, empty if it is not written."""
-        self.frozen = FrozenWeights(engine.model.module, engine.model.constants)
 
     # What observers see -----------------------------------------------------------------------------------------------------------
 
@@ -81,12 +80,8 @@ class Session:
 
     @property
     def directory(self) -> Path:
-        assert self._directory is not None
-        return self._directory
-
-    @property
-    def has_directory(self) -> bool:
-        return self._directory is not None
+        assert self.folder is not None
+        return self.folder
 
     @property
     def federation(self) -> Federation:
@@ -157,7 +152,7 @@ class Session:
 
     @property
     def _spending(self) -> Path | None:
-        return None if self._directory is None else self._directory / "spending.yaml"
+        return None if self.folder is None else self.folder / "spending.yaml"
 
     @property
     def paid(self) -> float:

@@ -1,7 +1,7 @@
 """A round of training on the server: select clients, plan, send tasks, train, receive replies, combine them, and step."""
 
 import warnings
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 import torch
@@ -43,27 +43,19 @@ from flcog.server.traffic import Traffic
 from flcog.wire.envelope import addable
 from flcog.wire.ledger import Ledger
 
-
-class ServerSteps:
-    """Takes the server steps of a round. ``sent`` are the parameters whose changes clients sent."""
-
-    def __init__(self, methods: Sequence[Method], server: ServerState, sent: Collection[str]) -> None:
-        self.methods, self.server, self.sent = methods, server, sent
-
-    def take(self, method: Method, delta: Params, messages: Messages, cohort: Cohort) -> tuple[Params, Slot, Params]:
-        """Run one method's server step, and return the changed delta, the method's new state and the new buffers."""
-        state = containers_copied(self.server.servers[method.name])
-        with untouched(method, "server_step", self.server.params, cohort.buffers):
-            result = method.server_step(state, dict(self.server.params), delta, messages, cohort)
-        change, state, *buffers = check_parts(
-            method, "server_step", result, "(change, state), or (change, state, buffers)", (2, 3)
-        )
-        check_params(method, "server_step", change, self.server.params)
-        return change, state, cohort.buffers | dict(*buffers)
+ServerStep = tuple[Params, Slot, Params]
+"""The changed delta, the method's new state and the new buffers."""
 
 
-StepsOfRound = Callable[[Sequence[Method], ServerState, Collection[str]], ServerSteps]
-"""Makes the object that takes a round's server steps, with the arguments of :class:`ServerSteps`."""
+def take_step(server: ServerState, method: Method, delta: Params, messages: Messages, cohort: Cohort) -> ServerStep:
+    """Run one method's server step."""
+    state = containers_copied(server.servers[method.name])
+    with untouched(method, "server_step", server.params, cohort.buffers):
+        result = method.server_step(state, dict(server.params), delta, messages, cohort)
+    change, state, *buffers = check_parts(method, "server_step", result, "(change, state), or (change, state, buffers)", (2, 3))
+    check_params(method, "server_step", change, server.params)
+    return change, state, cohort.buffers | dict(*buffers)
+
 
 CHANGES = UploadAggregator | UploadChange
 
@@ -189,7 +181,13 @@ def train(engine: Engine, server: ServerState, round: Round, directions: bool) -
     return round, aggregate
 
 
-def step(engine: Engine, server: ServerState, round: Round, aggregate: Aggregate, steps: StepsOfRound = ServerSteps) -> bool:
+def step(
+    engine: Engine,
+    server: ServerState,
+    round: Round,
+    aggregate: Aggregate,
+    take: Callable[[ServerState, Method, Params, Messages, Cohort], ServerStep] = take_step,
+) -> bool:
     """Let methods turn the mean change of the model into the server's step. Buffers are averaged.
 
     Returns False if the round does not count, because there are too few uploads, or none with a weight.
@@ -206,7 +204,6 @@ def step(engine: Engine, server: ServerState, round: Round, aggregate: Aggregate
     if round.selection.weights is not None:
         mean = {name: round.cohort.total_weight * value for name, value in mean.items()}
     delta: Params = {n: mean[n].to(p.dtype) if n in mean else torch.zeros_like(p) for n, p in server.params.items()}
-    taking = steps(round.methods, server, list(mean))
     # Stages step first, because their order is fixed.
     for method in sorted(round.methods, key=lambda method: not isinstance(method, Stage)):
         # Methods that train on the server use this round's statistics.
@@ -216,7 +213,7 @@ def step(engine: Engine, server: ServerState, round: Round, aggregate: Aggregate
         messages = Messages(*aggregate.messages(method.name), uploads)
         if method.individual_uploads and any(map(method.overrides, OBSERVER_HOOKS)):
             server.uploads[method.name] = Uploads(server.params, received, uploads)
-        delta, server.servers[method.name], buffers = taking.take(method, delta, messages, cohort)
+        delta, server.servers[method.name], buffers = take(server, method, delta, messages, cohort)
     params = {name: (value + delta[name]).detach() for name, value in server.params.items()}
     stepping = [method.name for method in round.methods if method.overrides("server_step") or isinstance(method, CHANGES)]
     if stepping or engine.processes.replicas > 1:
