@@ -31,7 +31,7 @@ from flcog.method import (
 )
 from flcog.models.causal_lm import scales
 from flcog.run.advice import missing_feedback
-from flcog.run.hosting import check_data, check_separate, make_runtime, placed
+from flcog.run.hosting import check_separate, make_runtime, placed
 from flcog.server.engine import Engine
 from flcog.server.kept import check_uploads
 from flcog.server.state import ServerState
@@ -116,8 +116,7 @@ class Assembly:
             buffers={name: function.buffers[name].detach().clone() for name in function.shared_buffers},
             servers={},
         )
-        federation = placed(settings, self.datamodule, function, device)
-        check_data(settings, self.methods, function, federation, device)
+        federation = placed(settings, self.methods, self.datamodule, function, device)
         return notes, server, federation
 
     def _standardise(self, federation: Federation, clients: RemoteClients) -> None:
@@ -186,12 +185,7 @@ def _check(engine: Engine, server: ServerState) -> None:
     engine.notes.add(*(method.note(engine.seed, engine.num_clients) for method in engine.methods if isinstance(method, Attack)))
     engine.notes.add(*(Note("warning", str(finding)) for finding in missing_feedback(engine)))
     if engine.settings.eval_every and not engine.evaluator.have_figures:
-        engine.notes.add(*_on_unmeasured_sets(engine))
-
-
-def _on_unmeasured_sets(engine: Engine) -> list[Note]:
-    val, test = engine.central["val"], engine.central["test"]
-    sets = {"validation": val is not None or engine.roll_call.val is not None, "test": test is not None}
-    names, module = " and the ".join(name for name, exists in sets.items() if exists), type(engine.model.module).__name__
-    text = f"nothing measures the {names} set: {module} has neither validation_step nor test_step"
-    return [Note("warning", text)] if names else []
+        val, module = engine.central["val"] is not None or engine.roll_call.val is not None, type(engine.model.module).__name__
+        names = ["validation"] * val + ["test"] * (engine.central["test"] is not None)
+        text = f"nothing measures the {' and the '.join(names)} set: {module} has neither validation_step nor test_step"
+        engine.notes.add(*([Note("warning", text)] if names else []))

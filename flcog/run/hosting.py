@@ -122,8 +122,7 @@ def host_clients(
     trainer.show_data(datamodule.hooked)
     trainer.plan(*largest_client(settings, datamodule))
     client = make_client_model(settings, methods, model, datamodule, processes, trainer)
-    data = placed(settings, datamodule, client.function, processes.device)
-    check_data(settings, methods, client.function, data, processes.device)
+    data = placed(settings, methods, datamodule, client.function, processes.device)
 
     def build(federation: Federation, exchanges: Mapping[str, Exchange]) -> ClientRuntime:
         return make_runtime(settings, methods, client, datamodule, federation, exchanges, processes, Notes())
@@ -140,10 +139,13 @@ def check_separate(methods: Sequence[Method]) -> None:
             )
 
 
-def placed(settings: Settings, datamodule: FederatedDataModule, model: ModelFunction, device: torch.device) -> Federation:
+def placed(
+    settings: Settings, methods: Sequence[Method], datamodule: FederatedDataModule, model: ModelFunction, device: torch.device
+) -> Federation:
     """The data on which clients train, in the form that the model's steps take, with the sets that fit into the device's memory on it.
 
-    Under ``overfit_batches`` clients have only their first batches.
+    Under ``overfit_batches`` clients have only their first batches. Models with too few outputs are refused, and methods that cannot read
+    inputs or labels of several tensors, or of their own form.
     """
     federation, most = datamodule.federation, settings.overfit_batches
     if most:
@@ -156,20 +158,8 @@ def placed(settings: Settings, datamodule: FederatedDataModule, model: ModelFunc
         return (samples.as_steps_receive_it() if model.takes_whole_batches else samples).to(device)
 
     val, test = (part and ready(part) for part in (federation.val, federation.test))
-    return dataclasses.replace(federation, train=ready(federation.train), val=val, test=test)
-
-
-def make_reader(settings: Settings, model: ModelFunction, federation: Federation, device: torch.device) -> Reader:
-    """The reader of a federation's samples, in the form that the model's steps take."""
-    dtype = DTYPES.get(settings.precision, torch.float32)
-    return Reader(federation, device, dtype, model.convolves, model.takes_whole_batches)
-
-
-def check_data(
-    settings: Settings, methods: Sequence[Method], model: ModelFunction, federation: Federation, device: torch.device
-) -> None:
-    """Refuse a model with too few outputs, and methods that cannot read inputs or labels of several tensors, or of their own form."""
-    example = make_reader(settings, model, federation, device).example
+    federation = dataclasses.replace(federation, train=ready(federation.train), val=val, test=test)
+    example = _reader(settings, model, federation, device).example
     check_outputs(model, example, federation)
     for method in (method for method in methods if method.plain_batches):
         if federation.train.returned is not None and model.takes_whole_batches:
@@ -183,6 +173,12 @@ def check_data(
                     f"{method.name} takes {what} that are one tensor, which it makes, moves or reads itself; this data set's are a "
                     f"{type(tree).__name__}: remove it"
                 )
+    return federation
+
+
+def _reader(settings: Settings, model: ModelFunction, federation: Federation, device: torch.device) -> Reader:
+    dtype = DTYPES.get(settings.precision, torch.float32)
+    return Reader(federation, device, dtype, model.convolves, model.takes_whole_batches)
 
 
 def make_runtime(
@@ -197,7 +193,7 @@ def make_runtime(
 ) -> ClientRuntime:
     """Make the runtime of clients with the data of ``federation``, with the executor that trains them and the module's way of reading."""
     function, optimizer = client.function, client.optimizer
-    reader = make_reader(settings, function, federation, processes.device)
+    reader = _reader(settings, function, federation, processes.device)
     batching = _batching(settings, datamodule, federation)
     follower = next((method.name for method in methods if method.overrides("after_step")), None)
     if batching.accumulate > 1 and reader.whole_batches and follower is not None:

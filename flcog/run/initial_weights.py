@@ -25,18 +25,14 @@ def load_initial_weights(model: nn.Module, path: str | Path, resumes: bool = Fal
     # A file of a bare network fits a client module around it, and the reverse.
     inside = {name.removeprefix(PREFIX): value for name, value in given.items()}
     namings = [given, inside, {PREFIX + name: value for name, value in given.items()}]
-    fitting = next((weights for weights in namings if weights.keys() == own.keys()), None)
-    if fitting is None:
-        odd = sorted(own.keys() ^ given.keys())[0]
-        fault = f"{odd} ({'the model has no such weight' if odd in given else 'the file lacks it'})"
-    else:
-        other = [name for name in own if fitting[name].shape != own[name].shape]
-        fault = (
-            f"{other[0]} has shape {list(fitting[other[0]].shape)} there and {list(own[other[0]].shape)} here" if other else ""
-        )
-    if fault:
-        raise ValueError(f"init_from={path} does not fit {type(model).__name__}: {fault}: give weights of the same model")
-    model.load_state_dict(fitting or {})
+    fitting = next((weights for weights in namings if weights.keys() == own.keys()), given)
+    try:
+        model.load_state_dict(fitting)
+    except RuntimeError as error:
+        faults = " ".join(str(error).split()).partition(": ")[2][:300].rstrip(".")
+        raise ValueError(
+            f"init_from={path} does not fit {type(model).__name__}: {faults}: give weights of the same model"
+        ) from error
     return {"file": file, "weights": digest_of(given)}
 
 
