@@ -36,7 +36,7 @@ from flcog.run.advice import Finding, advise
 from flcog.run.description import describe_method, local_work
 from flcog.run.directory import LAST, next_command
 from flcog.run.export import Format, export
-from flcog.run.figures import VERBS, Figures, measure, print_figures
+from flcog.run.figures import VERBS, Figures, measure
 from flcog.run.initial_weights import load_initial_weights
 from flcog.run.lifecycle import Lifecycle
 from flcog.run.observers.defaults import default_observers
@@ -549,7 +549,8 @@ class FederatedTrainer(TopicList):
         with self._evaluation(VERBS[split], *given) as run:
             figures = measure(run, self.hooks, split)
         if verbose and self.fabric.is_global_zero:
-            print_figures(figures)
+            for name, value in figures.items():
+                print(f"{name:<32} {value:.6g}")
         return figures
 
     @contextmanager

@@ -1,4 +1,4 @@
-"""The description of a run: the first lines of its summary, and entries of run.yaml."""
+"""The description of a run in the first lines of its summary."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -10,8 +10,7 @@ from flcog.client_module import ClientModule
 from flcog.core.files import short
 from flcog.core.masking import masked_text
 from flcog.data.batching import Batching
-from flcog.method import Callback, Method, Selection, expected_cohort, method_of
-from flcog.run.experiment import fingerprint
+from flcog.method import Method, Selection, expected_cohort, method_of
 from flcog.server.engine import Engine
 from flcog.server.state import ServerState
 from flcog.settings import Settings
@@ -21,7 +20,7 @@ def describe(engine: Engine, server: ServerState, experiment: dict[str, Any], di
     """The run in lines of a topic and a text."""
     everybody, test, module, settings = engine.population, engine.central["test"], engine.model.module, engine.settings
     network, count = module.model if isinstance(module, ClientModule) else module, engine.processes.together
-    num_parameters, num_constants = _sizes(engine, server)
+    num_parameters, num_constants = sizes(engine, server)
     frozen = f" trained, {num_constants:,} frozen" if num_constants else ""
     tests = f", {len(test):,} test samples" if test is not None else ""
     classes = f", {everybody.num_classes} classes" if everybody.task in ("classification", "multilabel") else ""
@@ -46,23 +45,7 @@ def describe(engine: Engine, server: ServerState, experiment: dict[str, Any], di
     ]
 
 
-def entries(engine: Engine, server: ServerState, experiment: dict[str, Any], observers: Sequence[Callback]) -> dict[str, Any]:
-    """The entries of run.yaml about methods, model and data."""
-    module, (num_parameters, num_constants) = engine.model.module, _sizes(engine, server)
-    return {
-        "methods": [repr(method) for method in engine.methods],
-        "acting_rounds": acting_rounds(engine.methods, engine.settings.rounds),
-        "model": type(getattr(module, "model", module)).__name__,
-        "num_parameters": num_parameters,
-        "num_frozen": num_constants,
-        "data": engine.data_name,
-        "num_clients": engine.num_clients,
-        "experiment": fingerprint(engine.settings.rounds, experiment, observers),
-        **({"init_from": experiment["init_from"]} if "init_from" in experiment else {}),
-    }
-
-
-def _sizes(engine: Engine, server: ServerState) -> tuple[int, int]:
+def sizes(engine: Engine, server: ServerState) -> tuple[int, int]:
     """The numbers of trained and of frozen parameters."""
     return sum(p.numel() for p in server.params.values()), sum(p.numel() for p in engine.model.constants.values())
 

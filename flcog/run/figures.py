@@ -53,9 +53,3 @@ def measure(run: Session, hooks: LightningHooks, split: Split) -> Figures:
         step = f"{type(run.model.module).__name__}.{'validation' if split == 'val' else 'test'}_step"
         warnings.warn(f"the evaluation has no figures: {step} can log them by self.log", stacklevel=6)
     return Figures(metrics)
-
-
-def print_figures(figures: dict[str, float] | None) -> None:
-    """Print figures, one to a line."""
-    for name, value in (figures or {}).items():
-        print(f"{name:<32} {value:.6g}")

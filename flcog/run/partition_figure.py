@@ -14,14 +14,6 @@ def partition_figure(federation: Federation, max_clients: int = 200, max_classes
 
     The area of a circle is proportional to the count. Where there are more clients or classes than can be told apart, evenly
     spaced clients and the most frequent classes are shown, and the axis says so.
-
-    Args:
-        federation: the clients and their samples.
-        max_clients: clients to show at most, >= 1.
-        max_classes: classes to show at most, >= 1.
-
-    Returns:
-        A figure to save, e.g. ``partition_figure(federation).savefig("partition.pdf")``.
     """
     table = label_table(federation)[:, : num_labels(federation)]
     clients = np.arange(0, table.shape[0], -(-table.shape[0] // max_clients))
@@ -62,20 +54,19 @@ def partition_figure(federation: Federation, max_clients: int = 200, max_classes
         edge.spines[:].set_visible(False)
     top.tick_params(labelbottom=False, bottom=False)
     side.tick_params(labelleft=False, left=False)
-    digit = 10 ** (len(str(counts.max(initial=1))) - 1)
-    first = counts.max(initial=1) // digit * digit
-    rounded = sorted({int(first), max(1, int(first) // 4), max(1, int(first) // 20)})
+    largest = int(counts.max(initial=1))
+    first = largest - largest % 10 ** (len(str(largest)) - 1)  # rounded down to its first digit
     handles, labels = circles.legend_elements(
-        "sizes", num=rounded, func=lambda areas: areas / area, fmt="{x:,.0f}", color=_COLOUR, alpha=0.85, markeredgewidth=0
+        "sizes",
+        num=sorted({first, max(1, first // 4), max(1, first // 20)}),
+        func=lambda areas: areas / area,
+        fmt="{x:,.0f}",
+        color=_COLOUR,
+        alpha=0.85,
+        markeredgewidth=0,
     )
     figure.legend(
-        *(handles, labels),
-        title="Samples",
-        fontsize=8,
-        title_fontsize=8,
-        loc="outside right upper",
-        frameon=False,
-        labelspacing=1.8,
+        handles, labels, title="Samples", loc="outside right upper", frameon=False, labelspacing=1.8, fontsize=8, title_fontsize=8
     )
     return figure
 

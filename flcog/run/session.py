@@ -22,8 +22,9 @@ from flcog.lightning.trainer import RoundsTrainer
 from flcog.method import Callback, MethodRecord, Note, PrivateSum, Uploads, method_of
 from flcog.run import checkpoint
 from flcog.run.client_states import SavedClientStates
-from flcog.run.description import describe, entries
+from flcog.run.description import acting_rounds, describe, sizes
 from flcog.run.directory import environment, next_command, update_yaml
+from flcog.run.experiment import fingerprint
 from flcog.run.frozen_weights import FrozenWeights
 from flcog.run.metrics_table import MetricsTable
 from flcog.run.partition_report import partition_report, without_clients
@@ -177,8 +178,18 @@ class Session:
         if not self.processes.is_first:
             return
         numbers = partition_report(self.federation)[1] if self.has_all_data else {}
+        module, (num_parameters, num_frozen) = self.model.module, sizes(self.engine, self.server)
+        origin = {name: value for name, value in self.experiment.items() if name == "init_from"}
         setting: dict[str, Any] = {
-            **entries(self.engine, self.server, self.experiment, self.observers),
+            "methods": [repr(method) for method in self.methods],
+            "acting_rounds": acting_rounds(self.methods, self.settings.rounds),
+            "model": type(getattr(module, "model", module)).__name__,
+            "num_parameters": num_parameters,
+            "num_frozen": num_frozen,
+            "data": self.engine.data_name,
+            "num_clients": self.engine.num_clients,
+            "experiment": fingerprint(self.settings.rounds, self.experiment, self.observers),
+            **origin,
             "partition": numbers,
             **self._executor(),
             "threads": torch.get_num_threads(),
