@@ -49,8 +49,6 @@ class Piecewise(Schedule):
             raise ValueError(
                 f"a piecewise schedule needs one more value than boundaries; got {len(self.values)} and {len(self.boundaries)}"
             )
-        if any(math.isnan(value) for value in self.values):
-            raise ValueError(f"a piecewise schedule's values must be numbers; got {self.values}")
         if sorted(set(self.boundaries)) != list(self.boundaries):
             raise ValueError(f"boundaries must be different rounds in rising order; got {self.boundaries}")
 

@@ -13,7 +13,6 @@ from torch.utils import _pytree as pytree
 from flcog.run import checkpoint
 
 States = dict[str, Any]
-"""A client's states, by method."""
 
 CACHE_BYTES = 2**30
 """Bytes of states on disk that stay in memory too: the most recently used."""
@@ -46,7 +45,6 @@ class SavedClientStates:
 
     @property
     def clients(self) -> list[int]:
-        """This process's clients with a state."""
         return sorted(client for client in self._memory.keys() | self.files.keys() if self._has(client))
 
     @property
@@ -70,7 +68,6 @@ class SavedClientStates:
         self._forget(keep=set(clients))
 
     def put(self, client: int, states: States) -> None:
-        """Keep a client's new state."""
         if self._before is not None:
             self._before.setdefault(client, (self._memory.get(client), client in self._changed))
         self._remember(client, states)

@@ -17,7 +17,6 @@ from flcog.settings import Settings
 
 
 def describe(engine: Engine, server: ServerState, experiment: dict[str, Any], directory: Path) -> list[tuple[str, str]]:
-    """The run in lines of a topic and a text."""
     everybody, test, module, settings = engine.population, engine.central["test"], engine.model.module, engine.settings
     network, count = module.model if isinstance(module, ClientModule) else module, engine.processes.together
     num_parameters, num_constants = sizes(engine, server)

@@ -57,12 +57,10 @@ def find_checkpoint(ckpt_path: str | Path, root: str | Path, difference: Callabl
 
 
 def kept_checkpoint(run: Path, round: int) -> Path:
-    """Return the path of a round's checkpoint, if the run keeps it."""
     return run / "checkpoints" / f"round-{round:06d}.ckpt"
 
 
 def run_of(checkpoint: Path) -> Path:
-    """Return the directory of the run that wrote a checkpoint."""
     run = checkpoint.resolve().parents[1]
     if checkpoint.resolve().parent.name != Path(LAST).parent.name or not (run / "run.yaml").is_file():
         raise ValueError(

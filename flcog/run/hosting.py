@@ -1,7 +1,8 @@
 """Build the clients' side of a run from its configuration and the data of the clients that a process hosts."""
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -36,28 +37,28 @@ from flcog.method.client_view import Population
 from flcog.settings import Settings
 
 
+@dataclass
 class HostedClients:
     """The clients of one process, for a server in another process: it begins a run, exchanges data, and then runs rounds.
 
     After :meth:`set_up` it has all functions of a :class:`flcog.client.runtime.ClientRuntime`.
     """
 
+    settings: Settings
+    methods: Sequence[Method]
+    client: ClientModel
+    datamodule: FederatedDataModule
+    own: Federation
+    """The data before the exchanges of a run."""
+    processes: Processes
     states: ClientStore | None = None
     """The place of the clients' states between rounds, if another one than the memory of the process."""
 
-    def __init__(
-        self,
-        methods: Sequence[Method],
-        seed: int,
-        federation: Federation,
-        build: Callable[[Federation, Mapping[str, Exchange]], ClientRuntime],
-    ) -> None:
-        self._methods = {method.name: method for method in methods}
-        self._seed, self._own, self._build = seed, federation, build
+    def __post_init__(self) -> None:
         self.begin()
 
     def begin(self) -> RollCall:
-        self._federation, self._hosts = self._own, dict[str, DataHost]()
+        self._federation, self._hosts = self.own, dict[str, DataHost]()
         self._runtime: ClientRuntime | None = None
         return self.roll_call()
 
@@ -66,16 +67,16 @@ class HostedClients:
 
     def standardise(self, mean: Tensor | None, std: Tensor | None) -> dict[int, Tensor]:
         if mean is not None and std is not None:
-            self._own.preprocess.take(mean, std)  # type: ignore[attr-defined]
+            self.own.preprocess.take(mean, std)  # type: ignore[attr-defined]
             return {}
         clients = self.roll_call().clients
-        return dict(zip(clients, self._own.sums(clients, mean), strict=True))
+        return dict(zip(clients, self.own.sums(clients, mean), strict=True))
 
     def exchange(self, method: str, step: str, messages: Mapping[int, Any]) -> dict[int, Any]:
-        chosen = self._methods[method]
+        chosen = next(each for each in self.methods if each.name == method)
         assert isinstance(chosen, DataExchange)
         if method not in self._hosts:
-            seed = make_rng(self._seed, "prepare_data", method).initial_seed()
+            seed = make_rng(self.settings.seed, "prepare_data", method).initial_seed()
             self._hosts[method] = DataHost(self._federation, seed)
         answers = chosen.answer(step, messages, self._hosts[method])
         self._federation = self._hosts[method].federation
@@ -83,7 +84,8 @@ class HostedClients:
 
     def set_up(self, population: Population, constants: Params) -> None:
         exchanges = {method: host.result() for method, host in self._hosts.items()}
-        self._runtime = self._build(self._federation, exchanges)
+        given = self.settings, self.methods, self.client, self.datamodule, self._federation, exchanges, self.processes
+        self._runtime = make_runtime(*given, Notes())
         if self.states is not None:
             self._runtime.store = self.states
         self._runtime.set_up(population, constants)
@@ -124,10 +126,7 @@ def host_clients(
     client = make_client_model(settings, methods, model, datamodule, processes, trainer)
     data = placed(settings, methods, datamodule, client.function, processes.device)
 
-    def build(federation: Federation, exchanges: Mapping[str, Exchange]) -> ClientRuntime:
-        return make_runtime(settings, methods, client, datamodule, federation, exchanges, processes, Notes())
-
-    return HostedClients(methods, settings.seed, data, build)
+    return HostedClients(settings, methods, client, datamodule, data, processes)
 
 
 def check_separate(methods: Sequence[Method]) -> None:

@@ -239,7 +239,6 @@ class Session:
                 self.clients.prune({*pinned, *self.state_files})
 
     def _payload(self, resumable: bool) -> dict[str, Any]:
-        """The contents of a checkpoint without the clients' states."""
         choice = self.engine.clients.executor.choice
         return {
             "format": checkpoint.FORMAT,

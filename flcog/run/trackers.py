@@ -20,7 +20,6 @@ from flcog.core.masking import masked, masked_text
 from flcog.core.text import first_line
 
 Loggers = Logger | Sequence[Logger] | bool | None
-"""The trainer's argument ``logger``."""
 
 Answer = TypeVar("Answer")
 
@@ -57,7 +56,6 @@ class Trackers:
         return [self._ask(each, _describe) or type(each).__name__ for each in self.loggers]
 
     def log_setting(self, setting: dict[str, Any]) -> None:
-        """Send settings without secrets."""
         self._tell(lambda logger: logger.log_hyperparams(masked(setting)))
 
     def _open_wandb(self, logger: Any) -> bool:
@@ -173,7 +171,6 @@ def _prepare(logger: Any, directory: Path, run_id: str | None) -> None:
 
 
 def _logged_in() -> bool:
-    """Whether W&B finds a key without a prompt."""
     import wandb
     from requests.utils import get_netrc_auth
 

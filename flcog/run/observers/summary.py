@@ -50,7 +50,6 @@ class Summary(Callback):
             print(flush=True)
 
     def _print(self, run: Run) -> None:
-        """Print the rows that were not printed yet."""
         rows, self._unprinted = self._unprinted, []
         if rows and self.enabled and run.processes.is_first:
             _print(rows)
@@ -91,7 +90,6 @@ def _late(values: Sequence[float]) -> str:
 
 
 def costs(run: Run) -> Rows:
-    """The bytes sent, the time and memory taken, and the run's directory."""
     ledger, history = run.ledger, run.history
     where = ("run", str(short(run.directory)))
     if not all("time/round" in row for row in history):  # a private run withholds its bytes and times
@@ -123,7 +121,6 @@ def peak_memory(device: torch.device) -> int | None:
 
 
 def suggestions(run: Run) -> Rows:
-    """Useful commands after the run."""
     checkpoints = [run.directory / "checkpoints" / name for name in ("best.ckpt", "last.ckpt")]
     written = [path for path in checkpoints if path.is_file()]
     rows: list[tuple[str, str]] = []
