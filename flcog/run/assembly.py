@@ -1,7 +1,6 @@
 """Build a run: the clients' exchanges of data before round 1, the clients in this process or elsewhere, and the server."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -9,13 +8,11 @@ import torch
 from torch import Tensor
 
 from flcog.client.messages import Clients, RollCall
-from flcog.client.model import ClientModel
 from flcog.client.remote import RemoteClients, check_facts
 from flcog.client.runtime import ClientRuntime
-from flcog.core.processes import Processes
 from flcog.core.randomness import make_rng
 from flcog.core.sharded import whole
-from flcog.data import Exchange, FederatedDataModule, Federation, Preprocess
+from flcog.data import Exchange, Federation, Preprocess
 from flcog.data.preprocess import standardisation
 from flcog.method import (
     AsynchronousRounds,
@@ -31,22 +28,14 @@ from flcog.method import (
 )
 from flcog.models.causal_lm import scales
 from flcog.run.advice import missing_feedback
-from flcog.run.hosting import check_separate, make_runtime, placed
+from flcog.run.hosting import ClientSide, check_separate
 from flcog.server.engine import Engine
 from flcog.server.kept import check_uploads
 from flcog.server.state import ServerState
-from flcog.settings import Settings
 
 
-@dataclass(frozen=True)
-class Assembly:
+class Assembly(ClientSide):
     """Makes the engine of a run, and the state before round 1. The user's data are prepared and set up."""
-
-    settings: Settings
-    methods: Sequence[Method]
-    client: ClientModel
-    datamodule: FederatedDataModule
-    processes: Processes
 
     def with_clients_here(self, workspace: Path | None) -> tuple[Engine, ServerState]:
         """A run whose clients are in this process and its peers. Exchanges count their bytes, and leave new data."""
@@ -57,7 +46,7 @@ class Assembly:
             if exchange.bytes_sent is not None:
                 server.ledger.add(method.name, *exchange.bytes_sent)
             exchanges[method.name], federation = exchange, exchange.federation
-        clients = self._runtime(self.settings, federation, exchanges, notes)
+        clients = self.runtime(federation, exchanges, notes)
         return self._finish(clients, clients, server, clients.roll_call(), notes)
 
     def with_clients_elsewhere(self, clients: RemoteClients) -> tuple[Engine, ServerState]:
@@ -69,8 +58,8 @@ class Assembly:
             )
         notes, server, federation = self._begin()
         # It evaluates, and trains one step for the form of all replies.
-        settings = replace(self.settings, executor="loop", chunk_size=None, compile=False)
-        own = self._runtime(settings, federation, {}, notes)
+        brief = replace(self, settings=replace(self.settings, executor="loop", chunk_size=None, compile=False))
+        own = brief.runtime(federation, {}, notes)
         begun = clients.begin(own, self.settings.on_bad_update == "drop")
         mine = RollCall.of(federation)
         check_facts([("the server", {**mine.labels, **mine.data}), ("its clients", {**begun.labels, **begun.data})])
@@ -88,11 +77,6 @@ class Assembly:
         made = self._finish(clients, own, server, roll_call, notes)
         clients.set_up(roll_call.population, self.client.function.constants | scales(self.client.function.module))
         return made
-
-    def _runtime(
-        self, settings: Settings, federation: Federation, exchanges: Mapping[str, Exchange], notes: Notes
-    ) -> ClientRuntime:
-        return make_runtime(settings, self.methods, self.client, self.datamodule, federation, exchanges, self.processes, notes)
 
     @property
     def _exchanging(self) -> list[DataExchange]:
@@ -116,8 +100,7 @@ class Assembly:
             buffers={name: function.buffers[name].detach().clone() for name in function.shared_buffers},
             servers={},
         )
-        federation = placed(settings, self.methods, self.datamodule, function, device)
-        return notes, server, federation
+        return notes, server, self.data()
 
     def _standardise(self, federation: Federation, clients: RemoteClients) -> None:
         """Let the server and all clients standardise their inputs by the mean and deviation of all clients' rows."""

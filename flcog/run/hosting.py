@@ -28,13 +28,104 @@ from flcog.execute.one_client import OneClient
 from flcog.execute.placements import Chunks
 from flcog.execute.trainer import Learner
 from flcog.functional.evaluation import Evaluator
-from flcog.functional.model_function import ModelFunction
 from flcog.lightning.client import LightningClient
 from flcog.lightning.evaluation import OwnSteps
 from flcog.lightning.trainer import RoundsTrainer
 from flcog.method import DataExchange, DataHost, Method, Notes, Selection, expected_cohort, method_of
 from flcog.method.client_view import Population
 from flcog.settings import Settings
+
+
+@dataclass(frozen=True)
+class ClientSide:
+    """All that makes the clients' side of a run: its configuration, the user's data, and a process to run in."""
+
+    settings: Settings
+    methods: Sequence[Method]
+    client: ClientModel
+    datamodule: FederatedDataModule
+    processes: Processes
+
+    def data(self) -> Federation:
+        """The data on which clients train, in the form that the model's steps take, with the sets that fit into the device's memory on it.
+
+        Under ``overfit_batches`` clients have only their first batches. Models with too few outputs are refused, and methods that cannot
+        read inputs or labels of several tensors, or of their own form.
+        """
+        data, most, model = self.datamodule, self.settings.overfit_batches, self.client.function
+        federation = data.federation
+        if most:
+            partition, batching = federation.partition, Batching(data.batch_size, None, 1.0, data.drop_last)
+            shares = [int(most * batching.batches_per_epoch(size)) for size in partition.sizes]
+            batches = [most] * len(shares) if isinstance(most, int) else [max(1, share) for share in shares]
+            first = [partition.client(k)[: count * data.batch_size] for k, count in enumerate(batches)]
+            federation = dataclasses.replace(federation, partition=Partition.from_clients(first), whole=federation.split)
+
+        def ready(samples: Samples) -> Samples:
+            return (samples.as_steps_receive_it() if model.takes_whole_batches else samples).to(self.processes.device)
+
+        val, test = (part and ready(part) for part in (federation.val, federation.test))
+        federation = dataclasses.replace(federation, train=ready(federation.train), val=val, test=test)
+        example = self._reader(federation).example
+        check_outputs(model, example, federation)
+        for method in (method for method in self.methods if method.plain_batches):
+            if federation.train.returned is not None and model.takes_whole_batches:
+                raise ValueError(
+                    f"{method.name} reads labels as class indices and images in [0, 1], and {type(model.module).__name__} gets the pairs "
+                    f"as the data set returns them: return such labels and images, give a flcog.ClientModule, or remove {method.name}"
+                )
+            for what, tree in (("inputs", example), ("targets", federation.train.targets)):
+                if not isinstance(tree, Tensor):
+                    raise ValueError(
+                        f"{method.name} takes {what} that are one tensor, which it makes, moves or reads itself; this data set's are a "
+                        f"{type(tree).__name__}: remove it"
+                    )
+        return federation
+
+    def _reader(self, federation: Federation) -> Reader:
+        model, dtype = self.client.function, DTYPES.get(self.settings.precision, torch.float32)
+        return Reader(federation, self.processes.device, dtype, model.convolves, model.takes_whole_batches)
+
+    def runtime(self, federation: Federation, exchanges: Mapping[str, Exchange], notes: Notes) -> ClientRuntime:
+        """The runtime of the clients with these data, which may have changed since :meth:`data`, and the executor that trains them."""
+        settings, client, processes = self.settings, self.client, self.processes
+        function, optimizer, reader = client.function, client.optimizer, self._reader(federation)
+        batching = _batching(settings, self.datamodule, federation)
+        follower = next((method.name for method in self.methods if method.overrides("after_step")), None)
+        if batching.accumulate > 1 and reader.whole_batches and follower is not None:
+            raise ValueError(
+                f"accumulate_grad_batches={batching.accumulate}: {follower} reads the samples of a step, and a collate_fn's batches "
+                f"cannot be joined: use a larger batch size, or remove {follower}"
+            )
+        cohort = expected_cohort(self.methods, settings.cohort_size(federation.split.num_clients, federation.num_clients))
+        if (selection := method_of(self.methods, Selection)) is not None:
+            cohort = selection.expected(cohort, federation.num_clients)
+        job = Job(
+            client=client,
+            reader=reader,
+            batch_size=batching.batch_size,
+            clients=-(-cohort // processes.count),
+            chunk_size=settings.chunk_size,
+            memory=chunk_bytes(processes, notes) if settings.chunk_size is None and settings.executor != "loop" else 0,
+            lightning=lambda learner: LightningClient(learner, client.trainer, settings.keep_optimizers),
+            compile=settings.compile,
+        )
+        executor = ChosenExecutor(job, settings.executor, notes, processes)
+        size = self.datamodule.eval_batch_size
+        own = OwnSteps(client.trainer, function, reader, size)
+        return ClientRuntime(
+            methods=self.methods,
+            model=function,
+            optimizer=optimizer,
+            federation=federation,
+            exchanges=exchanges,
+            batching=batching,
+            reader=reader,
+            executor=executor,
+            seed=settings.seed,
+            evaluator=Evaluator(function, reader, size, processes, settings.limits, own, settings.inference_mode),
+            loop=executor.placement if executor.name == "lightning" else Chunks(OneClient(Learner(function, optimizer))),
+        )
 
 
 @dataclass
@@ -44,21 +135,16 @@ class HostedClients:
     After :meth:`set_up` it has all functions of a :class:`flcog.client.runtime.ClientRuntime`.
     """
 
-    settings: Settings
-    methods: Sequence[Method]
-    client: ClientModel
-    datamodule: FederatedDataModule
-    own: Federation
-    """The data before the exchanges of a run."""
-    processes: Processes
+    side: ClientSide
     states: ClientStore | None = None
     """The place of the clients' states between rounds, if another one than the memory of the process."""
 
     def __post_init__(self) -> None:
+        self._own = self.side.data()
         self.begin()
 
     def begin(self) -> RollCall:
-        self._federation, self._hosts = self.own, dict[str, DataHost]()
+        self._federation, self._hosts = self._own, dict[str, DataHost]()
         self._runtime: ClientRuntime | None = None
         return self.roll_call()
 
@@ -67,16 +153,16 @@ class HostedClients:
 
     def standardise(self, mean: Tensor | None, std: Tensor | None) -> dict[int, Tensor]:
         if mean is not None and std is not None:
-            self.own.preprocess.take(mean, std)  # type: ignore[attr-defined]
+            self._own.preprocess.take(mean, std)  # type: ignore[attr-defined]
             return {}
         clients = self.roll_call().clients
-        return dict(zip(clients, self.own.sums(clients, mean), strict=True))
+        return dict(zip(clients, self._own.sums(clients, mean), strict=True))
 
     def exchange(self, method: str, step: str, messages: Mapping[int, Any]) -> dict[int, Any]:
-        chosen = next(each for each in self.methods if each.name == method)
+        chosen = next(each for each in self.side.methods if each.name == method)
         assert isinstance(chosen, DataExchange)
         if method not in self._hosts:
-            seed = make_rng(self.settings.seed, "prepare_data", method).initial_seed()
+            seed = make_rng(self.side.settings.seed, "prepare_data", method).initial_seed()
             self._hosts[method] = DataHost(self._federation, seed)
         answers = chosen.answer(step, messages, self._hosts[method])
         self._federation = self._hosts[method].federation
@@ -84,8 +170,7 @@ class HostedClients:
 
     def set_up(self, population: Population, constants: Params) -> None:
         exchanges = {method: host.result() for method, host in self._hosts.items()}
-        given = self.settings, self.methods, self.client, self.datamodule, self._federation, exchanges, self.processes
-        self._runtime = make_runtime(*given, Notes())
+        self._runtime = self.side.runtime(self._federation, exchanges, Notes())
         if self.states is not None:
             self._runtime.store = self.states
         self._runtime.set_up(population, constants)
@@ -124,9 +209,7 @@ def host_clients(
     trainer.show_data(datamodule.hooked)
     trainer.plan(*largest_client(settings, datamodule))
     client = make_client_model(settings, methods, model, datamodule, processes, trainer)
-    data = placed(settings, methods, datamodule, client.function, processes.device)
-
-    return HostedClients(settings, methods, client, datamodule, data, processes)
+    return HostedClients(ClientSide(settings, methods, client, datamodule, processes))
 
 
 def check_separate(methods: Sequence[Method]) -> None:
@@ -136,98 +219,6 @@ def check_separate(methods: Sequence[Method]) -> None:
             raise ValueError(
                 f"{method.name} reads the data of all clients before round 1, which clients in other processes keep: remove it"
             )
-
-
-def placed(
-    settings: Settings, methods: Sequence[Method], datamodule: FederatedDataModule, model: ModelFunction, device: torch.device
-) -> Federation:
-    """The data on which clients train, in the form that the model's steps take, with the sets that fit into the device's memory on it.
-
-    Under ``overfit_batches`` clients have only their first batches. Models with too few outputs are refused, and methods that cannot read
-    inputs or labels of several tensors, or of their own form.
-    """
-    federation, most = datamodule.federation, settings.overfit_batches
-    if most:
-        partition, batching = federation.partition, Batching(datamodule.batch_size, None, 1.0, datamodule.drop_last)
-        batches = [most if isinstance(most, int) else max(1, int(most * batching.batches_per_epoch(n))) for n in partition.sizes]
-        first = [partition.client(k)[: count * datamodule.batch_size] for k, count in enumerate(batches)]
-        federation = dataclasses.replace(federation, partition=Partition.from_clients(first), whole=federation.split)
-
-    def ready(samples: Samples) -> Samples:
-        return (samples.as_steps_receive_it() if model.takes_whole_batches else samples).to(device)
-
-    val, test = (part and ready(part) for part in (federation.val, federation.test))
-    federation = dataclasses.replace(federation, train=ready(federation.train), val=val, test=test)
-    example = _reader(settings, model, federation, device).example
-    check_outputs(model, example, federation)
-    for method in (method for method in methods if method.plain_batches):
-        if federation.train.returned is not None and model.takes_whole_batches:
-            raise ValueError(
-                f"{method.name} reads labels as class indices and images in [0, 1], and {type(model.module).__name__} gets the pairs as "
-                f"the data set returns them: return such labels and images, give a flcog.ClientModule, or remove {method.name}"
-            )
-        for what, tree in (("inputs", example), ("targets", federation.train.targets)):
-            if not isinstance(tree, Tensor):
-                raise ValueError(
-                    f"{method.name} takes {what} that are one tensor, which it makes, moves or reads itself; this data set's are a "
-                    f"{type(tree).__name__}: remove it"
-                )
-    return federation
-
-
-def _reader(settings: Settings, model: ModelFunction, federation: Federation, device: torch.device) -> Reader:
-    dtype = DTYPES.get(settings.precision, torch.float32)
-    return Reader(federation, device, dtype, model.convolves, model.takes_whole_batches)
-
-
-def make_runtime(
-    settings: Settings,
-    methods: Sequence[Method],
-    client: ClientModel,
-    datamodule: FederatedDataModule,
-    federation: Federation,
-    exchanges: Mapping[str, Exchange],
-    processes: Processes,
-    notes: Notes,
-) -> ClientRuntime:
-    """Make the runtime of clients with the data of ``federation``, with the executor that trains them and the module's way of reading."""
-    function, optimizer = client.function, client.optimizer
-    reader = _reader(settings, function, federation, processes.device)
-    batching = _batching(settings, datamodule, federation)
-    follower = next((method.name for method in methods if method.overrides("after_step")), None)
-    if batching.accumulate > 1 and reader.whole_batches and follower is not None:
-        raise ValueError(
-            f"accumulate_grad_batches={batching.accumulate}: {follower} reads the samples of a step, and a collate_fn's batches cannot be "
-            f"joined: use a larger batch size, or remove {follower}"
-        )
-    cohort = expected_cohort(methods, settings.cohort_size(federation.split.num_clients, federation.num_clients))
-    if (selection := method_of(methods, Selection)) is not None:
-        cohort = selection.expected(cohort, federation.num_clients)
-    job = Job(
-        client=client,
-        reader=reader,
-        batch_size=batching.batch_size,
-        clients=-(-cohort // processes.count),
-        chunk_size=settings.chunk_size,
-        memory=chunk_bytes(processes, notes) if settings.chunk_size is None and settings.executor != "loop" else 0,
-        lightning=lambda learner: LightningClient(learner, client.trainer, settings.keep_optimizers),
-        compile=settings.compile,
-    )
-    executor = ChosenExecutor(job, settings.executor, notes, processes)
-    size, own = datamodule.eval_batch_size, OwnSteps(client.trainer, function, reader, datamodule.eval_batch_size)
-    return ClientRuntime(
-        methods=methods,
-        model=function,
-        optimizer=optimizer,
-        federation=federation,
-        exchanges=exchanges,
-        batching=batching,
-        reader=reader,
-        executor=executor,
-        seed=settings.seed,
-        evaluator=Evaluator(function, reader, size, processes, settings.limits, own, settings.inference_mode),
-        loop=executor.placement if executor.name == "lightning" else Chunks(OneClient(Learner(function, optimizer))),
-    )
 
 
 def largest_client(settings: Settings, datamodule: FederatedDataModule) -> tuple[int, int]:

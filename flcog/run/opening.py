@@ -137,7 +137,7 @@ def _find(request: Request, plan: Plan, processes: Processes) -> Path | None:
         return experiment.other_run(saved, request.methods) if "methods" in saved else ""
 
     def find() -> Path | None:
-        if plan.ckpt_path == "auto":
+        if plan.reason == "fit" and plan.ckpt_path == "auto":
             with clear_errors(request.root, RUN_REMEDY):
                 make_folder(Path(request.root))
             _take(plan.lock, Path(request.root))
@@ -204,6 +204,10 @@ def _directory(request: Request, plan: Plan, path: Path | None, processes: Proce
     """The directory of a resumed run, or a new one, which is locked."""
     if path is not None:
         return run_of(path)
-    directory = Path(processes.decide(lambda: str(new_run_directory(request.root))))
-    processes.decide(lambda: _take(plan.lock, directory))
-    return directory
+
+    def new() -> Path:
+        directory = new_run_directory(request.root)
+        _take(plan.lock, directory)
+        return directory
+
+    return cast(Path, processes.decide(new))
