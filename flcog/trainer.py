@@ -184,6 +184,7 @@ class FederatedTrainer(TopicList):
         **lightning: Any,
     ) -> None:
         rounds, eval_every = _in_rounds(lightning, rounds, eval_every)
+        default_root_dir = os.path.expanduser(default_root_dir)
         local_epochs = 1 if local_steps is None and local_epochs is None else local_epochs
         if fast_dev_run:
             logger, enable_checkpointing = False, False
@@ -210,7 +211,6 @@ class FederatedTrainer(TopicList):
                     devices=devices,
                     num_nodes=num_nodes,
                     limit_val_batches=overfit_batches or limit_val_batches,
-                    default_root_dir=os.path.expanduser(default_root_dir),
                     **lightning,
                 )
             )
@@ -220,8 +220,7 @@ class FederatedTrainer(TopicList):
         check_methods(self.methods)
         switches = enable_progress_bar, enable_checkpointing, enable_model_summary
         self.observers = default_observers(observers, self.hooks, *switches)
-        self.given_logger, self.resume_changed = logger, resume_changed
-        self.default_root_dir = os.path.expanduser(default_root_dir)
+        self.given_logger, self.resume_changed, self.default_root_dir = logger, resume_changed, default_root_dir
         self.fast_dev_run, self.num_sanity_val_steps = fast_dev_run, num_sanity_val_steps
         self._num_nodes = num_nodes
 
@@ -589,7 +588,7 @@ class FederatedTrainer(TopicList):
 PASSED_ON = (
     *("accelerator", "client_strategy", "precision", "limit_test_batches", "limit_predict_batches", "accumulate_grad_batches"),
     *("inference_mode", "num_sanity_val_steps", "gradient_clip_val", "gradient_clip_algorithm"),
-    *("enable_progress_bar", "enable_checkpointing"),
+    *("enable_progress_bar", "enable_checkpointing", "default_root_dir"),
 )
 """Arguments that ``lightning.Trainer`` takes as they are."""
 

@@ -169,7 +169,8 @@ def lost_work(engine: Engine, trials: dict[str, Trial]) -> Iterator[Finding]:
     for hook, value in CHAINS.items():
         chain = _overriding(engine, hook)
         for place, later in enumerate(chain):
-            earlier = [method for method in _others(chain[:place], later, engine) if trials[method.name].changes(hook)]
+            others = {method.name: method for method in chain[:place] if method.name != later.name}.values()
+            earlier = [other for other in others if _meet(other, later, engine) and trials[other.name].changes(hook)]
             if earlier and trials[later.name].replaces(hook):
                 consequence, fix = f"replaces {value}, so the work of {_listed(earlier)} is lost", f"list {later.name} before "
                 yield Finding(later.name, hook, consequence, fix + _listed(earlier))
@@ -202,12 +203,6 @@ def try_round(engine: Engine, server: ServerState, findings: list[Finding]) -> N
 
 def _overriding(engine: Engine, hook: str) -> list[Method]:
     return [method for method in engine.methods if method.overrides(hook)]
-
-
-def _others(methods: Sequence[Method], method: Method, engine: Engine) -> list[Method]:
-    """The other methods that act in a round with it, each once."""
-    by_name = {other.name: other for other in methods if other.name != method.name}
-    return [other for other in by_name.values() if _meet(other, method, engine)]
 
 
 def _meet(one: Method, other: Method, engine: Engine) -> bool:

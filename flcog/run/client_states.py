@@ -40,8 +40,8 @@ class SavedClientStates:
         self._changed: set[int] = set()
         self._held: dict[str, int] = {}
         """The number of clients in each file that this process has read or written."""
-        self._before: dict[int, tuple[States | None, bool]] | None = None
-        """The states that this round has replaced, and whether they were saved, until the round can no longer be dropped."""
+        self._before: tuple[dict[int, States], dict[int, int], set[int]] | None = None
+        """What memory held before this round, until the round can no longer be dropped."""
 
     @property
     def clients(self) -> list[int]:
@@ -68,28 +68,21 @@ class SavedClientStates:
         self._forget(keep=set(clients))
 
     def put(self, client: int, states: States) -> None:
-        if self._before is not None:
-            self._before.setdefault(client, (self._memory.get(client), client in self._changed))
         self._remember(client, states)
         self._changed.add(client)
 
     @contextmanager
     def noting_changes(self) -> Iterator[None]:
         """Record changes, so that :meth:`undo` can revert them if an exception leaves this block."""
-        self._before = {}
+        self._before = dict(self._memory), dict(self._sizes), set(self._changed)
         yield
         self._before = None
 
     def undo(self) -> None:
         """Revert the recorded changes."""
-        for client, (states, changed) in (self._before or {}).items():
-            if states is None:
-                del self._memory[client], self._sizes[client]
-            else:
-                self._remember(client, states)
-            if not changed:
-                self._changed.discard(client)
-        self._before = None
+        if self._before is not None:
+            self._memory, self._sizes, self._changed = self._before
+            self._before = None
 
     def save(self, round: int) -> dict[int, str]:
         """Write the states that have changed since the last save. Returns the written clients with their file."""
