@@ -73,9 +73,5 @@ class Cosine(Schedule):
 
     def __call__(self, round: int) -> float:
         progress = min(round / self.rounds, 1.0)
-        return round_to(self.floor + (1 - self.floor) * (1 + math.cos(math.pi * progress)) / 2)
-
-
-def round_to(value: float, digits: int = 12) -> float:
-    """Round a number to ``digits`` digits, because the last bits of a cosine differ between machines."""
-    return float(f"{value:.{digits}g}")
+        value = self.floor + (1 - self.floor) * (1 + math.cos(math.pi * progress)) / 2
+        return float(f"{value:.12g}")  # the last bits of a cosine differ between machines

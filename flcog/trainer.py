@@ -36,7 +36,7 @@ from flcog.run.advice import Finding, advise
 from flcog.run.description import describe_method, local_work
 from flcog.run.directory import LAST, next_command
 from flcog.run.export import Format, export
-from flcog.run.figures import VERBS, Figures, measure
+from flcog.run.figures import Figures, measure
 from flcog.run.initial_weights import load_initial_weights
 from flcog.run.lifecycle import Lifecycle
 from flcog.run.observers.defaults import default_observers
@@ -545,7 +545,8 @@ class FederatedTrainer(TopicList):
         return open_run(request, plan)
 
     def _measure(self, split: Split, verbose: bool, *given: Any) -> Figures:
-        with self._evaluation(VERBS[split], *given) as run:
+        stage = TrainerFn.VALIDATING if split == "val" else TrainerFn.TESTING
+        with self._evaluation(stage, *given) as run:
             figures = measure(run, self.hooks, split)
         if verbose and self.fabric.is_global_zero:
             for name, value in figures.items():

@@ -3,16 +3,11 @@
 import warnings
 from typing import Any
 
-from lightning.pytorch.trainer.states import TrainerFn
-
 from flcog.client.messages import Split
 from flcog.core.monitor import OF_A_LOADER
 from flcog.lightning.observer import LightningHooks
 from flcog.run.session import Session
 from flcog.server.evaluate import evaluate
-
-VERBS = {"val": TrainerFn.VALIDATING, "test": TrainerFn.TESTING, "predict": TrainerFn.PREDICTING}
-"""The verb that evaluates or predicts these sets."""
 
 
 class Figures(dict[str, float]):

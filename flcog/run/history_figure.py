@@ -3,7 +3,6 @@
 import io
 from collections.abc import Mapping, Sequence
 
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 
@@ -36,7 +35,16 @@ def history_figure(rows: Sequence[Mapping[str, float]], columns: Sequence[str] =
         charts.setdefault(name.split("/")[-1], []).append(name)
     figure = HistoryFigure(figsize=(4.6 * len(charts), 3.2), layout="constrained")
     for axes, (measure, names) in zip(figure.subplots(1, len(charts), squeeze=False)[0], charts.items(), strict=True):
-        _draw(axes, rows, measure, names)
+        for name in names:
+            points = [(row["round"], row[name]) for row in rows if name in row]
+            axes.plot([round for round, _ in points], [value for _, value in points], marker="." * (len(points) < 40), label=name)
+        axes.set(xlabel="round", ylabel=measure)
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+        if measure.endswith(SHARES) and is_share(measure, [row[name] for row in rows for name in names if name in row]):
+            axes.yaxis.set_major_formatter(PercentFormatter(1.0))
+        axes.grid(alpha=0.3)
+        axes.spines[["top", "right"]].set_visible(False)
+        axes.legend(frameon=False)
     return figure
 
 
@@ -45,16 +53,3 @@ def _usual(rows: Sequence[Mapping[str, float]], known: Sequence[str]) -> list[st
     score = [] if main is None else [f"{split}/{main.split('/')[-1]}" for split in ("val", "test")]
     usual = [name for name in dict.fromkeys([*score, "val/loss", "test/loss", "train/loss"]) if name in known]
     return usual or list(known[:1])
-
-
-def _draw(axes: Axes, rows: Sequence[Mapping[str, float]], measure: str, names: Sequence[str]) -> None:
-    for name in names:
-        points = [(row["round"], row[name]) for row in rows if name in row]
-        axes.plot([round for round, _ in points], [value for _, value in points], marker="." * (len(points) < 40), label=name)
-    axes.set(xlabel="round", ylabel=measure)
-    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-    if measure.endswith(SHARES) and is_share(measure, [row[name] for row in rows for name in names if name in row]):
-        axes.yaxis.set_major_formatter(PercentFormatter(1.0))
-    axes.grid(alpha=0.3)
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.legend(frameon=False)
