@@ -1,8 +1,8 @@
 """Tables of ``flcog compare`` and made-up runs, for its tests."""
 
 import csv
-import json
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,6 @@ from harness import ROOT
 from flcog.commands.compare.result_table import ResultTable
 from flcog.commands.compare.runs import Run
 from flcog.commands.compare.saved_results import results_of
-from flcog.commands.compare.settings import resolve
 from flcog.commands.compare.table import Table, read_table
 
 TABLES = sorted((ROOT / "configs/tables").glob("*.yaml"))
@@ -49,10 +48,9 @@ def fake_run(run: Run, accuracies: Sequence[float], time: float = 1.0, finished:
 
 
 def real_run(run: Run, *changes: str, **columns: Sequence[Any]) -> None:
-    """Write a finished run whose configuration comes from the run's command line with these changes."""
-    directory = fake_run(run, [0.25, 0.5], finished=True, **{"test__loss": [1.5, 0.75], **columns})
-    config = resolve(Run(run.row, run.column, run.seed, run.folder, run.words, (*run.extra, *changes), run.varies_split))
-    (directory / "config.yaml").write_text(yaml.safe_dump(json.loads(json.dumps(config))))
+    """Write a finished run of the run's command line with these changes."""
+    changed = replace(run, extra=(*run.extra, *changes))
+    fake_run(changed, [0.25, 0.5], finished=True, **{"test__loss": [1.5, 0.75], **columns})
 
 
 def filled(plan: Table, runs: Sequence[Run], saved: Path | None = None) -> ResultTable:

@@ -22,7 +22,6 @@ from flcog.commands.compare.result_table import ResultTable
 from flcog.commands.compare.results import record_of, result_of
 from flcog.commands.compare.runs import Run, runs_of
 from flcog.commands.compare.saved_results import results_of, write_results
-from flcog.commands.compare.settings import check_settings
 from flcog.commands.compare.table import Table, View, read_table
 from flcog.commands.compare.verdicts import verdicts
 from flcog.core.monitor import Metric
@@ -332,21 +331,19 @@ def test_saved_results_keep_the_metric_that_chooses_a_round(metric: str, chooser
 # Settings -----------------------------------------------------------------------------------------------------------------------------
 
 
-def test_settings_are_compared_by_content(tmp_path: Path) -> None:
-    """A changed number in a config, a default or a column makes another run. A changed comment or folder does not."""
-    (tmp_path / "own.yaml").write_text("model: {init_args: {optimizer: {init_args: {lr: 0.01}}}}\n")
-    plan = table(tmp_path, configs=[QUICKSTART, "own.yaml"], rows={"A": None})
+def test_settings_are_what_the_command_states(tmp_path: Path) -> None:
+    """An option of the row or of the user's own makes another run. A folder or a device does not."""
+    plan = table(tmp_path, configs=[QUICKSTART], rows={"A": None})
     (run,) = runs_of(plan, tmp_path / "out")
-    real_run(run, "--trainer.default_root_dir", "/x", "--trainer.accelerator", "cpu")
+    real_run(run, "--data.data_dir", "/x", "--trainer.accelerator", "cpu")
     assert came_to(run)["other"] == ""
-    other = replace(run, words=(*run.words, "--model.optimizer.lr", "0.5"))
-    assert came_to(other)["other"] == "model.optimizer.lr 0.01 instead of 0.5"
-    for asked in (other, replace(run, extra=("--model.optimizer.lr", "0.5"))):
-        with pytest.raises(ValueError, match=r"holds this arm with other settings \(model.optimizer.lr 0.01 instead of 0.5\)"):
-            check_settings(asked)
+    changes = ("--model.optimizer.lr", "0.5")
+    for asked in (replace(run, words=(*run.words, *changes)), replace(run, extra=changes)):
+        with pytest.raises(ValueError, match=r"other settings \(quickstart instead of quickstart model.optimizer.lr=0.5\)"):
+            asked.check()
     real_run(run, "--trainer.rounds", "7")
     given = filled(replace(plan, published={"A": {"": {"score": Figure(50)}}}), [run])
-    assert "not judged: trainer.rounds 7 instead of 20 (A · seed 0)" in text(given, []), "and it is not saved"
+    assert "not judged: quickstart trainer.rounds=7 instead of quickstart (A · seed 0)" in text(given, []), "and it is not saved"
 
 
 # Files and curves ---------------------------------------------------------------------------------------------------------------------

@@ -46,7 +46,8 @@ class Trainer:
             while not stopped and rounds < len(scores):
                 rounds += 1
                 test = [1 - rate(run)] * rounds
-                fake_run(run, test, val__accuracy=scores[:rounds], test__loss=scores[:rounds], comm__total_bytes=[100] * rounds)
+                columns = {"val__accuracy": scores[:rounds], "test__loss": scores[:rounds], "comm__total_bytes": [100] * rounds}
+                (fake_run(run, test, **columns) / "config.yaml").write_text(f"trainer: {{rounds: {len(scores)}}}")
                 stopped = not self.fails and rounds < len(scores) and stop_early(run)
             self.seen.append((run.column, run.seed, rate(run), rounds))
             if not stopped and not self.fails:
@@ -99,7 +100,7 @@ def test_the_search_goes_on_after_it_was_stopped(tmp_path: Path) -> None:
 
 def test_the_median_pruner_stops_poor_configurations_after_half_of_the_rounds(tmp_path: Path) -> None:
     """Of eight rounds the first four are no reason. 0.4 is below the median of the two that are done, and 0.8 above."""
-    rows = {"A": {"arguments": {LR: 0.1, "trainer.rounds": 8}, "tune": {LR: [0.1, 0.2, 0.4, 0.8]}}}
+    rows = {"A": {"arguments": {LR: 0.1}, "tune": {LR: [0.1, 0.2, 0.4, 0.8]}}}
     given = quickstart(tmp_path, rows=rows, columns={"": None})
     train = Trainer({0.1: [0.3] * 8, 0.2: [0.5] * 8, 0.4: [0.1] * 8, 0.8: [0.1, 0.1, 0.1, 0.6, 0.6, 0.6, 0.6, 0.6]})
     tune(given, tmp_path / "out", [], train)
@@ -171,7 +172,9 @@ def test_a_dry_run_lists_the_search_first(tmp_path: Path, capsys: pytest.Capture
     main(["compare", str(path), "--out", str(tmp_path / "out"), "--tune", "--dry-run"])
     search, then = capsys.readouterr().out.split("The table with its values so far:")
     assert (
-        f"A, lr=0.01\n  {LR}: 0.01\n  seed 1: to be trained" in search and "2 runs: 0 are finished, 2 are to be trained" in search
+        "A, lr=0.01 · seed 1: to be trained\n" in search
+        and f"--{LR} 0.01 --seed" in search
+        and "2 runs: 0 are finished, 2 are to be trained" in search
     )
     assert "1 runs: 0 are finished" in then and not (tmp_path / "out").exists()
 

@@ -1,9 +1,13 @@
 """The command ``flcog compare``: reads a table, trains its rows, prints and writes the filled table."""
 
 import argparse
+import math
+import shlex
 import shutil
-from collections.abc import Sequence
+import statistics
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +16,9 @@ from jsonargparse.typing import NonNegativeInt, PositiveInt
 
 import flcog.callbacks
 from flcog.commands import shipped_configs
-from flcog.commands.compare.dry_run import describe
-from flcog.commands.compare.filling import fill
-from flcog.commands.compare.launcher import Ended, Launcher, LocalLauncher, StopEarly
-from flcog.commands.compare.report import overview, report
+from flcog.commands.compare.launcher import Launcher, LocalLauncher, fill
+from flcog.commands.compare.report import report
 from flcog.commands.compare.reproduced import write_page
-from flcog.commands.compare.result_table import ResultTable
 from flcog.commands.compare.runs import OUTPUT, Run, runs_of
 from flcog.commands.compare.saved_results import results_of, seeds_run, write_results
 from flcog.commands.compare.slurm import SlurmLauncher
@@ -25,6 +26,7 @@ from flcog.commands.compare.table import Table, quoted, read_table, select, with
 from flcog.commands.compare.tuning import FILE as TUNED
 from flcog.commands.compare.tuning import studies_of, tune, with_choices
 from flcog.core.commands import parser_of
+from flcog.core.text import clock
 
 EXTRA = "Arguments after -- go to every run, as to flcog fit: flcog compare configs/tables/sanity.yaml -- --trainer.rounds 5"
 
@@ -48,15 +50,7 @@ def compare(arguments: list[str]) -> None:
         raise ValueError("flcog compare takes one table and one --out, or several with --reproduced; flcog compare --help")
     path = options.table[0]
     out, saved = options.out[0] if options.out else Path("runs") / path.stem, options.results / f"{path.stem}.csv"
-    given, launcher = _chosen(options, path, out, saved), _launcher(options)
-
-    def train(table: Table, runs: Sequence[Run], stop_early: StopEarly = lambda run: False) -> list[Ended]:
-        def so_far() -> list[list[str]]:
-            frame = overview(ResultTable(table, results_of(table, runs, None)))
-            return [["", *frame], *([row, *cells] for row, cells in zip(frame.index, frame.to_numpy().tolist(), strict=True))]
-
-        return fill(table, runs, launcher, so_far, stop_early)
-
+    given, train = _chosen(options, path, out, saved), partial(fill, launcher=_launcher(options))
     if options.tune and options.dry_run:
         grid = [run for study in studies_of(given, out, extra).values() for run in study.runs]
         print(f"The search for hyper-parameters, which comes first:\n\n{describe(grid)}\n\nThe table with its values so far:\n")
@@ -78,6 +72,26 @@ def compare(arguments: list[str]) -> None:
         raise ValueError(
             f"{len(failed)} of {len(runs)} runs failed, the first, {run.name}: {error} (all of it: {run.folder / OUTPUT})"
         )
+
+
+def describe(runs: Sequence[Run], results: Sequence[Mapping[str, Any]] = ()) -> str:
+    """The command of each run, what is done for it, and its time, as its column's finished runs took it on average."""
+    lines, left = [], 0.0
+    for run in runs:
+        run.check()
+        took = [
+            one["seconds"]
+            for one in results
+            if one["column"] == run.column and one["finished"] and not math.isnan(one["seconds"])
+        ]
+        plan = "finished" if run.finished else f"to be resumed after round {len(run.history)}" if run.begun else "to be trained"
+        if not run.finished and took:
+            left += statistics.fmean(took)
+            plan += f", about {clock(statistics.fmean(took))}"
+        lines += [f"{run.name}: {plan}", f"  flcog {shlex.join(run.command)}"]
+    todo = sum(not run.finished for run in runs)
+    time = f", about {clock(left)} one after another" if left else ""
+    return "\n".join([*lines, "", f"{len(runs)} runs: {len(runs) - todo} are finished, {todo} are to be trained{time}"])
 
 
 def _chosen(options: argparse.Namespace, path: Path, out: Path, saved: Path) -> Table:
@@ -142,7 +156,7 @@ def _parser() -> argparse.ArgumentParser:
     jobs = f"the number of simultaneous runs, which share cores and GPU (default 1), or of jobs in Slurm's queue (default {MANY})"
     parser.add_argument("--jobs", type=PositiveInt, help=jobs)
     flags.add_argument("--show", action="store_true", help="print the table so far, and train nothing")
-    dry_run = "print each run's settings and its estimated time, with --tune those of the search, too; train and write nothing"
+    dry_run = "print each run's command and its estimated time, with --tune those of the search, too; train and write nothing"
     flags.add_argument("--dry-run", action="store_true", help=dry_run)
     tuned = "first choose the values in the rows' `tune` by the clients' validation data: pip install flcog[tune]"
     parser.add_argument("--tune", action="store_true", help=tuned)

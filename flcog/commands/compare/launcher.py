@@ -1,4 +1,4 @@
-"""Trains the runs of a table as processes of this machine, several at a time. A run that was interrupted is resumed from its last round."""
+"""Trains the unfinished runs of a table, several at a time, as processes of this machine. An interrupted run is resumed."""
 
 import os
 import signal
@@ -10,12 +10,15 @@ from collections.abc import Callable, Iterator, Sequence
 from types import FrameType
 from typing import IO, NamedTuple
 
+from flcog.commands.compare.results import best_of, main_of
 from flcog.commands.compare.runs import OUT_REMEDY, OUTPUT, Run
+from flcog.commands.compare.table import Table
 from flcog.core import signals
 from flcog.core.child_processes import started_by_us
 from flcog.core.fabric import num_cores
 from flcog.core.files import RUN_REMEDY, clear_errors, make_folder
-from flcog.core.writer_lock import WriterLock
+from flcog.core.output import never_failing
+from flcog.core.text import clock, figure, seconds
 
 NOT_FINITE = "is NaN or infinite"
 """A part of the error of a run whose model has diverged."""
@@ -91,29 +94,19 @@ class LocalLauncher(Launcher):
 
     def __init__(self, jobs: int) -> None:
         super().__init__(jobs)
-        self._locks: dict[Run, WriterLock] = {}
         self._processes: dict[Run, subprocess.Popen[bytes]] = {}
-        self._refused: dict[Run, str] = {}
 
     def begin(self, run: Run) -> None:
-        self._locks[run] = WriterLock()
-        if error := self._locks[run].take(run.folder):  # another comparison fills the same table
-            self._refused[run] = error
-        elif not run.finished:
-            with (run.folder / OUTPUT).open("ab") as output:
-                process = start(
-                    run, max(1, num_cores() // self.jobs), output, process_group=0
-                )  # a Ctrl-C comes through `stop`, once
-            self._processes[run] = process
-            if self.signal:  # it came before `stop` knew this process
-                process.send_signal(self.signal)
+        with (run.folder / OUTPUT).open("ab") as output:
+            # A Ctrl-C comes through `stop`, once.
+            process = start(run, max(1, num_cores() // self.jobs), output, process_group=0)
+        self._processes[run] = process
+        if self.signal:  # it came before `stop` knew this process
+            process.send_signal(self.signal)
 
     def look(self, run: Run) -> str | None:
-        process = self._processes.get(run)
-        if process is not None and process.poll() is None:
-            return None
-        self._locks.pop(run).release()
-        return self._refused.pop(run, "") if process is None else conclude(run, self._processes.pop(run).returncode)
+        code = self._processes[run].poll()
+        return None if code is None else conclude(run, self._processes.pop(run).returncode)
 
     def stop(self, number: int, frame: FrameType | None) -> None:
         """Pass a signal on to the current runs, which save and stop."""
@@ -124,9 +117,8 @@ class LocalLauncher(Launcher):
         signals.say(f"{signals.name(number)}: current runs are saved and stop, and no further runs start{again}")
 
     def end(self, run: Run) -> None:
-        if process := self._processes.get(run):
-            process.terminate()
-            process.wait()
+        self._processes[run].terminate()
+        self._processes[run].wait()
 
 
 def start(run: Run, threads: int, output: IO[bytes], process_group: int | None = None) -> subprocess.Popen[bytes]:
@@ -156,3 +148,40 @@ def conclude(run: Run, code: int) -> str:
         return f"{pause} ended it after round {len(saved.rows)}; the same command without it continues it"
     run.mark_finished(diverged)
     return ""
+
+
+@never_failing()
+def fill(table: Table, runs: Sequence[Run], stop_early: StopEarly = lambda run: False, *, launcher: Launcher) -> list[Ended]:
+    """Train the unfinished runs, and print the result of each and the remaining time. Returns the runs that failed."""
+    for run in runs:
+        run.check()
+    todo = [run for run in runs if not run.finished]
+    done = len(runs) - len(todo)
+    print(f"{len(runs)} run{'s' * (len(runs) != 1)}, {done} of them finished before", flush=True)
+    failed, before, began = [], signals.answer(launcher.stop), time.monotonic()
+    try:
+        for count, ended in enumerate(launcher.run(todo, stop_early), start=1):
+            failed += [ended] if ended.error else []
+            told = f"{ended.run.name}: {ended.error or outcome(table, ended.run)} ({seconds(ended.seconds)})"
+            left = (time.monotonic() - began) / count * (len(todo) - count)
+            print(f"[{done + count}/{len(runs)}] {told}" + f", about {clock(left)} left" * (left > 0), flush=True)
+    finally:
+        signals.put_back(before)
+    finished = sum(run.finished for run in runs)
+    if launcher.signal and finished < len(runs):
+        name = signals.name(launcher.signal)
+        print(
+            f"\nstopped by {name}, {finished} of {len(runs)} runs finished. The same command continues the others\n", flush=True
+        )
+        raise KeyboardInterrupt if launcher.signal == signal.SIGINT else SystemExit(signals.EXIT_STATUS)
+    return failed
+
+
+def outcome(table: Table, run: Run) -> str:
+    """The best and the last score of a run that has ended."""
+    history = run.history
+    metric = next(view.metric for view in table.views.values() if view.column == run.column) or main_of(history)
+    values = [row[metric] for row in history if metric in row] if metric else []
+    scores = [f"best {figure(best_of(metric, values))}, last {figure(values[-1])}"] if metric and values else []
+    state = ["diverged"] if run.diverged else [] if run.finished else ["stopped early"]
+    return ", ".join(state + scores) or "no evaluation"

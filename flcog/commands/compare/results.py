@@ -9,8 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from flcog.commands.compare.runs import Run, joined
-from flcog.commands.compare.settings import other_settings, stated
+from flcog.commands.compare.runs import Run, joined, stated
 from flcog.commands.compare.table import View
 from flcog.core.monitor import Metric, is_personal, lower_is_better, main_metric, mode_of
 from flcog.core.speed import share_of_waiting, speed_of
@@ -89,7 +88,7 @@ def record_of(run: Run) -> Record | None:
     }
     elapsed = dict(zip(times, accumulate(times.values()), strict=True))
     timed = [row | ({ELAPSED: elapsed[row["round"]]} if row["round"] in elapsed else {}) for row in history]
-    return Record(timed, facts, run.finished, other_settings(run))
+    return Record(timed, facts, run.finished, run.other_settings())
 
 
 def result_of(run: Run, name: str, view: View, record: Record, last: int) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""The runs of a table: one for each row, column and seed, with its folder and its command line."""
+"""The runs of a table: one for each row, column and seed, with its folder, its command line, and the settings that this states."""
 
 import json
 import math
@@ -16,7 +16,7 @@ OUT_REMEDY = "free space or choose another --out"
 """The fix if the folder of the runs and the table cannot be written."""
 
 FINISHED, DIVERGED = "finished", "diverged"
-"""The file that marks a finished run, and its content if the model became NaN or infinite."""
+"""The file that marks a finished run, and its first line if the model became NaN or infinite. The second line has its settings."""
 
 OUTPUT = "output.txt"
 SEED, SPLIT_SEED, FOLDER = "seed_everything", f"data.{SPLIT}", "trainer.default_root_dir"
@@ -26,6 +26,27 @@ SET_BY_THE_TABLE = {
     SPLIT_SEED: "the table's seeds draw the split: remove it, or set vary to [seed]",
     FOLDER: "the table sets it for each run: give --out before --",
 }
+
+NO_SETTINGS = {
+    *("default_root_dir", "data_dir", "cache_dir", "directory", "download", "logger", "resume_changed", "profiler", "max_time"),
+    *("accelerator", "strategy", "devices", "num_nodes", "processes_per_device", "num_workers", "detect_anomaly"),
+    *("enable_progress_bar", "enable_checkpointing", "enable_model_summary"),
+}
+"""Last names of options that change no result: paths, devices, processes, threads and trackers."""
+
+
+def stated(words: Sequence[str]) -> str:
+    """What a part of a command line states, by which a run is known to belong to its table.
+
+    These are its configs by name and its options, without those that change no result. The contents of configs are not a part of it.
+
+    >>> stated(["-c", "configs/digits.yaml", "--trainer.rounds=5", "--data.data_dir", "data"])
+    'digits trainer.rounds=5'
+    """
+    parts = [part for word in words for part in (word.split("=", 1) if word.startswith("--") else [word])]
+    pairs = [(option.removeprefix("--"), value) for option, value in zip(parts[::2], parts[1::2], strict=False)]
+    said = {Path(value).stem if option == "-c" else option: "" if option == "-c" else f"={value}" for option, value in pairs}
+    return " ".join(name + value for name, value in said.items() if name.rpartition(".")[2] not in NO_SETTINGS)
 
 
 @dataclass(frozen=True)
@@ -73,11 +94,23 @@ class Run:
     @property
     def diverged(self) -> bool:
         """Whether it ended because the model became NaN or infinite."""
-        return self.finished and (self.folder / FINISHED).read_text() == DIVERGED
+        return self.finished and (self.folder / FINISHED).read_text().startswith(DIVERGED)
 
     def mark_finished(self, diverged: bool = False) -> None:
         with replacing(self.folder / FINISHED, "w", OUT_REMEDY) as file:
-            file.write(DIVERGED if diverged else "")
+            file.write(f"{DIVERGED * diverged}\n{stated((*self.words, *self.extra))}")
+
+    def other_settings(self, extra: Sequence[str] = ()) -> str:
+        """What it was trained with, if the table and these words state something else; empty if it has not finished."""
+        found, now = "", stated((*self.words, *extra))
+        if self.finished:
+            found = (self.folder / FINISHED).read_text().partition("\n")[2]
+        return f"{found} instead of {now}" if found and found != now else ""
+
+    def check(self) -> None:
+        """Refuse a finished run that has other settings than the command. One that has not finished refuses them when it is resumed."""
+        if found := self.other_settings(self.extra):
+            raise ValueError(f"{self.folder} holds this arm with other settings ({found}): choose another --out, or delete it")
 
 
 def runs_of(table: Table, out: Path, extra: Sequence[str] = ()) -> list[Run]:

@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from flcog.commands.compare.results import ELAPSED, FACTS, Record, chooser_of, main_of, record_of, result_of
-from flcog.commands.compare.runs import Run, runs_of
-from flcog.commands.compare.settings import stated
+from flcog.commands.compare.runs import Run, runs_of, stated
 from flcog.commands.compare.table import Table
 from flcog.core.files import write_table
 from flcog.core.monitor import Metric, is_personal

@@ -18,8 +18,7 @@ import pandas
 
 from flcog.commands.compare.launcher import Ended, StopEarly
 from flcog.commands.compare.results import History, main_of, on_validation, record_of, result_of
-from flcog.commands.compare.runs import Run, joined, runs_of, with_values
-from flcog.commands.compare.settings import arguments_of, callbacks_of, resolve, stated
+from flcog.commands.compare.runs import Run, joined, runs_of, stated, with_values
 from flcog.commands.compare.table import Search, Table
 from flcog.core.extras import require
 from flcog.core.files import make_folder, write_yaml
@@ -60,11 +59,8 @@ class Study:
         optuna.logging.set_verbosity(optuna.logging.WARNING)
         make_folder(self._out)
         storage = optuna.storages.JournalStorage(optuna.storages.journal.JournalFileBackend(str(self._out / STUDIES)))
-        config = resolve(next(iter(self.runs))) or {"trainer": {"rounds": 1}}
-        start = max((arguments_of(part).get("start_round") or 0 for part in callbacks_of(config)), default=0)
-        pruner = optuna.pruners.MedianPruner(n_startup_trials=2, n_warmup_steps=(start + config["trainer"]["rounds"]) // 2)
         name = f"{self.place} {self.settings}"
-        return optuna.create_study(storage=storage, study_name=name, pruner=pruner, direction="maximize", load_if_exists=True)
+        return optuna.create_study(storage=storage, study_name=name, direction="maximize", load_if_exists=True)
 
     def todo(self) -> list[Run]:
         """The runs whose configurations the study lacks. Those that have finished are added to it first."""
@@ -76,7 +72,13 @@ class Study:
     def stops(self, run: Run) -> bool:
         """Whether the pruner stops a run, which is then done."""
         self.todo()
-        pruned = bool(self._scores(run.history)) and self._study.pruner.prune(self._study, self._frozen(run, "RUNNING"))
+        if run.saved is None or not self._scores(run.history):
+            return False
+        trainer = run.saved.config.get("trainer", {})
+        starts = [(part.get("init_args") or {}).get("start_round") or 0 for part in trainer.get("callbacks") or ()]
+        half = (max(starts, default=0) + trainer.get("rounds", 0)) // 2
+        pruner = require("optuna", "--tune", "tune").pruners.MedianPruner(n_startup_trials=2, n_warmup_steps=half)
+        pruned: bool = pruner.prune(self._study, self._frozen(run, "RUNNING"))
         if pruned:
             self._add(run, "PRUNED")
         return pruned
