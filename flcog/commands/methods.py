@@ -8,16 +8,22 @@ from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 import torch
+from rich import box
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
 
 import flcog.callbacks
 from flcog.client_module import Classifier, ClientModule, MultiLabelClassifier, Regressor
 from flcog.core.commands import parser_of
 from flcog.core.lazy import exported
-from flcog.core.text import cell_text, first_paragraph, markdown
+from flcog.core.text import first_paragraph, markdown
 from flcog.data import FederatedDataModule, Samples, Splits
 from flcog.method import Attack, Method, PrivateSum, SealedSum, Training, UploadAggregator, UploadChange, check_methods
 from flcog.models import MLP, LoRA, SimpleCNN
 from flcog.trainer import FederatedTrainer
+
+HEADER = ["method", "what it does to the round", "up", "down", "notes"]
 
 
 def methods(arguments: list[str]) -> None:
@@ -27,10 +33,20 @@ def methods(arguments: list[str]) -> None:
     options = parser.parse_args(arguments)
     rows = method_rows(example(cls) for cls in all_methods())
     if options.markdown:
-        print(markdown(["method", "what it does to the round", "up", "down", "notes"], map(_in_short, rows)))
+        print(markdown(HEADER, rows))
         return
+    table = Table(*HEADER, box=box.SIMPLE_HEAD, pad_edge=False, row_styles=["", "dim"])
+    table.columns[0].no_wrap = True
+    for row in rows:
+        table.add_row(*map(escape, row))
     # A pipe has no width, so use a width that is comfortable to read.
-    print_methods(rows, width=min(120, shutil.get_terminal_size((120, 24)).columns))
+    console = Console(width=min(120, shutil.get_terminal_size((120, 24)).columns), highlight=False)
+    console.print(table)
+    console.print(
+        "up, down: bytes of a round relative to FedAvg's, measured. stateful clients keep state between rounds. no secure aggregation: "
+        "does not work where the server sees only sums. labels: of one class (single), of several (multi), real-valued (real), or none; "
+        "all unless stated. used by: which of the four papers flcog reproduces."
+    )
 
 
 def all_methods() -> list[type[Method]]:
@@ -43,28 +59,11 @@ class MethodRow(NamedTuple):
     """A method's row in the table."""
 
     name: str
-    year: str
     does: str
     up: str
     """Bytes up in a round relative to FedAvg's, plus the bytes that are sent only once, if they are not negligible."""
     down: str
-    stateful: bool
-    secure_aggregation: bool
-    labels: str
-    papers: str
-    """The papers that use it, among the papers that flcog reproduces."""
-
-
-def _in_short(row: MethodRow) -> tuple[str, ...]:
-    """A row with its last columns as notes."""
-    notes = {
-        "stateful clients": row.stateful,
-        "no secure aggregation": not row.secure_aggregation,
-        f"labels: {row.labels}": row.labels,
-        f"used by {row.papers}": row.papers,
-    }
-    does = f"{row.does.removesuffix('.')} ({row.year})." if row.year else row.does
-    return row.name, does, row.up, row.down, "; ".join(note for note, applies in notes.items() if applies)
+    notes: str
 
 
 class Probe(FederatedDataModule):
@@ -124,21 +123,16 @@ def method_rows(methods: Iterable[Method]) -> list[MethodRow]:
         clients = max(2, method.least) if isinstance(method, UploadAggregator | UploadChange) else 2
         plain = _plain_bytes(method.needs_adapters, clients)
         traffic = bytes_of_a_round(_brief(method), num_clients=clients)
-        documentation = " ".join((type(method).__doc__ or "").split())
-        year = re.search(r"\b((?:19|20)\d\d)\b(?:(?!https?:).)*https?://", documentation)
-        rows.append(
-            MethodRow(
-                name=method.name,
-                year=year[1] if year else "",
-                does=first_paragraph(type(method)),
-                up=_relative(traffic.up, traffic.once_up, plain.up),
-                down=_relative(traffic.down, traffic.once_down, plain.down),
-                stateful=traffic.stateful,
-                secure_aggregation=_runs_sealed(method),
-                labels="" if len(method.tasks) == len(LABELS) else ", ".join(LABELS[task] for task in method.tasks),
-                papers=", ".join(paper for paper, names in flcog.callbacks.PAPERS.items() if method.name in names),
-            )
-        )
+        documentation, does = " ".join((type(method).__doc__ or "").split()), first_paragraph(type(method))
+        if year := re.search(r"\b((?:19|20)\d\d)\b(?:(?!https?:).)*https?://", documentation):
+            does = f"{does.removesuffix('.')} ({year[1]})."
+        papers = [paper for paper, names in flcog.callbacks.PAPERS.items() if method.name in names]
+        notes = ["stateful clients"] * traffic.stateful + ["no secure aggregation"] * (not _runs_sealed(method))
+        if len(method.tasks) < len(LABELS):
+            notes.append(f"labels: {', '.join(LABELS[task] for task in method.tasks)}")
+        notes += [f"used by {', '.join(papers)}"] * bool(papers)
+        up, down = _relative(traffic.up, traffic.once_up, plain.up), _relative(traffic.down, traffic.once_down, plain.down)
+        rows.append(MethodRow(method.name, does, up, down, "; ".join(notes)))
     return rows
 
 
@@ -190,38 +184,3 @@ def _brief(method: Any) -> Any:
         elif dataclasses.is_dataclass(value):
             brief[field.name] = _brief(value)
     return dataclasses.replace(method, **brief) if brief else method
-
-
-METHOD_HEADER = [
-    "method",
-    "year",
-    "what it does to the round",
-    "up",
-    "down",
-    "stateful clients",
-    "secure aggregation",
-    "labels",
-    "used by",
-]
-
-
-def print_methods(rows: Iterable[MethodRow], width: int) -> None:
-    """Print the table on a terminal of ``width`` columns."""
-    from rich import box
-    from rich.console import Console
-    from rich.table import Table
-
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0), row_styles=["", "dim"])
-    shorter = {"what it does to the round": "what it does", "stateful clients": "state", "secure aggregation": "sec. agg."}
-    widths = {"up": 6, "down": 6, "secure aggregation": 4, "labels": 7, "used by": 9}
-    for name in METHOD_HEADER:
-        table.add_column(shorter.get(name, name), width=widths.get(name), no_wrap=name in ("method", "year"))
-    for row in rows:
-        table.add_row(*map(cell_text, row))
-    console = Console(width=width, highlight=False)
-    console.print(table)
-    console.print(
-        "up, down: bytes of a round relative to FedAvg's, measured. state: clients keep some between rounds. sec. agg.: works where "
-        "the server sees only sums. labels: of one class, of several, real-valued, or none; empty means all. used by: which of the four "
-        "papers flcog reproduces."
-    )

@@ -2,10 +2,10 @@
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, TypeVar
+from typing import Any, Literal, NamedTuple
 
 import yaml
 from jsonargparse import ArgumentError, ArgumentParser
@@ -25,7 +25,6 @@ Spread = Literal["std", "sem", "interval", "rounds"]
 """The figure after ±: standard deviation over seeds, standard error of the mean, half of its 95 % interval, or deviation over rounds."""
 
 SPLIT = "partition_seed"
-Kind = TypeVar("Kind")
 
 
 @dataclass(frozen=True)
@@ -115,18 +114,18 @@ class Table:
     hypothesis: str = ""
     configs: tuple[Path, ...] = ()
     arguments: dict = field(default_factory=dict)
-    rows: Mapping[str, Row] = field(default_factory=dict)
-    columns: Mapping[str, Column] = field(default_factory=dict)
+    rows: dict[str, Row] = field(default_factory=dict)
+    columns: dict[str, Column] = field(default_factory=dict)
     seeds: tuple[NonNegativeInt, ...] = (0,)
     vary: tuple[Literal["seed", "partition_seed"], ...] = ("seed",)
-    metrics: Mapping[str, Shown] = field(default_factory=dict)
+    metrics: dict[str, Shown] = field(default_factory=dict)
     summary: Summary = "best"
     last: PositiveInt = 5
     spread: Spread = "std"
     overall: dict[str, Literal["mean", "worst"]] = field(default_factory=dict)
-    against: Mapping[str, str] = field(default_factory=dict)
+    against: dict[str, str] = field(default_factory=dict)
     published: Published = field(default_factory=dict)
-    margin: Mapping[str, float] = field(default_factory=dict)
+    margin: dict[str, float] = field(default_factory=dict)
     reason: str = ""
     trials: PositiveInt = 1
     exploratory: tuple[int, ...] = ()
@@ -174,41 +173,41 @@ class Table:
         return {name: figure for name, figure in figures.items() if not (other and name in OF_TWO_ROWS)}
 
 
-OWN = ("path", "search", "whole")
-"""Fields of the table that are no keys of its file."""
-NESTED = ("rows", "columns", "metrics", "against", "published", "margin")
-"""Keys of the file whose contents are read part by part."""
-
-
 def read_table(path: Path) -> Table:
-    """Read a table's YAML file."""
+    """Read a table's YAML file. jsonargparse checks the types."""
     given = {name: value for name, value in read_mapping(path).items() if value is not None}
     if not given.get("rows"):
         raise ValueError(f"{path} names no rows: a table has `rows`, a name for each arm with its `configs` or `arguments`")
-    table, rows, columns = (
-        _made(Table, given, str(path)),
-        _parts(Row, "rows", given, path),
-        _parts(Column, "columns", given, path),
-    )
-    for name, row in rows.items():
-        unknown = [column for column in row.columns if column not in columns]
-        if unknown and not isinstance(given["rows"], str):  # rows of another table may have more
-            raise ValueError(f"row {name} in {path} has columns {', '.join(unknown)}; the table has {', '.join(columns)}")
-    metrics, margin = given.get("metrics", {}), given.get("margin", {})
-    metrics = _names(metrics if isinstance(metrics, dict) else {"": metrics}, f"metrics in {path}")
-    shown = {name: _made(Shown, {"metric": of} if isinstance(of, str) else of, f"{path}, {name}") for name, of in metrics.items()}
-    table = replace(table, path=path, title=table.title or path.stem, rows=rows, columns=columns, metrics=shown)
-    table = replace(table, configs=_found(table.configs, path), seeds=tuple(dict.fromkeys(table.seeds)))
-    margin = margin if isinstance(margin, dict) else {"score": margin}
-    if margin and not table.reason:
+    parts = ("rows", "columns")
+    others = {key: getattr(read_table(path.parent / given.pop(key)), key) for key in parts if isinstance(given.get(key), str)}
+    given |= {key: _named(given.get(key) or {"": None}) for key in parts if key not in others}
+    figures, against = given.pop("published", {}), given.get("against", {})
+    for key, one in (("metrics", ""), ("margin", "score"), ("against", "")):
+        if key in given and not isinstance(given[key], dict):
+            given[key] = {one: given[key]}
+    for name, metric in given.get("metrics", {}).items():
+        given["metrics"][name] = {"metric": metric} if isinstance(metric, str) else metric
+    try:
+        read = _parser().parse_object(given).as_dict()
+    except ArgumentError as error:
+        raise ValueError(f"{path}: {cut(str(error))}") from None
+    for key, kind in {"rows": Row, "columns": Column, "metrics": Shown}.items():
+        read[key] = {name: kind(**part) for name, part in read[key].items()}
+    for key in set(parts) - others.keys():
+        read[key] = {name: replace(part, configs=_found(part.configs, path)) for name, part in read[key].items()}
+    read |= {"configs": _found(read["configs"], path), "seeds": tuple(dict.fromkeys(read["seeds"]))}
+    table = replace(Table(**(read | others)), path=path, title=read["title"] or path.stem)
+    unknown = [column for row in table.rows.values() for column in row.columns if column not in table.columns]
+    if unknown and "rows" not in others:  # rows of another table may have more
+        raise ValueError(f"rows in {path} have options in column {unknown[0]}; the table has {', '.join(table.columns)}")
+    if table.margin and not table.reason:
         raise ValueError(f"{path} has margin, which needs reason: a sentence")
-    published = read_published(given.get("published", {}), rows, [*table.views, *table.overall], path)
-    against, first = given.get("against"), next(iter(rows))
-    pairs = {row: str(other) for row, other in against.items()} if isinstance(against, dict) else {}
-    default = first if against is None or isinstance(against, dict) else str(against)
-    if unknown := [name for name in (default, *pairs, *pairs.values()) if name not in rows]:
+    first, pairs = next(iter(table.rows)), table.against
+    pairs = pairs if isinstance(against, dict) else dict.fromkeys(table.rows, pairs[""])
+    if unknown := [name for name in (*pairs, *pairs.values()) if name not in table.rows]:
         raise ValueError(f"against in {path} must be a row, or rows by the rows to compare; got {unknown[0]!r}")
-    return replace(table, margin=margin, published=published, against=dict.fromkeys(rows, default) | pairs)
+    published = read_published(figures, table.rows, [*table.views, *table.overall], path)
+    return replace(table, published=published, against=dict.fromkeys(table.rows, first) | pairs)
 
 
 def read_mapping(path: Path) -> dict[str, Any]:
@@ -218,57 +217,35 @@ def read_mapping(path: Path) -> dict[str, Any]:
         raise ValueError(f"there is no file {path}: give a table's YAML, or {known}")
     content = load_yaml(path, TextKeys)
     refuse_doubles(path, yaml.compose(path.read_text(encoding="utf-8"), TextKeys))
-    return _names(content, str(path))
+    if not isinstance(content, dict):
+        raise ValueError(f"{path} must be a mapping of names; got {content!r}")
+    return content
 
 
-def _names(value: Any, where: str) -> dict[str, Any]:
-    if not isinstance(value, dict):
-        raise ValueError(f"{where} must be a mapping of names; got {value!r}")
-    return value
-
-
-def _made(kind: type[Kind], content: Any, where: str) -> Kind:
-    """Make a dataclass of a mapping. jsonargparse checks the types."""
-    known, content = [each.name for each in fields(kind) if each.name not in OWN], {} if content is None else content  # type: ignore[arg-type]
-    if not isinstance(content, dict) or content.keys() - known:
-        raise ValueError(f"{where} may have {', '.join(known)}; got {content!r}")
-    nested, parser = NESTED if kind is Table else (), _parser(kind)  # type: ignore[arg-type]  # classes are hashable
-    try:
-        return kind(**parser.parse_object({name: content[name] for name in content if name not in nested}).as_dict())
-    except ArgumentError as error:
-        raise ValueError(f"{where}: {cut(str(error))}") from None
+def _named(parts: Any) -> Any:
+    """Parts by name, of which some have no content."""
+    return {name: part or {} for name, part in parts.items()} if isinstance(parts, dict) else parts
 
 
 @cache
-def _parser(kind: type[Any]) -> ArgumentParser:
+def _parser() -> ArgumentParser:
     parser = ArgumentParser(exit_on_error=False)
-    parser.add_class_arguments(kind, skip={*OWN, *(NESTED if kind is Table else ())})
+    parser.add_class_arguments(Table, skip={"path", "search", "whole", "published"})
     return parser
-
-
-def _parts(kind: type[Any], key: str, given: Mapping[str, Any], path: Path) -> Mapping[str, Any]:
-    """The rows or columns by name, from this file or from the table that it names."""
-    value = given.get(key) or {"": None}
-    if isinstance(value, str):
-        found: Mapping[str, Any] = getattr(read_table(path.parent / value), key)
-        return found
-    parts = {
-        name: _made(kind, part, f"{key.removesuffix('s')} {name} in {path}")
-        for name, part in _names(value, f"{key} in {path}").items()
-    }
-    return {name: replace(part, configs=_found(part.configs, path)) for name, part in parts.items()}
 
 
 def _found(configs: Sequence[Path], table: Path) -> tuple[Path, ...]:
     """Files beside the table, or shipped configs by their names."""
-    found = {(table.parent / config).resolve(): config for config in configs}
-    places = {own: own if own.is_file() else shipped_configs.shipped(str(config)) for own, config in found.items()}
-    for own, place in places.items():
+    found = []
+    for config in configs:
+        own = (table.parent / config).resolve()
+        place = own if own.is_file() else shipped_configs.shipped(str(config))
         if place is None:
             raise ValueError(
                 f"{table} names {own}, which is no file; paths are relative to {table.parent}, and flcog configs lists shipped configs"
             )
-    return tuple(place for place in places.values() if place is not None)
+        found.append(place)
+    return tuple(found)
 
 
 def with_bounds(table: Table) -> Table:
