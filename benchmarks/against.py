@@ -29,7 +29,7 @@ from torch import Tensor
 from flcog.commands.bench.bare import BareLoop
 from flcog.commands.bench.batches import Batches
 from flcog.commands.bench.command import Rival, time_rounds
-from flcog.commands.command_cli import CommandCLI
+from flcog.commands.federated_cli import CommandCLI
 from flcog.core.commands import TrainerCommand
 from flcog.core.fabric import num_cores
 

@@ -19,7 +19,7 @@ from torchvision import transforms
 
 from flcog.client.work import samples_per_block
 from flcog.commands.bench.variations import wait_for_device
-from flcog.commands.command_cli import CommandCLI
+from flcog.commands.federated_cli import CommandCLI
 from flcog.core.commands import TrainerCommand
 from flcog.core.randomness import fold_each
 from flcog.data import Samples

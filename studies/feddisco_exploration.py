@@ -16,7 +16,7 @@ import torch
 from matplotlib.figure import Figure
 
 from flcog.callbacks.feddisco import discrepancy
-from flcog.commands.command_cli import CommandCLI
+from flcog.commands.federated_cli import CommandCLI
 from flcog.core.checks import at_least
 from flcog.core.commands import TrainerCommand
 from flcog.core.files import make_folder, write_figure, write_table

@@ -70,7 +70,7 @@ def main(argv: list[str] | None = None) -> None:
             command = _asked(words)
             if argv is None and command.name in SHARED_OUT:
                 others = number_of_processes(words) - 1
-                child_processes.prepare(others, "flcog.commands.command_cli", "flcog.commands.cli:main")
+                child_processes.prepare(others, "flcog.commands.federated_cli", "flcog.commands.cli:main")
             _run(command, words[1:], argv)
             if sys.stdout is not None:  # the shell may have closed it (>&-)
                 sys.stdout.flush()
@@ -87,7 +87,7 @@ def _run(command: Command, arguments: Sequence[str], argv: list[str] | None) -> 
     run = command.run
     gc.enable()
     if isinstance(command, TrainerCommand):
-        from flcog.commands.command_cli import CommandCLI
+        from flcog.commands.federated_cli import CommandCLI
 
         CommandCLI(argv, command)
     else:
@@ -113,7 +113,7 @@ def complete() -> None:
     line = os.environ["COMP_LINE"]
     command = COMMANDS.get((line.split()[1:2] or [""])[0])
     if isinstance(command, TrainerCommand) and f" {command.name} " in line:
-        from flcog.commands.command_cli import CommandCLI
+        from flcog.commands.federated_cli import CommandCLI
 
         # argcomplete and jsonargparse cannot complete subcommands together, so the command's name is taken out of the line.
         os.environ["COMP_LINE"] = line.replace(f" {command.name}", "", 1)

@@ -1,4 +1,4 @@
-"""FederatedCLI: LightningCLI around the federated trainer, for the ``flcog`` command and for users' own scripts."""
+"""FederatedCLI: LightningCLI around the federated trainer, for users' own scripts, and CommandCLI for the commands of ``flcog``."""
 
 import os
 import sys
@@ -12,13 +12,13 @@ from torch import nn
 
 import flcog.callbacks
 import flcog.datamodules
-from flcog.commands.callback_options import reach_by_name, with_changes
-from flcog.commands.config_file import IN_ROUNDS
+from flcog.commands.config_file import IN_ROUNDS, reach_by_name, with_changes
 from flcog.commands.errors import shown_errors
 from flcog.commands.parser import DATA, Parser
 from flcog.commands.saved_config import SavedConfig
 from flcog.commands.shipped_configs import with_paths
 from flcog.core import lost_processes
+from flcog.core.commands import TrainerCommand
 from flcog.core.lazy import exported
 from flcog.method import Callback
 from flcog.trainer import FederatedTrainer
@@ -181,3 +181,38 @@ class FederatedCLI(LightningCLI):
     def _call_if_defined(self, name: str) -> None:
         if callable(hook := getattr(self, name, None)):
             hook()
+
+
+class CommandCLI(FederatedCLI):
+    """Constructs trainer, model and data from the command line, and runs one command on them; without a command it only constructs them."""
+
+    def __init__(self, args: list[str] | None = None, command: TrainerCommand | None = None) -> None:
+        self.command = command
+        self.needs_model = command is None or command.runs_model
+        super().__init__(
+            save_config_callback=None,
+            trainer_class=_trainer_with(command),
+            args=args,
+            run=command is not None,
+            auto_configure_optimizers=False,
+        )
+
+    def subcommands(self) -> dict[str, set[str]]:  # type: ignore[override]
+        return {self.command.name: {"model", "datamodule"}} if self.command else {}
+
+    def instantiate_trainer(self, **options: Any) -> Any:
+        return super().instantiate_trainer(**options) if self.needs_model else None
+
+    def _add_subcommands(self, parser: LightningArgumentParser, **options: Any) -> None:
+        super()._add_subcommands(parser, **options)
+        for each in self._subcommand_parsers.values():
+            each.prog = each.prog.replace(" [options]", "")  # in a usage: options follow the command's name
+
+    def _run_subcommand(self, subcommand: str) -> None:
+        assert self.command is not None
+        self.command.run(self.trainer, **self._prepare_subcommand_kwargs(subcommand))
+
+
+def _trainer_with(command: TrainerCommand | None) -> type[FederatedTrainer]:
+    """A trainer with the command as a method: LightningCLI reads a command's help and options from a method of the trainer's class."""
+    return FederatedTrainer if command is None else type("FederatedTrainer", (FederatedTrainer,), {command.name: command.run})

@@ -10,13 +10,11 @@ from typing import Any
 
 import numpy as np
 
-from flcog.commands.command_cli import CommandCLI
+from flcog.commands.federated_cli import CommandCLI
 from flcog.core.commands import parser_of
-from flcog.core.fabric import make_fabric
 from flcog.core.files import short
 from flcog.run.export import SUFFIXES
 from flcog.run.predictions import by_name, write_predictions
-from flcog.run.saved_run import SavedRun
 
 IMPORT_FROM = (
     "a folder with your own modules that the run's config names. Without it nothing is imported from the run's folder or the working "
@@ -50,20 +48,13 @@ def predict(arguments: list[str]) -> None:
 
 def read_inputs(path: Path) -> Any:
     """The array in the file, or a dictionary of several arrays."""
-    if not path.is_file():
-        raise ValueError(f"there is no file {path}: give an .npy or an .npz")
     try:
-        # A memory map allocates no memory for the sizes that a damaged header declares.
         content = np.load(path, mmap_mode="r", allow_pickle=False)
         arrays = {name: content[name] for name in content.files} if isinstance(content, np.lib.npyio.NpzFile) else {"": content}
     except Exception as error:  # readers of archives raise nearly every kind of error on damaged files
         raise ValueError(f"{path} cannot be read as .npy or .npz, as numpy.save and numpy.savez write them ({error})") from error
-    for name, array in arrays.items():
-        if array.dtype.kind not in "biufc" or array.ndim == 0 or len(array) == 0:
-            raise ValueError(
-                f"{path}: {name or 'the array'} is of type {array.dtype} and shape {list(array.shape)}: inputs are numbers, a sample "
-                "in each row"
-            )
+    if wrong := [array.dtype for array in arrays.values() if array.dtype.kind not in "biufc"]:
+        raise ValueError(f"{path} holds an array of type {wrong[0]}: inputs are numbers, a sample in each row")
     return next(iter(arrays.values())) if len(arrays) == 1 else arrays
 
 
@@ -109,27 +100,14 @@ class _RunReader(CommandCLI):
         pass
 
 
-def open_run(run: Path, import_from: Path | None, *options: str) -> CommandCLI:
-    """Make the trainer, model and data of a run from its config.yaml, without trackers."""
+def open_run(run: Path, import_from: Path | None) -> CommandCLI:
+    """Make the trainer, model and data of a run from its config.yaml, on one device of this machine and without trackers."""
     import_only_from(import_from)
     config = run / "config.yaml"
     if not config.is_file():
         raise ValueError(f"{run} holds no config.yaml: give the directory of a run started by `flcog fit`")
-    return _RunReader(["--config", str(config), "--trainer.logger", "false", *_devices_here(run), *options])
-
-
-def _devices_here(run: Path) -> list[str]:
-    """Return options that replace a run's devices with a device of this machine, if this machine lacks them."""
-    asked = SavedRun(run).config.get("trainer") or {}
-    if not {"accelerator", "devices"} <= asked.keys():
-        return []
-    accelerator, devices = asked["accelerator"], asked["devices"]
-    try:
-        make_fabric(accelerator, "auto", devices, 1)
-    except ValueError:
-        print(f"this machine lacks the run's accelerator={accelerator}, devices={devices}: using a device of its own instead")
-        return ["--trainer.accelerator", "auto", "--trainer.strategy", "auto", "--trainer.devices", "1"]
-    return []
+    here = ["--trainer.accelerator", "auto", "--trainer.strategy", "auto", "--trainer.devices", "1"]  # the run's may be elsewhere
+    return _RunReader(["--config", str(config), "--trainer.logger", "false", *here])
 
 
 def checkpoint_of(run: Path, given: str | None) -> Path:

@@ -4,7 +4,7 @@ import tempfile
 import warnings
 from pathlib import Path
 
-from flcog.commands.command_cli import CommandCLI
+from flcog.commands.federated_cli import CommandCLI
 from flcog.core.commands import parser_of
 from flcog.core.extras import require
 from flcog.deploy.application import FLOWER, NODE, PACKAGE, write_app

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from flcog.commands.command_cli import CommandCLI
 from flcog.commands.errors import refusal
+from flcog.commands.federated_cli import CommandCLI
 from flcog.deploy.checks import check_methods
 from flcog.method import Callback
 

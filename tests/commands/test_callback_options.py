@@ -7,11 +7,10 @@ import pytest
 import yaml
 from harness import ROOT
 
-from flcog.commands.callback_options import with_changes
 from flcog.commands.cli import main
 from flcog.commands.compare.runs import runs_of
 from flcog.commands.compare.table import read_table
-from flcog.commands.config_file import adapted
+from flcog.commands.config_file import adapted, with_changes
 
 QUICKSTART = str(ROOT / "configs" / "quickstart.yaml")
 THREE = ["--trainer.callbacks+=FedProx", "--trainer.callbacks+=LocalModels", "--trainer.callbacks+=MOON"]

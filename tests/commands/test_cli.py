@@ -108,7 +108,7 @@ def test_a_run_is_predicted_with_exported_and_loaded(capsys: pytest.CaptureFixtu
     assert all(torch.equal(value, loaded.state_dict()[f"model.{name}"]) for name, value in network.state_dict().items())
     capsys.readouterr()
     for words, message in {
-        ("predict", folder, "--inputs", "none.npy"): "there is no file none.npy",
+        ("predict", folder, "--inputs", "none.npy"): "none.npy cannot be read as .npy or .npz",
         ("predict", folder, "--output", "p.json"): "predictions are written as .csv or .npz; got p.json",
         ("predict", folder, "--checkpoint", "third"): "no checkpoint at third: give best, last, or a file under",
         ("export", "nowhere"): "nowhere holds no checkpoints: give the directory of a run",
@@ -138,18 +138,12 @@ def test_a_run_on_a_lightning_data_module_is_predicted() -> None:
 
 
 @pytest.mark.slow
-def test_a_run_of_another_machine_is_looked_at_here(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run_of_another_machine_is_looked_at_here() -> None:
     """The other machine has GPUs."""
     assert run("fit", "-c", QUICKSTART, *SMALL, "--trainer.rounds", "1") == 0
     config, folder = the_run() / "config.yaml", str(the_run())
     config.write_text(config.read_text().replace("accelerator: auto", "accelerator: cuda").replace("devices: 1", "devices: 4"))
-    capsys.readouterr()
-    for words in (("predict", folder), ("export", folder)):
-        assert run(*words) == 0
-        assert (
-            "this machine lacks the run's accelerator=cuda, devices=4: using a device of its own instead"
-            in capsys.readouterr().out
-        )
+    assert run("predict", folder) == run("export", folder) == 0
 
 
 @pytest.mark.slow

@@ -16,13 +16,12 @@ from commands.comparisons import QUICKSTART, fake_run, filled, real_run, table, 
 from flcog.callbacks import FedCOG, FedProx
 from flcog.commands.cli import main
 from flcog.commands.compare.figure import curves, draw_curves
-from flcog.commands.compare.published import Figure
 from flcog.commands.compare.report import numbers, text
 from flcog.commands.compare.result_table import ResultTable
 from flcog.commands.compare.results import record_of, result_of
 from flcog.commands.compare.runs import Run, runs_of
 from flcog.commands.compare.saved_results import results_of, write_results
-from flcog.commands.compare.table import Table, View, read_table
+from flcog.commands.compare.table import Figure, Table, View, read_table
 from flcog.commands.compare.verdicts import verdicts
 from flcog.core.monitor import Metric
 from flcog.run.description import acting_rounds

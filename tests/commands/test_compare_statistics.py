@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from flcog.commands.compare.published import Figure
 from flcog.commands.compare.statistics import estimate, holm, paired_difference
+from flcog.commands.compare.table import Figure
 from flcog.commands.compare.verdicts import CONTRADICTED, REPRODUCED, _with_bounds, gap, mark_of
 
 

@@ -15,9 +15,8 @@ from harness import ROOT
 from commands.comparisons import TABLES, table, table_file
 from flcog.commands import shipped_configs
 from flcog.commands.cli import main
-from flcog.commands.compare.published import Figure
 from flcog.commands.compare.runs import runs_of
-from flcog.commands.compare.table import Table, read_table, select, with_bounds
+from flcog.commands.compare.table import Figure, Table, read_table, select, with_bounds
 from flcog.core.monitor import mode_of
 
 PLAIN: dict[str, Any] = {"configs": [], "rows": {"A": None, "B": None, "C": None}}

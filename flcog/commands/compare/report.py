@@ -11,12 +11,11 @@ import pandas
 import flcog.callbacks
 from flcog.commands.compare.figure import By, draw_curves
 from flcog.commands.compare.notes import SAID, notes
-from flcog.commands.compare.published import Figure, Quantity
 from flcog.commands.compare.result_table import SUMMARIES, ResultTable
 from flcog.commands.compare.results import deviation
 from flcog.commands.compare.runs import OUT_REMEDY
 from flcog.commands.compare.statistics import estimate
-from flcog.commands.compare.table import Summary, Table
+from flcog.commands.compare.table import Figure, Quantity, Summary, Table
 from flcog.commands.compare.verdicts import Verdict, verdicts
 from flcog.core.files import replacing
 from flcog.core.speed import DISTURBED, comparable

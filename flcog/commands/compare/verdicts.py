@@ -24,9 +24,9 @@ from typing import NamedTuple
 import pandas
 from scipy import special
 
-from flcog.commands.compare.published import OF_TWO_ROWS, Figure, Quantity
 from flcog.commands.compare.result_table import ResultTable
 from flcog.commands.compare.statistics import Estimate, estimate
+from flcog.commands.compare.table import OF_TWO_ROWS, Figure, Quantity
 
 REPRODUCED, CONTRADICTED, UNDECIDED = "reproduced", "contradicted", "undecided"
 NOT_RUN, NOT_JUDGED, NO_MARGIN, DIVERGED, OTHER = "not run", "not judged", "no margin", "diverged", "other settings"
