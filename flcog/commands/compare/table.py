@@ -236,7 +236,7 @@ def read_published(published: Any, rows: Collection[str], columns: Collection[st
         for name in [row] * (row not in rows) + [name for name in values if name not in columns]:
             raise ValueError(f"published in {path} names {name!r}, which is neither a row nor a column of the table")
         for column, given in values.items():
-            figures = given if isinstance(given, dict) else {"score": given}
+            figures: Mapping[Quantity, Any] = given if isinstance(given, dict) else {"score": given}
             if unknown := figures.keys() - get_args(Quantity):
                 raise ValueError(f"published in {path} has {', '.join(unknown)}; it may have {', '.join(get_args(Quantity))}")
             where = f"published in {path} for {row}, {column}"
@@ -257,7 +257,7 @@ def _figure(value: Any, quantity: Quantity, where: str) -> Figure:
             f'{quantity} {where} must be 73.07, [73.07, 0.08] with its ±, "> 100" for rounds and saved, or "14 to 20" for a gain; '
             f"got {value!r}"
         )
-    return Figure(*map(float, numbers))
+    return Figure(float(numbers[0]), float(numbers[1]) if len(numbers) == 2 else None)
 
 
 def read_mapping(path: Path) -> dict[str, Any]:
