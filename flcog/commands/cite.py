@@ -6,7 +6,6 @@ A docstring's address names the paper, ``references.bib`` holds its entry.
 import importlib
 import inspect
 import re
-import sys
 from collections.abc import Iterator, Mapping
 from functools import cache
 from pathlib import Path
@@ -110,8 +109,6 @@ def _find(path: str) -> type | None:
     """Import the class at this path. None for anything that cannot be imported, or is no class."""
     module, _, name = path.rpartition(".")
     places = [module] if module else ["flcog.callbacks", "flcog.datamodules"]
-    if module.partition(".")[0] in sys.stdlib_module_names:  # none has methods, and some act when they are imported
-        return None
     for place in places:
         try:
             found = getattr(importlib.import_module(place), name)

@@ -146,8 +146,4 @@ def _asked(words: Sequence[str]) -> Command:
         return COMMANDS[words[0]]
     if words and not words[0].startswith("-"):
         raise ValueError(f"there is no command {words[0]!r}.{guess(words[0], COMMANDS)} ({listed})")
-    late = next((COMMANDS[word] for word in words if word in COMMANDS), None)
-    if late is not None:
-        options = "-c FILE ..." if isinstance(late, TrainerCommand) else "..."
-        raise ValueError(f"the command comes first, its options after it: flcog {late.name} {options}")
-    raise ValueError(f"give a command, as in flcog fit -c configs/quickstart.yaml: {listed}")
+    raise ValueError(f"the command comes first, as in flcog fit -c configs/quickstart.yaml: {listed}")

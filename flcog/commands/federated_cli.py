@@ -2,8 +2,10 @@
 
 import os
 import sys
+import tempfile
 from collections.abc import Callable
 from contextlib import ExitStack
+from pathlib import Path
 from typing import Any
 
 from jsonargparse import Namespace
@@ -15,12 +17,14 @@ import flcog.datamodules
 from flcog.commands.config_file import IN_ROUNDS, reach_by_name, with_changes
 from flcog.commands.errors import shown_errors
 from flcog.commands.parser import DATA, Parser
-from flcog.commands.saved_config import SavedConfig
 from flcog.commands.shipped_configs import with_paths
 from flcog.core import lost_processes
 from flcog.core.commands import TrainerCommand
+from flcog.core.files import OWNER_ONLY, replacing
 from flcog.core.lazy import exported
-from flcog.method import Callback
+from flcog.core.masking import masked
+from flcog.method import Callback, Run
+from flcog.run.directory import keep_earlier
 from flcog.trainer import FederatedTrainer
 
 NOT_OF_THE_RUN = ("config", "ckpt_path")
@@ -181,6 +185,36 @@ class FederatedCLI(LightningCLI):
     def _call_if_defined(self, name: str) -> None:
         if callable(hook := getattr(self, name, None)):
             hook()
+
+
+class SavedConfig(Callback):
+    """Writes the configuration once, in the main process, when a run begins, and calls the user's ``save_config``.
+
+    Every run writes ``config.yaml`` itself.
+    """
+
+    def __init__(self, saver: SaveConfigCallback, cli: Any) -> None:
+        self._saver, self._cli = saver, cli
+        self._own_file = saver.save_to_log_dir and saver.config_filename != "config.yaml"
+
+    def on_fit_start(self, run: Run) -> None:
+        if not run.processes.is_first:
+            return
+        if self._own_file:
+            self._write(run.directory)
+        self._saver.save_config(self._cli.trainer, self._cli.model, "fit")
+
+    def _write(self, directory: Path) -> None:
+        saver, config = self._saver, self._cli.trainer.config
+        permissions = OWNER_ONLY if masked(config) != config else None
+        with tempfile.TemporaryDirectory() as folder:
+            saver.parser.save(saver.config, str(Path(folder, saver.config_filename)), skip_none=False, multifile=saver.multifile)
+            for file in Path(folder).iterdir():
+                content, path = file.read_text(), directory / file.name
+                if path.is_file() and path.read_text() != content and not saver.overwrite:
+                    keep_earlier(path)
+                with replacing(path, "w", permissions=permissions) as written:
+                    written.write(content)
 
 
 class CommandCLI(FederatedCLI):

@@ -7,20 +7,20 @@ import shutil
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
-import torch
 from rich import box
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
 import flcog.callbacks
-from flcog.client_module import Classifier, ClientModule, MultiLabelClassifier, Regressor
+from flcog.client_module import Classifier
 from flcog.core.commands import parser_of
 from flcog.core.lazy import exported
 from flcog.core.text import first_paragraph, markdown
-from flcog.data import FederatedDataModule, Samples, Splits
+from flcog.data import FederatedDataModule
+from flcog.datamodules import RandomData
 from flcog.method import Attack, Method, PrivateSum, SealedSum, Training, UploadAggregator, UploadChange, check_methods
-from flcog.models import MLP, LoRA, SimpleCNN
+from flcog.models import LoRA, SimpleCNN
 from flcog.trainer import FederatedTrainer
 
 HEADER = ["method", "what it does to the round", "up", "down", "notes"]
@@ -66,23 +66,9 @@ class MethodRow(NamedTuple):
     notes: str
 
 
-class Probe(FederatedDataModule):
+def images(num_clients: int = 2) -> FederatedDataModule:
     """Random images for counting a method's bytes."""
-
-    def __init__(self, task: Any = "classification", num_clients: int = 2) -> None:
-        super().__init__(num_clients=num_clients, batch_size=8)
-        self.task, self.num_classes = task, 10
-
-    def load(self) -> Splits:
-        rng = torch.Generator().manual_seed(0)
-        images = torch.randint(0, 256, (80, 28, 28, 1), generator=rng, dtype=torch.uint8)
-        labels = torch.arange(80) % 10
-        targets = {
-            "classification": labels,
-            "multilabel": torch.nn.functional.one_hot(labels, 10).float(),
-            "regression": labels.float(),
-        }[self.task]
-        return Splits(Samples(images, targets))
+    return RandomData((28, 28, 1), num_samples=80, num_test_samples=0, num_clients=num_clients, batch_size=8)
 
 
 class RoundBytes(NamedTuple):
@@ -102,18 +88,12 @@ def bytes_of_a_round(*methods: Method, adapters: bool = False, num_clients: int 
     adapters = adapters or any(method.needs_adapters for method in methods)
     acting: list[Any] = [dataclasses.replace(method, start_round=0) for method in methods]
     trainer = FederatedTrainer(rounds=10**6, local_steps=1, callbacks=acting, logger=False, accelerator="cpu", executor="loop")
-    trainer.prepare(_client("classification", adapters), Probe(num_clients=num_clients))
+    network = SimpleCNN(1, 10)
+    trainer.prepare(Classifier(LoRA(network) if adapters else network), images(num_clients))
     trainer.train_round()
     again, total = trainer.collect()[1], trainer.run.ledger
     once = (total.total_up - again.total_up, total.total_down - again.total_down)
     return RoundBytes(again.total_up, again.total_down, *once, trainer.run.engine.clients.stateful)
-
-
-def _client(task: str, adapters: bool = False) -> ClientModule:
-    if task == "regression":
-        return Regressor(MLP(784, (8,), 1))
-    network = LoRA(SimpleCNN(1, 10)) if adapters else SimpleCNN(1, 10)
-    return (Classifier if task == "classification" else MultiLabelClassifier)(network)
 
 
 def method_rows(methods: Iterable[Method]) -> list[MethodRow]:
@@ -168,7 +148,7 @@ def example(cls: type[Method]) -> Method:
     """A method with its default options, and with random images if it needs its own data."""
     missing = dataclasses.MISSING
     required = [field.name for field in dataclasses.fields(cls) if field.default is field.default_factory is missing]
-    arguments: dict[str, Any] = {name: Probe() for name in required}
+    arguments: dict[str, Any] = {name: images() for name in required}
     return cls(**arguments)
 
 

@@ -27,8 +27,7 @@ def test_its_own_help_has_its_name_and_docstring(name: str, capsys: pytest.Captu
 
 
 REFUSED = {
-    "--rounds 3": "give a command, as in flcog fit -c configs/quickstart.yaml: the commands are fit, ",
-    "--jobs 2 compare": "the command comes first, its options after it: flcog compare ...",
+    "--jobs 2 compare": "the command comes first, as in flcog fit -c configs/quickstart.yaml: the commands are fit, ",
     "compare": "flcog compare takes one table and one --out, or several with --reproduced; flcog compare --help",
     "compare t.yaml --jobs 0": "flcog compare: argument --jobs: invalid PositiveInt value: '0'; flcog compare --help",
     "methods --html": "flcog methods: unrecognized arguments: --html; flcog methods --help lists its options",

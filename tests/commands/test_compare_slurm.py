@@ -200,7 +200,7 @@ REFUSES = "echo 'sbatch: error: invalid partition specified: x\nsbatch: error: B
         (
             {"sbatch": REFUSES, "squeue": ":", "srun": ":"},
             ["--launcher", "slurm"],
-            "sbatch refuses the job of A · seed 0: invalid partition specified: x; Batch job submission failed. Submitted jobs continue",
+            "sbatch refuses the job of A · seed 0: sbatch: error: invalid partition specified: x",
         ),
         ({}, ["--partition", "x"], "--partition is for jobs of a cluster: add --launcher slurm, or leave --partition out"),
     ],

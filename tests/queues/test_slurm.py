@@ -156,5 +156,5 @@ def test_an_sbatch_that_refuses_is_one_line(cluster: Cluster, tmp_path: Path) ->
     done = cluster.run("flcog", "compare", "table.yaml", "--launcher", "slurm", "--partition", "none", cwd=tmp_path)
     (line,) = done.stderr.splitlines()
     assert done.returncode == 2 and line.startswith(
-        "flcog: error: sbatch refuses the job of A · seed 0: invalid partition specified: none"
+        "flcog: error: sbatch refuses the job of A · seed 0: sbatch: error: invalid partition specified: none"
     )

@@ -5,7 +5,6 @@ import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from pathlib import Path
 from typing import Any, Protocol
 
 from torch._C._profiler import _ExperimentalConfig
@@ -49,8 +48,6 @@ def bench(
             bare loop of the config as it is, and to the first combination. ``--vary.callbacks "[none, Quantize, ClipUpdate]"`` times single
             methods beside the config's own.
     """
-    if profile is not None and not (Path(profile).absolute().parent.is_dir() and not Path(profile).is_dir()):
-        raise ValueError(f"profile={profile}: give a file in a folder that exists, such as trace.json")
     first = time_rounds(trainer, model, datamodule, repeats, seconds, vary)
     if profile is not None:
         profile_round(first, profile)

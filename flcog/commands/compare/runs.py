@@ -97,8 +97,12 @@ class Run:
         return self.finished and (self.folder / FINISHED).read_text().startswith(DIVERGED)
 
     def mark_finished(self, diverged: bool = False) -> None:
-        with replacing(self.folder / FINISHED, "w", OUT_REMEDY) as file:
-            file.write(f"{DIVERGED * diverged}\n{stated((*self.words, *self.extra))}")
+        self.note(FINISHED, f"{DIVERGED * diverged}\n{stated((*self.words, *self.extra))}")
+
+    def note(self, name: str, text: str) -> None:
+        """Write a file in its folder."""
+        with replacing(self.folder / name, "w", OUT_REMEDY) as file:
+            file.write(text)
 
     def other_settings(self, extra: Sequence[str] = ()) -> str:
         """What it was trained with, if the table and these words state something else; empty if it has not finished."""

@@ -16,10 +16,9 @@ from types import FrameType
 from typing import Any
 
 from flcog.commands.compare.launcher import Launcher, conclude, start
-from flcog.commands.compare.runs import OUT_REMEDY, OUTPUT, Run
+from flcog.commands.compare.runs import OUTPUT, Run
 from flcog.core import signals
 from flcog.core.extras import require
-from flcog.core.files import replacing
 from flcog.core.writer_lock import without_advice
 
 LOGS, JOB, ENDED = "slurm", "slurm/job", "slurm/ended"
@@ -54,8 +53,7 @@ class Job:
                 time.sleep(PATIENCE)
             # A signal may have stopped it between two rounds, or before it could answer signals.
             stopped = busy or code == signals.EXIT_STATUS or code < 0
-            with replacing(self.run.folder / ENDED, "w", OUT_REMEDY) as file:
-                file.write("" if stopped else error)
+            self.run.note(ENDED, "" if stopped else error)
 
 
 def _left_to_the_run(*_: object) -> None:
@@ -120,8 +118,7 @@ class SlurmLauncher(Launcher):
 
     def end(self, run: Run) -> None:
         _run("scancel", _job(run))
-        with replacing(run.folder / ENDED, "w", OUT_REMEDY) as file:
-            file.write("stopped early")
+        run.note(ENDED, "stopped early")
 
     def _jobs(self) -> set[str] | None:
         """The numbers of the user's jobs in the queue. None if slurmctld does not answer."""
@@ -138,8 +135,7 @@ class SlurmLauncher(Launcher):
         for name in (ENDED, JOB):
             (run.folder / name).unlink(missing_ok=True)
         if (job := self._send(run)) is not None:
-            with replacing(run.folder / JOB, "w", OUT_REMEDY) as file:
-                file.write(job)
+            run.note(JOB, job)
             self._looked = -self.every
             print(f"{run.name}: {how} job {job}", flush=True)
 
@@ -160,7 +156,7 @@ class SlurmLauncher(Launcher):
             if self.signal:  # a terminal's Ctrl-C ends sbatch as well
                 return None
             raise ValueError(
-                f"sbatch refuses the job of {run.name}: {_one_line(str(error))}. Submitted jobs continue, and the same command "
+                f"sbatch refuses the job of {run.name}: {' '.join(str(error).split())}. Submitted jobs continue, and the same command "
                 "collects their results"
             ) from None
 
@@ -169,12 +165,6 @@ def _job(run: Run) -> str:
     """The number of a run's newest job; empty if there is none."""
     path: Path = run.folder / JOB
     return path.read_text().strip() if path.is_file() else ""
-
-
-def _one_line(text: str) -> str:
-    """The messages of a Slurm command, without its name."""
-    lines = (re.sub(r"^\w+: (error: )?", "", line).strip() for line in text.splitlines())
-    return "; ".join(dict.fromkeys(filter(None, lines))) or "no message"
 
 
 def _run(*command: str) -> subprocess.CompletedProcess[str]:
