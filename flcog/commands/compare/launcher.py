@@ -117,8 +117,9 @@ class LocalLauncher(Launcher):
         signals.say(f"{signals.name(number)}: current runs are saved and stop, and no further runs start{again}")
 
     def end(self, run: Run) -> None:
-        self._processes[run].terminate()
-        self._processes[run].wait()
+        if process := self._processes.get(run):
+            process.terminate()
+            process.wait()
 
 
 def start(run: Run, threads: int, output: IO[bytes], process_group: int | None = None) -> subprocess.Popen[bytes]:
