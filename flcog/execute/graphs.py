@@ -11,8 +11,8 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from flcog.execute.local_step import ChunkTensors, LocalStep, RoundTensors, StepTensors
-from flcog.execute.plain_steps import Chunk
-from flcog.execute.programs import Lane, Programs, StepArguments, StepProgram
+from flcog.execute.programs import Lane, Programs, StepArguments, StepProgram, program_of
+from flcog.execute.stacked_clients import Chunk
 from flcog.method import Notes
 
 WARM_UPS = 3
@@ -79,7 +79,7 @@ class GraphLane(Lane):
     """
 
     def __init__(self, device: Cuda, program: StepProgram, arguments: StepArguments) -> None:
-        super().__init__(program)
+        super().__init__(program, arguments)
         self._device, self._stream = device, device.stream()
         chunk, shared, given = arguments
         super().load(chunk, shared)
@@ -126,7 +126,7 @@ class Graphs(Programs):
         self._device = Cuda()
 
     def _make(self, local_step: LocalStep, arguments: StepArguments) -> StepProgram:
-        return StepProgram.of(local_step, arguments)
+        return program_of(local_step, arguments)
 
     def _lane(self, program: StepProgram, arguments: StepArguments) -> Lane:
         began = time.perf_counter()

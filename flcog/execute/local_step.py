@@ -14,7 +14,7 @@ from flcog.client.program import ClientTensors, Program, with_states
 from flcog.core.trees import Tree
 from flcog.core.types import Batch, Params, Slot
 from flcog.execute.optimizer import State, TensorOptimizer
-from flcog.execute.plain_steps import alive_or, gradient_of, over_clients
+from flcog.execute.stacked_clients import alive_or, gradient_of, over_clients
 from flcog.functional.own_steps import add_in_place, among_rounds
 from flcog.method import GlobalModel, Gradient
 

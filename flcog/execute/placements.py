@@ -9,12 +9,11 @@ import torch
 
 from flcog.client.executor import Assignment, Choice, Result
 from flcog.client.work import ClientWork
-from flcog.execute.compiled_steps import CompiledSteps
+from flcog.execute.compiled_clients import CompiledClients
 from flcog.execute.graphs import Graphs
 from flcog.execute.job import Job
 from flcog.execute.layers import batched_layers
 from flcog.execute.one_client import OneClient
-from flcog.execute.plain_steps import PlainSteps
 from flcog.execute.programs import Programs
 from flcog.execute.stacked_clients import StackedClients
 from flcog.execute.threads import Threads
@@ -61,7 +60,7 @@ class Chunks:
             f"on; trainer.chunk_size={self.clients_at_once} says so from the start",
             stacklevel=2,
         )
-        self.trainer.steps.reduce(self.clients_at_once)
+        self.trainer.reduce(self.clients_at_once)
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
 
@@ -75,8 +74,8 @@ class Streams:
 
     name = "loop"
 
-    def __init__(self, trainer: StackedClients, steps: CompiledSteps, clients_at_once: int) -> None:
-        self.trainer, self._steps, self.clients_at_once = trainer, steps, clients_at_once
+    def __init__(self, trainer: CompiledClients, clients_at_once: int) -> None:
+        self.trainer, self.clients_at_once = trainer, clients_at_once
 
     def run(self, assignment: Assignment) -> Generator[Result, None, None]:
         running = deque[Callable[[], Result]]()
@@ -91,8 +90,8 @@ class Streams:
         """Queue a client's steps on a stream, and return a function that waits for them."""
         works, collect, result = [work], None, None
         with self.trainer.named(assignment, works):
-            if self._steps.fits(assignment, works):
-                collect = self._steps.launch(assignment, works, self.trainer.begin(assignment, works))
+            if self.trainer.fits(assignment, works):
+                collect = self.trainer.launch(assignment, works, self.trainer.begin(assignment, works))
             if collect is None:
                 result = self.trainer.train_chunk(assignment, works)
 
@@ -120,19 +119,15 @@ def make_placement(job: Job, choice: Choice, notes: Notes, logs: Sequence[str] =
         return Chunks(job.lightning(Learner(job.model, job.client.optimizer)), name=name)
     layers = nullcontext if name == "loop" else batched_layers(job.model, name == "vmap-patches")
     learner = Learner(job.model, job.client.optimizer, layers, logs=logs if compiled and job.model.trains_itself else ())
+    programs = Graphs(notes) if compiled == "graphs" else Programs(notes)
     if name != "loop":
-        programs = Graphs(notes) if compiled == "graphs" else Programs(notes)
-        steps: PlainSteps = CompiledSteps(learner, programs, at_once, job.rows) if compiled else PlainSteps(learner)
-        return Chunks(StackedClients(learner, steps), at_once, name)
+        stacked = CompiledClients(learner, programs, at_once, job.rows) if compiled else StackedClients(learner)
+        return Chunks(stacked, at_once, name)
     if compiled == "graphs":
-        lanes = CompiledSteps(learner, Graphs(notes), 1, job.rows, at_once)
-        return Streams(StackedClients(learner, lanes), lanes, at_once)
-    programs = Programs(notes)
+        return Streams(CompiledClients(learner, programs, 1, job.rows, at_once), at_once)
 
     def make(learner: Learner) -> ClientTrainer:
-        if not compiled:
-            return OneClient(learner)
-        return StackedClients(learner, CompiledSteps(learner, programs, 1, job.rows))
+        return CompiledClients(learner, programs, 1, job.rows) if compiled else OneClient(learner)
 
     if at_once == 1:
         return Chunks(make(learner))

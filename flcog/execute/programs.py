@@ -4,7 +4,7 @@ import threading
 import time
 import warnings
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -14,69 +14,37 @@ from torch.utils import _pytree as pytree
 from flcog.client.executor import Assignment
 from flcog.core.text import seconds
 from flcog.execute.local_step import ChunkTensors, LocalStep, RoundTensors, StepTensors
-from flcog.execute.plain_steps import Chunk
+from flcog.execute.stacked_clients import Chunk
 from flcog.method import Note, Notes
 from flcog.settings import Compile
 
 StepArguments = tuple[ChunkTensors, RoundTensors, StepTensors]
-
-
-class Layout(NamedTuple):
-    """The layout of a tensor in memory."""
-
-    shape: torch.Size
-    stride: tuple[int, ...]
-    dtype: torch.dtype
-    device: torch.device
-
-    def empty(self) -> Tensor:
-        return torch.empty_strided(self.shape, self.stride, dtype=self.dtype, device=self.device)
-
-
-def layout_of(tensor: Tensor) -> Layout:
-    """The layout of a copy without gaps whose axes have the order of the tensor's, so that images stay channels-last."""
-    strides, step = [0] * tensor.ndim, 1
-    for axis in sorted(range(tensor.ndim), key=lambda axis: (tensor.stride(axis), -axis)):
-        strides[axis], step = step, step * tensor.shape[axis]
-    return Layout(tensor.shape, tuple(strides), tensor.dtype, tensor.device)
+StepProgram = Callable[..., None]
 
 
 class NewStructure(Exception):
     """A method's state has another structure after the first local step than before it."""
 
 
-class StepProgram(NamedTuple):
-    """A local step as a function of a flat list of tensors.
+def program_of(local_step: LocalStep, arguments: StepArguments) -> StepProgram:
+    """The plain local step as a function that changes a flat list of tensors in place, for arguments like these."""
+    tree = pytree.tree_structure(arguments)
 
-    Args:
-        function: changes the tensors in place.
-        tree: the structure of the step's arguments, whose leaves are the tensors.
-        layouts: of the tensors.
-    """
+    def program(*leaves: Tensor) -> None:
+        chunk, shared, given = pytree.tree_unflatten(leaves, tree)
+        if local_step(chunk, shared, given) is not chunk:
+            raise NewStructure
 
-    function: Callable[..., None]
-    tree: Any
-    layouts: list[Layout]
-
-    @classmethod
-    def of(cls, local_step: LocalStep, arguments: StepArguments) -> "StepProgram":
-        """The plain local step, for arguments like these."""
-        leaves, tree = pytree.tree_flatten(arguments)
-
-        def function(*leaves: Tensor) -> None:
-            chunk, shared, given = pytree.tree_unflatten(leaves, tree)
-            if local_step(chunk, shared, given) is not chunk:
-                raise NewStructure
-
-        return cls(function, tree, [layout_of(leaf) for leaf in leaves])
+    return program
 
 
 class Lane:
     """The tensors of a program. One chunk of clients after another is copied to them, trains there, and is copied out."""
 
-    def __init__(self, program: StepProgram) -> None:
-        self.function, self.tensors = program.function, [layout.empty() for layout in program.layouts]
-        self.chunk, self._shared, self._given = pytree.tree_unflatten(self.tensors, program.tree)
+    def __init__(self, program: StepProgram, like: StepArguments) -> None:
+        leaves, tree = pytree.tree_flatten(like)
+        self._program, self.tensors = program, [torch.empty_like(leaf) for leaf in leaves]
+        self.chunk, self._shared, self._given = pytree.tree_unflatten(self.tensors, tree)
 
     def load(self, chunk: ChunkTensors, shared: RoundTensors) -> None:
         """Copy clients and the round's values to the lane."""
@@ -98,7 +66,7 @@ class Lane:
 
     def go(self) -> None:
         """Run the program."""
-        self.function(*self.tensors)
+        self._program(*self.tensors)
 
     def give_up(self) -> None:
         """Wait for pending work, so that the memory of the lane can be reused."""
@@ -203,10 +171,9 @@ class Programs:
 
     def _make(self, local_step: LocalStep, arguments: StepArguments) -> StepProgram:
         """Compile the program, which torch does when it first runs."""
-        began, plain = time.perf_counter(), StepProgram.of(local_step, arguments)
-        program = plain._replace(function=compiled(plain.function, [layout.empty() for layout in plain.layouts]))
-        chunk, shared, given = arguments
-        lane = Lane(program)
+        began, (chunk, shared, given) = time.perf_counter(), arguments
+        program = compiled(program_of(local_step, arguments), [torch.empty_like(leaf) for leaf in pytree.tree_leaves(arguments)])
+        lane = Lane(program, arguments)
         lane.load(chunk, shared)
         lane.take(given)
         lane.go()
@@ -214,7 +181,7 @@ class Programs:
         return program
 
     def _lane(self, program: StepProgram, arguments: StepArguments) -> Lane:
-        return Lane(program)
+        return Lane(program, arguments)
 
     def _note(self, arguments: StepArguments, began: float) -> None:
         clients, took = len(arguments[0].totals["loss"]), seconds(time.perf_counter() - began)

@@ -1,9 +1,9 @@
-"""Trains stacked clients: one batched forward and backward pass, and one optimiser step for all."""
+"""Trains stacked clients: one batched forward and backward pass, and one optimiser step for all. Compiled steps give the same results."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -11,20 +11,28 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from flcog.client.executor import Assignment, Result, longest_first
-from flcog.client.program import ClientTensors, Program, with_states
+from flcog.client.program import ClientTensors, Program, differentiate_pure, with_states
 from flcog.client.work import ClientWork
 from flcog.core.global_streams import seed_streams
 from flcog.core.precision import number_dtype
-from flcog.core.trees import form, unlike_keys
+from flcog.core.trees import copied_from, form, unlike_keys
 from flcog.core.types import Batch, Params, Slot
 from flcog.execute.one_client import widened
-from flcog.execute.plain_steps import Chunk, PlainSteps
-from flcog.execute.stacking import by_client
-from flcog.execute.trainer import ClientTrainer, Learner, add_note, own_steps
-from flcog.functional.own_steps import means, zeros_for
-from flcog.method import Method
-from flcog.settings import Compile
+from flcog.execute.optimizer import optimizer_like, stepper
+from flcog.execute.stacking import announce_chunk, by_client, stacked_batches
+from flcog.execute.trainer import ClientTrainer, add_note, own_steps
+from flcog.functional.own_steps import add_step, means, zeros_for
+from flcog.method import Gradient, Method
 from flcog.wire.envelope import Manifest
+
+
+class Chunk(NamedTuple):
+    """Stacked clients: all tensors have a leading client axis. ``totals`` are each client's sums of losses and logged values."""
+
+    params: Params
+    buffers: Params
+    tensors: ClientTensors
+    totals: Params
 
 
 class StackedClients(ClientTrainer):
@@ -32,14 +40,6 @@ class StackedClients(ClientTrainer):
 
     An elementwise optimiser on stacked parameters equals one optimiser per client. A client that has finished is frozen.
     """
-
-    def __init__(self, learner: Learner, steps: PlainSteps) -> None:
-        super().__init__(learner)
-        self.steps, self._layers = steps, learner.layers
-
-    @property
-    def compiled(self) -> Compile:
-        return self.steps.compiled
 
     def groups(self, works: Sequence[ClientWork]) -> list[list[ClientWork]]:
         """Groups of clients that may be stacked. Where a model is sensitive to padding, the batches of a group have the same sizes."""
@@ -49,7 +49,7 @@ class StackedClients(ClientTrainer):
         return [longest_first(group) for group in groups.values()]
 
     def announce(self, assignment: Assignment, works: Sequence[ClientWork]) -> None:
-        self.steps.announce(assignment, works)
+        announce_chunk(works, assignment.reader)
 
     def train(self, assignment: Assignment, works: Sequence[ClientWork]) -> Result:
         with self.named(assignment, works):
@@ -89,7 +89,7 @@ class StackedClients(ClientTrainer):
             weight=torch.tensor([work.weight for work in works], device=device, dtype=number_dtype()),
             masks=_stack([work.masks for work in works]),
         )
-        with self._layers():
+        with self.learner.layers():
             if program.starters or program.masked:
                 started, inputs = torch.func.vmap(partial(_started, program), randomness="different")(buffers, tensors)
                 tensors = tensors._replace(inputs=inputs)
@@ -99,9 +99,56 @@ class StackedClients(ClientTrainer):
         return Chunk(params, buffers, tensors, {"loss": zeros} | zeros_for(self.learner.logs, zeros))
 
     def train_chunk(self, assignment: Assignment, works: Sequence[ClientWork]) -> Result:
-        stacked = self.steps.padded(assignment, works)
-        trained = self.steps.run(assignment, works, self.begin(assignment, stacked))
+        trained = self.run(assignment, works, self.begin(assignment, self.padded(assignment, works)))
         return self.train_chunk(assignment, works) if trained is None else self.end(assignment, works, trained)
+
+    def padded(self, assignment: Assignment, works: Sequence[ClientWork]) -> list[ClientWork]:
+        """The clients to stack: the given ones, and inactive clients behind them if the number of clients is fixed."""
+        return list(works)
+
+    def reduce(self, clients: int) -> None:
+        """Reduce the chunk size after memory ran out."""
+
+    @torch.no_grad()
+    def run(self, assignment: Assignment, works: Sequence[ClientWork], chunk: Chunk) -> Chunk | None:
+        """The clients after their last step; None if they must be stacked and run again, because compiling failed.
+
+        The first client has the most steps. The tensors of the chunk may change.
+        """
+        program, (params, buffers, tensors, totals) = assignment.program, chunk
+        del chunk  # The steps replace its tensors, whose memory should become free.
+        stacked = dict(zip(map(id, self.model.params.values()), params.values(), strict=True))
+        advance = stepper(optimizer_like(self.learner.optimizer, stacked), list(params.values()))
+        alive_at = torch.arange(works[0].num_steps, device=totals["loss"].device)[:, None] < tensors.num_steps
+        with self.learner.layers():
+            for step, given in enumerate(stacked_batches(works, assignment.reader)):
+                alive, batch = alive_at[step], Batch(*given)
+                ragged = works[-1].num_steps <= step
+                program.local_step = step
+                # The forward pass may write into the parameters of finished clients, too, as nn.Embedding(max_norm=1) does.
+                before = {name: value.clone() for name, value in params.items()} if ragged or program.followers else params
+                gradient: Gradient = over_clients(partial(gradient_of, program, step), params, buffers, tensors, batch)
+                add_step(totals, gradient.loss, gradient.logged, alive)
+                new_tensors = with_states(tensors, copied_from(gradient.state, params.values()) if gradient.state else {})
+                advance([gradient.values[name] for name in params])
+                after = params
+                if program.followers:
+                    follow = partial(program.after_step, step)
+                    after, new_tensors = over_clients(follow, (params, before), gradient.buffers, new_tensors, batch)
+                    new_tensors = new_tensors._replace(states=copied_from(new_tensors.states, params.values()))
+                if ragged:
+                    after, new_buffers, states = (
+                        pytree.tree_map(lambda new, old: alive_or(alive, new, old), new, old)  # noqa: B023 - called at once
+                        for new, old in ((after, before), (gradient.buffers, buffers), (new_tensors.states, tensors.states))
+                    )
+                    buffers, tensors = new_buffers, tensors._replace(states=states)
+                else:
+                    buffers, tensors = gradient.buffers, new_tensors
+                for name, value in after.items():
+                    if value is not params[name]:
+                        params[name].copy_(value)
+        # The optimiser has attached gradients to the parameters, which must not stay in memory with a client's results.
+        return Chunk({name: value.detach() for name, value in params.items()}, buffers, tensors, totals)
 
     @torch.no_grad()
     def end(self, assignment: Assignment, works: Sequence[ClientWork], chunk: Chunk) -> Result:
@@ -117,7 +164,7 @@ class StackedClients(ClientTrainer):
             return pytree.tree_map(torch.as_tensor, envelope), states
 
         measured: list[Slot] = [{} for _ in program.methods]
-        with self._layers():
+        with self.learner.layers():
             if program.measurers:
                 measured = self._measure(assignment, works, params, buffers)
             envelope, states = torch.func.vmap(finish, randomness="different")(params, buffers, tensors, measured)
@@ -164,3 +211,23 @@ def _stack(trees: list[Any], methods: Sequence[Method] = ()) -> Any:
     if not pytree.tree_leaves(trees[0]):
         return trees[0]
     return pytree.tree_map(lambda *leaves: torch.stack(leaves), *trees)
+
+
+def gradient_of(
+    program: Program, step: int | Tensor, params: Params, buffers: Params, tensors: ClientTensors, batch: Batch
+) -> Gradient:
+    """The gradient that one client's optimiser receives, with the corrections of all methods."""
+    contexts = program.contexts(tensors, buffers, step) if program.needs_context else []
+    base = program.pure_gradient(differentiate_pure, buffers, contexts)
+    return program.gradient(base, params, batch, contexts, tensors.masks)
+
+
+def over_clients(function: Callable[..., Any], params: Any, buffers: Params, tensors: ClientTensors, batch: Batch) -> Any:
+    """A function of one client, applied to stacked clients."""
+    in_dims = (0, 0, 0, Batch(0, 0, None if batch.mask is None else 0))  # type: ignore[arg-type]
+    return torch.func.vmap(function, in_dims=in_dims, randomness="different")(params, buffers, tensors, batch)
+
+
+def alive_or(alive: Tensor, new: Tensor, old: Tensor) -> Tensor:
+    """The new values of clients that still train, and the old values of the others."""
+    return torch.where(alive.view(-1, *[1] * (new.ndim - 1)), new, old)

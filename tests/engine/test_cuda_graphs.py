@@ -21,7 +21,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from engine.test_selection import Listed
 from flcog.callbacks import SCAFFOLD
-from flcog.execute import choice, compiled_steps
+from flcog.execute import choice, compiled_clients
 from flcog.execute import graphs as cuda_graphs
 
 pytestmark = needs_compiler
@@ -214,7 +214,7 @@ def test_a_run_on_a_gpu_recommends_them_where_they_are_possible(executor: str, d
 
 
 def test_a_graph_reads_no_number_from_the_cpu() -> None:
-    made = compiled_steps._tensors([{"a": torch.tensor(1.0), "b": 2, "c": 3.0}], torch.device("meta"))
+    made = compiled_clients._tensors([{"a": torch.tensor(1.0), "b": 2, "c": 3.0}], torch.device("meta"))
     assert {value.device.type for value in made[0].values()} == {"meta"}
 
 

@@ -18,7 +18,7 @@ import flcog
 from engine.test_patches import Pictures
 from engine.test_selection import Listed
 from flcog.callbacks import SCAFFOLD, ClassAccuracy, ClientFairness, TrainingScores
-from flcog.execute.plain_steps import PlainSteps
+from flcog.execute.stacked_clients import StackedClients
 
 if not torch.cuda.is_available():
     pytest.skip("needs a GPU", allow_module_level=True)
@@ -141,7 +141,7 @@ def test_a_resumed_run_gives_the_same_bits(network: Any, options: dict[str, Any]
 @pytest.mark.parametrize("case", EACH)
 def test_local_steps_do_not_wait(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
     """torch warns of each operation that waits for the GPU. Some wait once, so only those are counted that depend on the steps."""
-    steps_of_clients = PlainSteps.run
+    steps_of_clients = StackedClients.run
     caught: list[str] = []
 
     def watched(*arguments: Any) -> Any:
@@ -154,7 +154,7 @@ def test_local_steps_do_not_wait(case: Case, monkeypatch: pytest.MonkeyPatch) ->
             torch.cuda.set_sync_debug_mode("default")
             caught.extend(f"{warning.filename}:{warning.lineno}" for warning in seen if "synchronizing" in str(warning.message))
 
-    monkeypatch.setattr(PlainSteps, "run", watched)
+    monkeypatch.setattr(StackedClients, "run", watched)
     waits = []
     for steps in (2, 5):
         caught.clear()

@@ -15,15 +15,15 @@ from flcog.core.precision import number_dtype
 from flcog.core.types import Slot
 from flcog.execute.local_step import ChunkTensors, LocalStep, RoundTensors, StepTensors
 from flcog.execute.optimizer import TensorOptimizer
-from flcog.execute.plain_steps import Chunk, PlainSteps
 from flcog.execute.programs import Lane, Programs, StepArguments, first_of, key_of
+from flcog.execute.stacked_clients import Chunk, StackedClients
 from flcog.execute.stacking import announce_chunk, stacked_batches
 from flcog.execute.trainer import Learner
 from flcog.method import GlobalModel
 from flcog.settings import Compile
 
 
-class CompiledSteps(PlainSteps):
+class CompiledClients(StackedClients):
     """Runs chunks through a compiled program, which is made for a fixed number of clients and rows.
 
     Chunks are padded with inactive clients, and batches with masked rows. Chunks and batches that would be mostly padding run
@@ -47,7 +47,7 @@ class CompiledSteps(PlainSteps):
     @property
     def _num_rows(self) -> int | None:
         """The number of rows in a padded batch; None for models that feel padding."""
-        return None if self._learner.model.feels_padding else self._rows
+        return None if self.model.feels_padding else self._rows
 
     def padded(self, assignment: Assignment, works: Sequence[ClientWork]) -> list[ClientWork]:
         if not self.fits(assignment, works):
@@ -104,7 +104,7 @@ class CompiledSteps(PlainSteps):
             torch.tensor(assignment.round, device=device),
         )
         tensors = ChunkTensors(*chunk, self._optimizer.fresh_state(chunk.params))
-        return LocalStep(bare, self._optimizer, self._learner.layers), tensors, shared
+        return LocalStep(bare, self._optimizer, self.learner.layers), tensors, shared
 
     def _batches(self, assignment: Assignment, works: Sequence[ClientWork], device: torch.device) -> Iterator[StepTensors]:
         """The batches of all steps. Padding clients come last and never act."""
@@ -133,7 +133,7 @@ class CompiledSteps(PlainSteps):
         if self._programs.fails(assignment) or 2 * len(works) < self._clients:
             return False
         rows = max(int(work.sizes.max()) for work in works)
-        return rows == self._rows == works[0].sizes[0] if self._learner.model.feels_padding else 2 * rows >= self._rows
+        return rows == self._rows == works[0].sizes[0] if self.model.feels_padding else 2 * rows >= self._rows
 
 
 def _tensors(broadcasts: Sequence[Slot], device: torch.device) -> list[Slot]:
