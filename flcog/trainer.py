@@ -107,7 +107,7 @@ class FederatedTrainer(TopicList):
         processes_per_device: the number of processes on each device, for a GPU that one process does not fill. Each process holds a
             copy of the data.
         seed: fixes cohorts, batches and noise, for any executor and number of processes.
-        on_bad_update: if a client sends or keeps NaN or infinite values, ``raise`` an error, or ``drop`` the client. Dropping runs the
+        on_bad_update: if a client sends NaN or infinite values, ``raise`` an error, or ``drop`` the client. Dropping runs the
             round again as if the client had stayed away, which takes time but no memory for single clients' updates.
         resume_changed: whether a resumed run may have other settings than its checkpoint (see :meth:`fit`).
         fast_dev_run: a trial of the program: this number of rounds (True is 1) with one local step for each client and one batch of each

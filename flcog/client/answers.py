@@ -25,7 +25,6 @@ from flcog.method import SealedSum, Stage
 from flcog.wire.envelope import Field
 from flcog.wire.ledger import masked_bytes
 from flcog.wire.packing import Limits, pack, unpack
-from flcog.wire.soundness import STATE_RANGE
 
 SLACK = 2**16
 """Bytes of any answer's header."""
@@ -258,13 +257,12 @@ def _believed_reply(reply: ClientReply, like: ClientReply, tasks: Sequence[Clien
     _alike(envelope._replace(measured={}), example._replace(measured={}), rows, "the envelope")
     measured = envelope.measured
     require(type(measured) is dict and all(map(_is_name, measured)), "the names of the measurements are no short texts")
-    for name in [name for name in example.measured if not name.startswith((LOGGED, STATE_RANGE))]:
+    for name in [name for name in example.measured if not name.startswith(LOGGED)]:
         require(name in measured, f"it does not have {name}")
     for name, value in measured.items():
-        require(name in example.measured or name.startswith((LOGGED, STATE_RANGE)), f"nobody asked for {clean(name)}")
-        own = isinstance(value, Tensor) and value.is_floating_point() and len(value.shape) > 0 and len(value) == rows
-        require(own, f"{clean(name)} is not one number, or row of numbers, for each client")
-        require(value.ndim == 1 or name.startswith(STATE_RANGE), f"{clean(name)} is not one number for each client")
+        require(name in example.measured or name.startswith(LOGGED), f"nobody asked for {clean(name)}")
+        own = isinstance(value, Tensor) and value.is_floating_point() and value.shape == (rows,)
+        require(own, f"{clean(name)} is not one number for each client")
     manifest = like.manifest
     masked, plain = ([masked_bytes(task.masks, sizes) for task in tasks] for sizes in (manifest.params, manifest.plain_params))
     return ClientReply(list(reply.clients), envelope, manifest, masked, plain)

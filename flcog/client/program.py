@@ -15,7 +15,7 @@ from flcog.functional.apply import Apply
 from flcog.functional.model_function import ModelFunction
 from flcog.method import Attack, ClientData, Context, GlobalModel, Gradient, GradientFunction, Method, Optimisation, Stage, Upload
 from flcog.method.method import with_measures
-from flcog.method.returned import as_given, check_pair, check_params, check_scalar, check_upload, is_checked, untouched
+from flcog.method.returned import as_given, as_tensors, check_params, is_checked, untouched
 from flcog.method.stage import ORDER
 from flcog.wire.envelope import Envelope, Manifest, fields_of, map_fields, sizes_of
 
@@ -92,8 +92,8 @@ class Program:
             contexts, inputs = self.contexts(tensors, buffers, 0), list(tensors.inputs)
             for i, method in self.starters:
                 with _watched(method, "start", contexts[i]):
-                    started = method.start(self.apply(buffers), dict(params), contexts[i])
-                params, inputs[i] = check_pair(method, "start", started, params, "inputs")
+                    started, inputs[i] = method.start(self.apply(buffers), dict(params), contexts[i])
+                params = check_params(method, "start", started, params)
             tensors = tensors._replace(inputs=inputs)
         return _masked(params, tensors.masks), tensors
 
@@ -108,8 +108,7 @@ class Program:
         total = task_loss
         for i, method in self.losses:
             with _watched(method, "loss", contexts[i], params):
-                term = method.loss(apply, dict(params), batch, task_loss, contexts[i])
-            total = total + check_scalar(method, "loss", term)
+                total = total + method.loss(apply, dict(params), batch, task_loss, contexts[i])
         return total
 
     def gradient(self, base: GradientFunction, params: Params, batch: Batch, contexts: list[Context], masks: Params) -> Gradient:
@@ -162,8 +161,8 @@ class Program:
         contexts, states = self.contexts(tensors, buffers, step), list(tensors.states)
         for i, method in self.followers:
             with _watched(method, "after_step", contexts[i], params, before):
-                after = method.after_step(self.apply(buffers), dict(params), dict(before), batch, contexts[i])
-            params, states[i] = check_pair(method, "after_step", after, params, "state") if is_checked(step) else after
+                after, states[i] = method.after_step(self.apply(buffers), dict(params), dict(before), batch, contexts[i])
+            params = check_params(method, "after_step", after, params) if is_checked(step) else after
         return _masked(params, tensors.masks), tensors._replace(states=states)
 
     def over_data(self, params: Params, buffers: Params, batch: Batch) -> list[Slot]:
@@ -184,10 +183,11 @@ class Program:
         for i, method in enumerate(self.methods):
             if method.overrides("finish_client"):
                 with _watched(method, "finish_client", contexts[i], params):
-                    finished = method.finish_client(dict(delta), dict(params), contexts[i])
-                messages[method.name] = upload = check_upload(method, finished, params)
-                sends_weights, delta = sends_weights and upload.delta is not None, delta if upload.delta is None else upload.delta
-                states[i] = upload.state
+                    messages[method.name] = upload = method.finish_client(dict(delta), dict(params), contexts[i])
+                    states[i] = as_tensors(method, "finish_client", {} if upload.state is None else upload.state)
+                    if upload.delta is not None:
+                        delta = check_params(method, "finish_client", upload.delta, params, some=True)
+                sends_weights = sends_weights and upload.delta is not None
                 if not method.overrides("init_client") and pytree.tree_leaves(states[i]):
                     raise ValueError(
                         f"{method.name}: finish_client returns a state, and flcog keeps the states of methods with init_client alone: "

@@ -29,8 +29,8 @@ from flcog.method import ClientView, GlobalModel, Method, Personalisation, Priva
 from flcog.method.client_view import Population
 from flcog.metrics import reweighted
 from flcog.models.causal_lm import scales
+from flcog.wire.envelope import of_client
 from flcog.wire.ledger import masked_bytes
-from flcog.wire.soundness import of_client, state_ranges
 
 TRAINING = "lightning"
 """The name of the executor that trains clients in Lightning's loops, and of the state that it keeps of each client."""
@@ -280,10 +280,7 @@ class ClientRuntime:
             [masked_bytes(work.masks, sizes) if work.masks else 0 for work in result.works]
             for sizes in (result.manifest.params, result.manifest.plain_params)
         )
-        envelope = result.envelope._replace(
-            measured={**result.envelope.measured, **state_ranges(result.states, methods, len(clients))}
-        )
-        return ClientReply(clients, envelope, result.manifest, masked, masked_plain)
+        return ClientReply(clients, result.envelope, result.manifest, masked, masked_plain)
 
 
 def _are_equal(one: Tensor | None, other: Tensor | None) -> bool:

@@ -15,8 +15,7 @@ from flcog.functional.own_steps import LOGGED
 from flcog.method import Aggregator, ClientUpload, Cohort, Method, Selection, UploadAggregator, UploadChange, method_of
 from flcog.server.bad_updates import bad_clients, bad_update
 from flcog.server.kept import KeptUploads
-from flcog.wire.envelope import Envelope, changes_of
-from flcog.wire.soundness import of_client
+from flcog.wire.envelope import Envelope, changes_of, of_client
 
 
 class Sums(NamedTuple):

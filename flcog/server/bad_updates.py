@@ -9,12 +9,11 @@ from torch import Tensor
 from flcog.client.messages import ClientReply
 from flcog.core.types import Params
 from flcog.functional.own_steps import LOGGED
-from flcog.wire.envelope import Envelope
-from flcog.wire.soundness import STATE_RANGE, floats, is_sound, suspects
+from flcog.wire.envelope import Envelope, floats, is_sound, suspects
 
 
 class BadUpdate(ValueError):
-    """A NaN or an infinity in a client's envelope or state, or in the new model."""
+    """A NaN or an infinity in a client's envelope, or in the new model."""
 
 
 def bad_clients(reply: ClientReply, changes: Params, norms: Tensor) -> dict[int, str]:
@@ -56,7 +55,4 @@ def _where(envelope: Envelope, k: int) -> str | None:
     ]
     for name in envelope.mean:
         parts.append((f" (in what {name} sends)", [envelope.mean[name], envelope.sum[name]]))
-    for name, value in envelope.measured.items():
-        if name.startswith(STATE_RANGE):
-            parts.append((f" (in {name.removeprefix(STATE_RANGE)}'s state of the client)", value))
     return next((where for where, tree in parts if not is_sound(tree, k)), None)

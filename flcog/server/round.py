@@ -27,7 +27,7 @@ from flcog.method import (
     Uploads,
     method_of,
 )
-from flcog.method.returned import check_params, check_parts, untouched
+from flcog.method.returned import check_params, untouched
 from flcog.server.aggregate import Aggregate
 from flcog.server.bad_updates import check_new_model
 from flcog.server.clock import asking_seconds, pass_time
@@ -51,8 +51,7 @@ def take_step(server: ServerState, method: Method, delta: Params, messages: Mess
     """Run one method's server step."""
     state = containers_copied(server.servers[method.name])
     with untouched(method, "server_step", server.params, cohort.buffers):
-        result = method.server_step(state, dict(server.params), delta, messages, cohort)
-    change, state, *buffers = check_parts(method, "server_step", result, "(change, state), or (change, state, buffers)", (2, 3))
+        change, state, *buffers = method.server_step(state, dict(server.params), delta, messages, cohort)
     check_params(method, "server_step", change, server.params)
     return change, state, cohort.buffers | dict(*buffers)
 

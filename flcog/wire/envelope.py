@@ -138,3 +138,28 @@ def fields_of(envelope: Envelope) -> Any:
     """The envelope's fields with their shapes and types in the place of tensors."""
     bare = envelope._replace(measured={})
     return pytree.tree_map(lambda value: Field(tuple(value.shape), value.dtype), pytree.tree_map(torch.as_tensor, bare))
+
+
+def suspects(tree: Any, count: int) -> Tensor:
+    """Clients whose values may not all be finite, [clients]. Their sums show it, in one pass without temporary tensors.
+
+    A sum of finite values can overflow: :func:`is_sound` decides.
+    """
+    sums = [value.reshape(count, -1).sum(1) for value in floats(tree)]
+    if not sums:
+        return torch.zeros(count, dtype=torch.bool)
+    return ~torch.isfinite(torch.stack([each.to(sums[0]) for each in sums])).all(0)
+
+
+def is_sound(tree: Any, k: int) -> bool:
+    """Whether all values of one client are finite."""
+    return all(bool(torch.isfinite(value[k]).all()) for value in floats(tree))
+
+
+def floats(tree: Any) -> list[Tensor]:
+    return [value for value in pytree.tree_leaves(tree) if isinstance(value, Tensor) and value.is_floating_point()]
+
+
+def of_client(tree: Any, k: int) -> Any:
+    """One client's part of a tree with a leading client axis, in memory of its own, so that it does not hold the others'."""
+    return pytree.tree_map(lambda value: value[k].clone() if len(value) > 1 else value[k], tree)
