@@ -16,8 +16,7 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from flcog.client.joined_scores import JOINS, POOLED
-from flcog.client.messages import ClientReply, ClientTask, Download, RollCall, Scores
+from flcog.client.messages import JOINS, POOLED, ClientReply, ClientTask, Download, RollCall, Scores
 from flcog.client.runtime import ClientRuntime
 from flcog.data import LABELLED, Federation
 from flcog.functional.own_steps import LOGGED

@@ -1,8 +1,10 @@
 """The messages between server and clients: tasks and replies. They contain only tensors and primitive values."""
 
+import operator
 from collections.abc import Generator, Iterable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple, Protocol
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -134,6 +136,13 @@ class RollCall(NamedTuple):
     def population(self) -> Population:
         """The facts that every client may know."""
         return Population(len(self.sizes), int(self.sizes.sum()), self.task, self.num_classes, self.bin_edges)
+
+
+JOINS: Mapping[str, Any] = {"mean": operator.add, "sum": operator.add, "max": np.maximum, "min": np.minimum}
+"""How the values of two hosts are put together, by the name of the reduction."""
+
+POOLED = "pooled"
+"""The reduction of figures that need all samples, such as a metric's. The figures of two hosts cannot be put together."""
 
 
 @message

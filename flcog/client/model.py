@@ -1,15 +1,15 @@
 """The model that clients train: the user's module, the layers that methods add, and the optimiser."""
 
 import functools
+import inspect
 from collections.abc import Sequence
 from typing import Any, NamedTuple, cast
 
 import lightning as L
 import torch
 from torch import Tensor, nn
+from torch.utils import _pytree as pytree
 
-from flcog.client.optimizers import SeveralOptimizers, asks_again, describe_optimizer
-from flcog.client.output_check import check_pairs
 from flcog.client_module import ClientModule, as_client
 from flcog.core.global_streams import seeded
 from flcog.core.precision import DTYPES, default_dtype, float64_device
@@ -17,9 +17,10 @@ from flcog.core.processes import Processes
 from flcog.core.randomness import fold
 from flcog.core.sharded import is_sharded
 from flcog.core.source import Source
+from flcog.core.trees import Tree, first_leaf, form
 from flcog.core.types import Params
 from flcog.data import FederatedDataModule, Federation
-from flcog.functional.model_function import ModelFunction
+from flcog.functional.model_function import ModelFunction, forward
 from flcog.method import Method, Note, Personalisation
 from flcog.method.gradient_clip import GradientClip
 from flcog.models.lora import adapters
@@ -27,6 +28,41 @@ from flcog.settings import Settings
 
 CHANGES_A_STEP = ("loss", "wrap_gradient", "correct_gradient")
 """Hooks of flcog's methods that a module with manual optimisation leaves no place for."""
+
+
+class SeveralOptimizers(torch.optim.Optimizer):
+    """The optimisers of a module with manual optimisation as one list of groups. The module steps each of them."""
+
+    def __init__(self, optimizers: Sequence[torch.optim.Optimizer]) -> None:
+        self.optimizers = list(optimizers)
+        self.defaults: dict[str, Any] = {}
+
+    @property
+    def param_groups(self) -> list[dict[str, Any]]:  # type: ignore[override]
+        return [group for optimizer in self.optimizers for group in optimizer.param_groups]
+
+    def __repr__(self) -> str:
+        return f"SeveralOptimizers({', '.join(map(repr, self.optimizers))})"
+
+
+def asks_again(optimizer: torch.optim.Optimizer) -> bool:
+    """Whether the optimiser computes the loss itself, perhaps several times in a step, as ``LBFGS`` does."""
+    closure = inspect.signature(type(optimizer).step).parameters.get("closure")
+    return closure is not None and closure.default is inspect.Parameter.empty
+
+
+def describe_optimizer(optimizer: torch.optim.Optimizer) -> str:
+    """Describe an optimiser by its settings that differ from torch's defaults: ``SGD(lr=0.05, momentum=0.9)``."""
+    if isinstance(optimizer, SeveralOptimizers):
+        return ", ".join(map(describe_optimizer, optimizer.optimizers))
+    usual = inspect.signature(type(optimizer)).parameters
+    options = {
+        name: value
+        for name, value in optimizer.defaults.items()
+        if name == "lr" or (name in usual and usual[name].default != value)
+    }
+    groups = f", {len(optimizer.param_groups)} groups of parameters" if len(optimizer.param_groups) > 1 else ""
+    return f"{type(optimizer).__name__}({', '.join(f'{name}={value}' for name, value in options.items())}){groups}"
 
 
 class ClientModel(NamedTuple):
@@ -210,3 +246,59 @@ def _notes_on_groups(optimizer: torch.optim.Optimizer, methods: Sequence[Method]
     if not methods or all(setting == settings[0] for setting in settings):
         return []
     return [Note("note", "the optimiser's groups differ; a method that needs its learning rate takes the first group's")]
+
+
+def check_pairs(module: ClientModule, federation: Federation) -> None:
+    """Refuse data that are not pairs of tensors, an input and a target, from which every client module learns."""
+    name = type(module).__name__
+    for part, samples in federation.sets.items():
+        if not samples.whole and samples.labelled:
+            continue
+        items = samples.gather(torch.zeros(1, dtype=torch.int64))
+        odd = [leaf for leaf in pytree.tree_leaves(items) if not isinstance(leaf, Tensor)]
+        if not samples.labelled or odd:
+            found = f"contains a {type(odd[0]).__name__}" if samples.labelled else f"is {form(items)}"
+            raise ValueError(
+                f"{name} learns from pairs of an input and a target, which are tensors, and a batch of the {part} set {found}: return "
+                'pairs, name the targets (target="label"), make tensors in a transform (a tokenizer, for text), or give a '
+                "LightningModule whose training_step takes such batches"
+            )
+
+
+@torch.no_grad()
+def check_outputs(model: ModelFunction, sample: Tree, federation: Federation) -> None:
+    """Refuse targets of another kind than the module learns, and a model with fewer outputs than the data have labels.
+
+    Cross entropy on a GPU would end the process at such a label without naming it. ``sample`` is one input of the model, [1, ...].
+    """
+    module = model.module
+    if not isinstance(module, ClientModule) or not _loss_is_known(type(module)):
+        return
+    for part, samples in federation.sets.items():
+        if not isinstance(samples.targets, Tensor):
+            raise ValueError(
+                f"{type(module).__name__} learns from one tensor of targets, and the {part} set's are a {type(samples.targets).__name__}: "
+                "give one tensor, or write a subclass whose per_example_loss, per_example_score and metrics read all of them"
+            )
+        if module.task == "classification" and samples.targets.is_floating_point():
+            raise ValueError(
+                f"{type(module).__name__} learns class indices, and the {part} set's targets are {samples.targets.dtype}: give integers "
+                "(targets.long()), or use Regressor for values"
+            )
+    try:
+        with seeded(0, first_leaf(sample).device):
+            buffers = {name: buffer.clone() for name, buffer in model.buffers.items()}
+            outputs = model.frozen(model.params, buffers, forward, sample)
+    except Exception:  # training raises it again, with the client and the step
+        return
+    for part, samples in federation.sets.items():
+        if outputs.ndim == 2 and (wanted := module.outputs_short_of(outputs, samples.targets)):
+            raise ValueError(
+                f"{type(module.model).__name__} has {outputs.shape[1]} outputs, and the {part} set has {wanted}: set the model's "
+                "num_classes"
+            )
+
+
+def _loss_is_known(cls: type) -> bool:
+    """Whether the class that defines the loss also defines ``outputs_short_of``, the number of outputs that the loss needs."""
+    return next("outputs_short_of" in vars(base) for base in cls.__mro__ if "per_example_loss" in vars(base))

@@ -4,7 +4,7 @@ from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
@@ -12,17 +12,17 @@ from torch.utils import _pytree as pytree
 
 from flcog.client.executor import Assignment, Executor, Placement, Result, longest_first
 from flcog.client.messages import ClientReply, ClientTask, Download, Question, RollCall, Scores, Split, unsent_by
-from flcog.client.personal import PersonalModel, PersonalModels
-from flcog.client.program import Program
+from flcog.client.program import ClientTensors, Program
 from flcog.client.sealing import sealed
 from flcog.client.store import ClientStore, StatesInMemory, filled, residual_stages
 from flcog.client.work import ClientWork, make_work
 from flcog.core.copies import handed_over
-from flcog.core.randomness import make_rng
+from flcog.core.randomness import fold, make_rng
 from flcog.core.types import Params, Slot
 from flcog.data import Exchange, Federation
 from flcog.data.batching import Batching
 from flcog.data.reading import Reader
+from flcog.functional.apply import OwnForward
 from flcog.functional.evaluation import Evaluator
 from flcog.functional.model_function import ModelFunction
 from flcog.method import ClientView, GlobalModel, Method, Personalisation, PrivateSum, SealedSum, drawn, first_contact, method_of
@@ -34,6 +34,14 @@ from flcog.wire.ledger import masked_bytes
 
 TRAINING = "lightning"
 """The name of the executor that trains clients in Lightning's loops, and of the state that it keeps of each client."""
+
+
+class PersonalModel(NamedTuple):
+    """A client's own parameters and buffers, and the way in which they give outputs."""
+
+    params: Params
+    buffers: Params
+    forward: OwnForward | None
 
 
 @dataclass
@@ -157,12 +165,29 @@ class ClientRuntime:
 
     def _personal_model(self, received: Download, method: str, client: int, first: Params) -> PersonalModel:
         """A client's own model. A client without a state makes its first state from ``first``, the global parameters."""
-        chosen = next(each for each in self.methods if isinstance(each, Personalisation))
-        models = PersonalModels(self.model, self.federation, self.batching, self.reader, self.evaluator, self.loop)
-        work = models.work(received, client)
-        self.prepare([work], [chosen], first, received.buffers, received.round)
-        with self._rates_kept():
-            return models.make(received, chosen, work)
+        chosen, seed = next(each for each in self.methods if isinstance(each, Personalisation)), fold(received.seed, "personal")
+
+        def work(steps: int) -> ClientWork:
+            return make_work(self.federation, self.batching, [ClientTask(client, steps, 1.0)], seed, received.round)[0]
+
+        def program(methods: list[Method], params: Params) -> Program:
+            broadcasts = [received.server[method.name] for method in methods]
+            return Program(self.model, methods, broadcasts, GlobalModel(params, received.buffers), received.optimisation)
+
+        one, buffers = work(1), received.buffers
+        self.prepare([one], [chosen], first, buffers, received.round)
+        tensors = ClientTensors(one.states(), one.draws(), [{}], 1, one.num_samples, 1.0)
+        (context,) = program([chosen], received.params).contexts(tensors, buffers, 0)
+        own, steps, own_statistics, forward = chosen.personal(dict(received.params), context)
+        if steps:
+            assignment = Assignment(program([], own), [work(steps)], self.reader, received.rates, seed, received.round)
+            with self._rates_kept():
+                envelope = next(self.loop.run(assignment)).envelope
+            own = {name: value + envelope.delta[name][0] for name, value in own.items()}
+            buffers = {name: value[0].clone() for name, value in envelope.buffers.items()}
+        elif own_statistics and self.model.mixes_rows:
+            buffers = self.evaluator.statistics(own, buffers, one.own)
+        return PersonalModel(own, buffers, forward)
 
     def ask(self, questions: Sequence[Question]) -> Generator[Any, None, None]:
         return (getattr(self, name)(*arguments) for name, arguments in questions)

@@ -8,8 +8,8 @@ from flcog.commands.federated_cli import CommandCLI
 from flcog.core.commands import parser_of
 from flcog.core.extras import require
 from flcog.deploy.application import FLOWER, NODE, PACKAGE, write_app
-from flcog.deploy.checks import check_run
-from flcog.deploy.numbering import shares
+from flcog.deploy.node import shares
+from flcog.deploy.objects import check_run
 
 
 def deploy(arguments: list[str]) -> None:

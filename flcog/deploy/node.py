@@ -1,12 +1,14 @@
 """A node: it answers the server's requests about the clients that it hosts. ``flcog node`` runs one beside its SuperNode."""
 
+import copy
+import dataclasses
 import traceback
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 import flcog
@@ -15,9 +17,8 @@ from flcog.commands.errors import refusal
 from flcog.core.commands import parser_of
 from flcog.core.extras import require
 from flcog.core.fabric import processes_of
-from flcog.data import FederatedDataModule
+from flcog.data import FederatedDataModule, Partition
 from flcog.deploy.application import FLOWER, PACKAGE
-from flcog.deploy.numbering import hosted
 from flcog.deploy.objects import make_objects
 from flcog.deploy.states import NodeStates
 from flcog.run.hosting import HostedClients, host_clients
@@ -60,7 +61,7 @@ def node(arguments: list[str]) -> None:
     answer_messages(Runtime(options.supernode, options.secret.read_bytes()), options.app.resolve(), Node(place).answer)
 
 
-@dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True)
 class Place:
     """A node's clients and files.
 
@@ -177,3 +178,49 @@ def check_alike(facts: Mapping[str, Any], here: Mapping[str, Any], fix: str) -> 
     for name, mine in here.items():
         if facts.get(name) != mine:
             raise ValueError(f"this node has {name}={mine}, the server {facts.get(name)}: {fix}")
+
+
+def hosted(datamodule: FederatedDataModule, clients: Sequence[int], of: int) -> FederatedDataModule:
+    """The data of a node.
+
+    Args:
+        datamodule: the node's data module. If it has the data of all clients, the node takes its own. Otherwise it has as many clients as
+            the node hosts, and they receive these numbers in order.
+        clients: the numbers of the node's clients.
+        of: the number of all clients.
+    """
+    found = datamodule.federation.num_clients
+    if wrong := [client for client in clients if not 0 <= client < of]:
+        raise ValueError(
+            f"the federation's clients have the numbers 0 to {of - 1}; this node's clients={wrong[0]}: correct its number"
+        )
+    if found == of:
+        return datamodule.only(clients)
+    if found != len(clients):
+        raise ValueError(
+            f"the node's data have {found} clients, and the node hosts {len(clients)} of {of}: give data with num_clients={len(clients)}"
+        )
+    own, federation = copy.copy(datamodule), datamodule.federation
+    numbered = dataclasses.replace(
+        federation,
+        partition=_numbered(federation.partition, clients, of),
+        client_val=federation.client_val and _numbered(federation.client_val, clients, of),
+        client_test=federation.client_test and _numbered(federation.client_test, clients, of),
+        whole=None,
+    )
+    own._federation = numbered.only(clients)
+    return own
+
+
+def shares(clients: int, nodes: int) -> list[Sequence[int]]:
+    """The clients of each node: client k lives on node k modulo their number."""
+    if nodes > clients:
+        raise ValueError(f"--try {nodes} starts {nodes} nodes, and the federation has {clients} clients: give at most {clients}")
+    return [range(node, clients, nodes) for node in range(nodes)]
+
+
+def _numbered(partition: Partition, clients: Sequence[int], of: int) -> Partition:
+    """The partition with its clients at these numbers, and no samples for all others."""
+    parts = {number: partition.client(k) for k, number in enumerate(clients)}
+    nothing = np.zeros(0, np.int64)
+    return Partition.from_clients([parts.get(number, nothing) for number in range(of)])

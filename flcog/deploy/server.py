@@ -11,9 +11,8 @@ from flcog.commands.errors import complain, refusal
 from flcog.core.commands import parser_of
 from flcog.core.extras import require
 from flcog.deploy.application import FLOWER, PACKAGE
-from flcog.deploy.checks import check_run
 from flcog.deploy.node import facts_of
-from flcog.deploy.objects import SERVER, make_objects
+from flcog.deploy.objects import SERVER, check_run, make_objects
 
 
 def server(arguments: list[str]) -> None:

@@ -9,7 +9,7 @@ from lightning.pytorch.loops.fetchers import _DataLoaderIterDataFetcher
 from lightning.pytorch.loops.utilities import _select_data_fetcher
 from lightning.pytorch.trainer.states import RunningStage
 
-from flcog.client.optimizers import asks_again
+from flcog.client.model import asks_again
 from flcog.core.lightning_packages import overrides
 from flcog.core.precision import DTYPES
 

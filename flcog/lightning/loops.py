@@ -14,7 +14,7 @@ from lightning.pytorch.trainer.connectors.logger_connector.result import _Result
 from lightning.pytorch.trainer.states import RunningStage
 from lightning.pytorch.utilities import CombinedLoader
 
-from flcog.client.joined_scores import POOLED
+from flcog.client.messages import POOLED
 from flcog.functional.own_steps import columns_of
 
 

@@ -18,15 +18,22 @@ from flcog.method.context import (
     Upload,
 )
 from flcog.method.data_exchange import Ask, DataExchange, DataHost, ExchangeSummary
-from flcog.method.devices import AvailabilityModel, Workload
 from flcog.method.method import CLIENT_HOOKS, HOOKS, OBSERVER_HOOKS, Method, method_of
-from flcog.method.notes import Note, Notes
-from flcog.method.observer import Callback, MethodRecord, Run, Trackers
+from flcog.method.observer import Callback, MethodRecord, Note, Notes, Run, Trackers
 from flcog.method.personal import ParameterMask, Personal, Personalisation
 from flcog.method.private_sum import Normal, PrivateSum, Training, Withholding
 from flcog.method.returned import drawn, first_contact
 from flcog.method.sealed_sum import RoundKeys, SealedSum, SealedUploads
-from flcog.method.selection import ClientPool, Participants, RoundRecord, SamplingLaw, Selection, Unbiased
+from flcog.method.selection import (
+    AvailabilityModel,
+    ClientPool,
+    Participants,
+    RoundRecord,
+    SamplingLaw,
+    Selection,
+    Unbiased,
+    Workload,
+)
 from flcog.method.stage import Broadcast, BroadcastStage, SentBroadcast, Stage
 from flcog.wire.envelope import Envelope
 

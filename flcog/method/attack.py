@@ -13,7 +13,7 @@ from flcog.core.randomness import fold, sample_without_replacement
 from flcog.core.types import Slot
 from flcog.method.client_view import ClientView
 from flcog.method.context import Context
-from flcog.method.notes import Note
+from flcog.method.observer import Note
 from flcog.method.stage import Kind, Stage
 from flcog.wire.envelope import Envelope
 

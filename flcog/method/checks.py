@@ -5,12 +5,11 @@ from math import inf
 
 from flcog.method.aggregator import Aggregator
 from flcog.method.clock import AsynchronousRounds, Clock, Cutoff
-from flcog.method.devices import AvailabilityModel
 from flcog.method.method import SERVER_HOOKS, Method
 from flcog.method.personal import Personalisation
 from flcog.method.private_sum import PrivateSum
 from flcog.method.sealed_sum import SealedSum
-from flcog.method.selection import Selection
+from flcog.method.selection import AvailabilityModel, Selection
 from flcog.method.stage import BroadcastStage, Stage
 
 EXCLUSIVE_PROTOCOLS = {

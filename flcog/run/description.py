@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from flcog.client.optimizers import describe_optimizer
+from flcog.client.model import describe_optimizer
 from flcog.client_module import ClientModule
 from flcog.core.files import short
 from flcog.core.masking import masked_text

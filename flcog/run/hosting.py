@@ -10,8 +10,7 @@ from lightning.pytorch.trainer.states import TrainerFn
 from torch import Tensor, nn
 
 from flcog.client.messages import RollCall
-from flcog.client.model import ClientModel, make_client_model
-from flcog.client.output_check import check_outputs
+from flcog.client.model import ClientModel, check_outputs, make_client_model
 from flcog.client.runtime import ClientRuntime
 from flcog.client.store import ClientStore
 from flcog.core.precision import DTYPES

@@ -8,8 +8,8 @@ import yaml
 
 from deploy.test_node import softmax
 from flcog.callbacks import SCAFFOLD
-from flcog.deploy.checks import check_run
 from flcog.deploy.command import deploy
+from flcog.deploy.objects import check_run
 from flcog.run.observers.checkpoint import Checkpoint
 
 REFUSED = {

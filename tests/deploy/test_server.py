@@ -20,8 +20,7 @@ from deploy.test_node import softmax
 from flcog.deploy import clients
 from flcog.deploy.application import PACKAGE, write_app
 from flcog.deploy.command import deploy
-from flcog.deploy.node import Node
-from flcog.deploy.numbering import shares
+from flcog.deploy.node import Node, shares
 from flcog.deploy.objects import make_objects
 from flcog.deploy.post import ANSWER, TYPES, Post
 from flcog.deploy.server import failure_of, train
