@@ -110,7 +110,6 @@ def make_client_model(
     if not reason:
         for group in optimizer.param_groups:
             group["params"] = [parameter for parameter in group["params"] if parameter.requires_grad]
-    notes += _notes_on_groups(optimizer, methods)
     return ClientModel(function, optimizer, notes, trainer, reason, trainer.has_users_hooks())
 
 
@@ -239,13 +238,6 @@ def _check_steps(
             f"accumulate_grad_batches={accumulate}: {name} takes its steps itself, or its optimiser computes the loss several times in a "
             "step: accumulate in training_step, or use a larger batch size"
         )
-
-
-def _notes_on_groups(optimizer: torch.optim.Optimizer, methods: Sequence[Method]) -> list[Note]:
-    settings = [[group.get(name) for name in ("lr", "momentum", "weight_decay")] for group in optimizer.param_groups]
-    if not methods or all(setting == settings[0] for setting in settings):
-        return []
-    return [Note("note", "the optimiser's groups differ; a method that needs its learning rate takes the first group's")]
 
 
 def check_pairs(module: ClientModule, federation: Federation) -> None:

@@ -119,11 +119,6 @@ def equal(one: Tree, other: Tree) -> bool:
     return spec == other_spec and all(map(same, own, others))
 
 
-def unlike_keys(one: Tree, other: Tree) -> bool:
-    """Whether two trees differ in their type or in the keys of their first level: a quick test, which builds no structure."""
-    return type(one) is not type(other) or (isinstance(one, dict) and one.keys() != other.keys())
-
-
 def has_rows(tree: Tree, count: int) -> bool:
     """Whether all parts of a batch are tensors with one row for each of ``count`` samples.
 

@@ -104,7 +104,7 @@ class ChosenExecutor:
         job = self._job
         if choice == Choice("loop", 1) and not job.model.trains_itself and not _captures(job.device):
             return ""
-        self._findings = probe(job, choice, lambda job, choice: make_placement(job, choice, Notes()))
+        self._findings = probe(job, choice)
         job.model.reads_other_rows = job.model.reads_other_rows or self._findings.mixes
         return self._findings.fault
 

@@ -13,9 +13,18 @@ from flcog.client.executor import Assignment, StopRequest
 from flcog.client.work import ClientWork
 from flcog.core.precision import number_dtype
 from flcog.core.types import Slot
-from flcog.execute.local_step import ChunkTensors, LocalStep, RoundTensors, StepTensors
 from flcog.execute.optimizer import TensorOptimizer
-from flcog.execute.programs import Lane, Programs, StepArguments, first_of, key_of
+from flcog.execute.programs import (
+    ChunkTensors,
+    Lane,
+    LocalStep,
+    Programs,
+    RoundTensors,
+    StepArguments,
+    StepTensors,
+    first_of,
+    key_of,
+)
 from flcog.execute.stacked_clients import Chunk, StackedClients
 from flcog.execute.stacking import announce_chunk, stacked_batches
 from flcog.execute.trainer import Learner

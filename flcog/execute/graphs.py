@@ -10,8 +10,17 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from flcog.execute.local_step import ChunkTensors, LocalStep, RoundTensors, StepTensors
-from flcog.execute.programs import Lane, Programs, StepArguments, StepProgram, program_of
+from flcog.execute.programs import (
+    ChunkTensors,
+    Lane,
+    LocalStep,
+    Programs,
+    RoundTensors,
+    StepArguments,
+    StepProgram,
+    StepTensors,
+    program_of,
+)
 from flcog.execute.stacked_clients import Chunk
 from flcog.method import Notes
 

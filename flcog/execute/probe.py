@@ -25,20 +25,18 @@ from flcog.core.types import Params
 from flcog.core.users_code import is_base
 from flcog.execute.job import Job
 from flcog.execute.one_client import OneClient
-from flcog.execute.threads import Threads
+from flcog.execute.placements import Threads, make_placement
 from flcog.execute.trainer import Learner
 from flcog.functional.apply import Apply
 from flcog.functional.model_function import ModelFunction
 from flcog.functional.own_steps import LOGGED
-from flcog.method import GlobalModel, Gradient, Optimisation
+from flcog.method import GlobalModel, Gradient, Notes, Optimisation
 
 STEPS = 2
 """The local steps of each client."""
 
 ROUNDING = 100.0
 """Results are different if they differ by more than this multiple of the effect of a change of the weights in their last digit."""
-
-MakePlacement = Callable[[Job, Choice], Any]
 
 
 class Findings(NamedTuple):
@@ -57,11 +55,11 @@ class Findings(NamedTuple):
     logs: tuple[str, ...] = ()
 
 
-def probe(job: Job, choice: Choice, make: MakePlacement) -> Findings:
+def probe(job: Job, choice: Choice) -> Findings:
     """Train two clients for two steps, each alone and both in a placement, on copies of the module with other weights."""
     with kept_streams(job.device):
         try:
-            return _Probe(job, choice, make).findings()
+            return _Probe(job, choice).findings()
         except _Fault as fault:
             return Findings(str(fault))
 
@@ -71,8 +69,8 @@ class _Fault(Exception):
 
 
 class _Probe:
-    def __init__(self, job: Job, choice: Choice, make: MakePlacement) -> None:
-        self._job, self._choice, self._make, self._draws = job, choice, make, SameDraws()
+    def __init__(self, job: Job, choice: Choice) -> None:
+        self._job, self._choice, self._draws = job, choice, SameDraws()
         self._owns_step = job.model.trains_itself
         self._name = f"{type(job.model.module).__name__}.training_step" if self._owns_step else "the model"
 
@@ -150,7 +148,7 @@ class _Probe:
         if self._choice.name == "loop":
             placement: Any = Threads(Learner(model, optimizer), 2, 1, lambda learner: _InTurns(learner, barrier))
         else:
-            placement = self._make(job, self._choice._replace(compiled=False))
+            placement = make_placement(job, self._choice._replace(compiled=False), Notes())
         try:
             with self._draws:
                 found = [(result.works, _results(result, model)) for result in placement.run(assignment)]

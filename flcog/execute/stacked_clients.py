@@ -15,14 +15,14 @@ from flcog.client.program import ClientTensors, Program, differentiate_pure, wit
 from flcog.client.work import ClientWork
 from flcog.core.global_streams import seed_streams
 from flcog.core.precision import number_dtype
-from flcog.core.trees import copied_from, form, unlike_keys
+from flcog.core.trees import copied_from
 from flcog.core.types import Batch, Params, Slot
 from flcog.execute.one_client import widened
 from flcog.execute.optimizer import optimizer_like, stepper
 from flcog.execute.stacking import announce_chunk, by_client, stacked_batches
 from flcog.execute.trainer import ClientTrainer, add_note, own_steps
 from flcog.functional.own_steps import add_step, means, zeros_for
-from flcog.method import Gradient, Method
+from flcog.method import Gradient
 from flcog.wire.envelope import Manifest
 
 
@@ -81,8 +81,8 @@ class StackedClients(ClientTrainer):
         for name, keys in assignment.dropout_keys(self.model.dropout_keys, [work.client for work in works]).items():
             buffers[name] = torch.from_numpy(keys).to(device)
         tensors = ClientTensors(
-            states=_stack([work.states() for work in works], program.methods),
-            draws=_stack([work.draws() for work in works], program.methods),
+            states=_stack([work.states() for work in works]),
+            draws=_stack([work.draws() for work in works]),
             inputs=[{} for _ in program.methods],
             num_steps=torch.tensor([work.num_steps for work in works], device=device),
             num_samples=torch.tensor([work.num_samples for work in works], device=device),
@@ -200,14 +200,8 @@ def _repeat(value: Tensor, times: int) -> Tensor:
     return value.detach().expand(times, *value.shape).clone()
 
 
-def _stack(trees: list[Any], methods: Sequence[Method] = ()) -> Any:
+def _stack(trees: list[Any]) -> Any:
     """The clients' trees as one tree of stacked tensors. Without tensors in the first, nothing is walked through."""
-    for method, first, *others in zip(methods, *trees, strict=False):
-        if (odd := next((slot for slot in others if unlike_keys(first, slot)), None)) is not None:
-            raise ValueError(
-                f"{method.name}: the states (or draws) of all clients must have the same structure; got {form(first)} and {form(odd)}: "
-                "let init_client return every key that finish_client and after_step return"
-            )
     if not pytree.tree_leaves(trees[0]):
         return trees[0]
     return pytree.tree_map(lambda *leaves: torch.stack(leaves), *trees)

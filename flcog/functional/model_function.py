@@ -126,22 +126,10 @@ class ModelFunction:
 
     @property
     def feels_padding(self) -> bool:
-        """Whether padding rows would change the result: through BatchNorm, through the statistics that an InstanceNorm tracks, through an
-        Embedding that shortens the vectors that a batch looks up, through a forward pass that mixes rows by itself, or through the module's
-        own ``training_step`` without a mask.
+        """Whether padding rows would change the result: through BatchNorm, through a forward pass that mixes rows by itself, as the probe
+        has shown, or through the module's own ``training_step`` without a mask.
         """
-        norms = [m for m in self.module.modules() if isinstance(m, nn.modules.instancenorm._InstanceNorm)]
-        return (
-            self.mixes_rows
-            or self.trains_itself
-            or self.reads_other_rows
-            or any(norm.track_running_stats and norm.training for norm in norms)
-            or any(
-                getattr(m, "max_norm", None) is not None
-                for m in self.module.modules()
-                if isinstance(m, nn.Embedding | nn.EmbeddingBag)
-            )
-        )
+        return self.mixes_rows or self.trains_itself or self.reads_other_rows
 
     @property
     def convolves(self) -> bool:

@@ -74,7 +74,11 @@ def select(engine: Engine, server: ServerState, start: Start | None = None) -> P
         return Participants(population.draw(count))
     rng = make_rng(seed, server.round, "selection", method.name, *keys)
     selected = method.select(server.servers[method.name], population, count, rng)
-    _check(method, selected.clients, population, count if asynchronous else None)
+    if not population.available(selected.clients).all():  # a private sum relies on clients' pauses
+        raise ValueError(
+            f"{method.name}.select must return clients for which population.available is true, and the others are offline, in training or "
+            f"resting; got {selected.clients}"
+        )
     return selected._replace(asked=asked)
 
 
@@ -133,20 +137,3 @@ def _losses(engine: Engine, server: ServerState, clients: Sequence[int]) -> list
     found[mine] = torch.tensor(engine.clients.losses(received, clients[mine]), dtype=torch.float64)
     losses: list[float] = processes.total(found.to(float64_device(processes.device))).tolist()
     return losses
-
-
-def _check(method: Selection, clients: Sequence[int], population: ClientPool, places: int | None) -> None:
-    """Refuse a selection of clients that do not exist, come twice, are not available, or are more than there are ``places``."""
-    if len(set(clients)) < len(clients) or any(not 0 <= client < population.num_clients for client in clients):
-        raise ValueError(
-            f"{method.name}.select must return each client once, from 0 to {population.num_clients - 1}; got {clients}"
-        )
-    if not population.available(clients).all():
-        raise ValueError(
-            f"{method.name}.select must return clients for which population.available is true, and the others are offline, in training or "
-            f"resting; got {clients}"
-        )
-    if places is not None and len(clients) > places:
-        raise ValueError(
-            f"{method.name} has selected {len(clients)} clients for {places} free places: use a selection of a fixed number"
-        )

@@ -1,14 +1,13 @@
 """Messages as bytes: pack a tree of tensors and primitives, and unpack it, without pickle.
 
 Layout: eight bytes that name the format, the CRC-32 of the rest as four bytes, the header's length as eight bytes, the header,
-and the tensors' values. Integers and values are little-endian. The header is JSON: the tree, and each tensor's type, shape and order of
-axes in memory. A tensor that appears twice in the tree is stored once.
+and the tensors' values. Integers are little-endian, and so are values on the machines of torch. The header is JSON: the tree,
+and each tensor's type, shape and order of axes in memory. A tensor that appears twice in the tree is stored once.
 """
 
 import json
 import math
 import struct
-import sys
 import zlib
 from collections.abc import Mapping
 from typing import Any, NamedTuple, TypeVar
@@ -202,8 +201,6 @@ def _values(tensor: Tensor, order: list[int]) -> memoryview:
     if not tensor.numel():
         return memoryview(b"")
     array = tensor.detach().permute(order).contiguous().reshape(-1).cpu().view(torch.uint8).numpy()
-    if sys.byteorder == "big":
-        array = array.reshape(-1, tensor.element_size())[:, ::-1].copy()
     return memoryview(array.reshape(-1).data)
 
 
@@ -222,8 +219,6 @@ def _tensor(layout: _Layout, values: memoryview) -> Tensor:
     if layout.num_bytes:
         content = tensor.reshape(-1).view(torch.uint8)
         memoryview(content.numpy().data)[:] = values
-    if sys.byteorder == "big" and layout.num_bytes:
-        content.copy_(content.view(-1, tensor.element_size()).flip(1).reshape(-1))
     if layout.dtype == torch.bool and bool((content > 1).any()):
         raise PackingError("the message's truth values are neither 0 nor 1")
     return tensor.permute([layout.order.index(axis) for axis in range(len(layout.shape))])

@@ -40,7 +40,7 @@ from flcog.callbacks.attacks.omniscient import OmniscientAttack
 from flcog.callbacks.codecs.codec import Codec
 from flcog.callbacks.codecs.sparse import Sparse
 from flcog.callbacks.robust.parts import ToleratesAttackers
-from flcog.execute.threads import Threads
+from flcog.execute.placements import Threads
 from flcog.method import Method, Params, Withholding
 
 pytestmark = pytest.mark.filterwarnings("error")

@@ -20,7 +20,7 @@ from harness import (
 from torch import Tensor, nn
 
 import flcog
-from flcog.execute.threads import Threads
+from flcog.execute.placements import Threads
 from flcog.models import MLP, LoRA
 from flcog.models.lora import Still
 

@@ -29,8 +29,7 @@ from torch import Tensor, nn
 import flcog
 from engine.test_executor_choice import Pictures, Plain
 from flcog.callbacks import SCAFFOLD, FedDyn
-from flcog.execute.placements import Chunks
-from flcog.execute.threads import Threads
+from flcog.execute.placements import Chunks, Threads
 from flcog.method import Context, Method
 from flcog.models import Dropout
 from flcog.schedules import Exponential
