@@ -171,10 +171,7 @@ class RegressionScores(_AllSamples):
 class SetFigures:
     """Adds up the loss and the metrics of a set, and of each loader if several provide the set.
 
-    Args:
-        metrics: of the whole set.
-        counts: the number of rows of each loader, of all processes.
-        device: for the sums.
+    ``counts`` are the numbers of rows of each loader, of all processes.
     """
 
     def __init__(self, metrics: MetricCollection, counts: Sequence[int], device: torch.device) -> None:
@@ -191,11 +188,7 @@ class SetFigures:
             self._metrics[part].update(outputs, targets)
 
     def compute(self, total: Callable[[Tensor], Tensor]) -> dict[str, float]:
-        """The figures of the set, and of each loader.
-
-        Args:
-            total: the sum over all processes.
-        """
+        """The figures of the set, and of each loader."""
         found = dict[str, float]()
         for part, (loss, count, metrics) in enumerate(zip(total(self._losses), self._counts, self._metrics, strict=True)):
             if count:

@@ -76,15 +76,10 @@ class RollCall(NamedTuple):
 
     Vectors have an entry for each client number.
 
-    Args:
-        sizes: the size of each client's training set, int64 [num_clients]; 0 for clients on other runtimes.
-        val, test: the sizes of the held-out parts, in the same form; None if clients hold out nothing.
-        asked: the number of clients before methods merged some of them.
-        task: the kind of label.
-        num_classes: the number of labels, or of bins of a regression's target.
-        bin_edges: the edges of these bins, if the clients have agreed on them.
-        class_names: the names of the classes in label order, if they have names.
-        data: further facts in which all data agree, such as the columns of a table: short texts, or lists of them, by name.
+    ``sizes`` are those of training sets, int64, and 0 for clients on other runtimes; ``val`` and ``test`` are those of held-out parts.
+    ``asked`` is the number of clients before methods merged some of them. The bins of a regression's target have ``bin_edges``, if the
+    clients have agreed on them. ``data`` are further facts in which all data agree, such as the columns of a table: short texts, or
+    lists of them.
     """
 
     sizes: Tensor
@@ -149,11 +144,9 @@ POOLED = "pooled"
 class Scores(NamedTuple):
     """The scores of a model on the parts that clients hold out.
 
-    Args:
-        clients: the mean score of each client, float64 [num_clients]; NaN for clients without a part or on other runtimes.
-        figures: the loss and the metrics on the union of all parts, if the server asked for them.
-        joins: for figures that are no means over all samples, the reduction, such as ``max``, and the weight per sample. Figures with the
-            reduction ``pooled`` cannot be put together.
+    ``clients`` are their mean scores, float64 [num_clients]; NaN for clients without a part or on other runtimes. ``figures`` are the
+    loss and the metrics on the union of all parts, if the server asked for them. ``joins`` has, for figures that are no means over all
+    samples, the reduction, such as ``max``, and the weight per sample. Figures with the reduction ``pooled`` cannot be put together.
     """
 
     clients: Tensor

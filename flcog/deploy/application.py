@@ -54,12 +54,7 @@ root = "" # the folder of the runs' directories; by default that of the config, 
 def write_app(folder: Path, config: Mapping[str, Any], clients: int, nodes: int, samples: int) -> None:
     """Write an app.
 
-    Args:
-        folder: of the app.
-        config: the full configuration of ``flcog fit``.
-        clients: the number of clients.
-        nodes: the number of nodes that the run waits for.
-        samples: the most samples that a client may have.
+    ``config`` is that of ``flcog fit``, ``nodes`` the number that the run waits for, and ``samples`` the most that a client may have.
     """
     if masked(config) != config:
         raise ValueError("the configuration contains a password or a key, and all nodes have a copy of the app: remove it")

@@ -33,8 +33,7 @@ Requests = Sequence[tuple[str, tuple[Any, ...]]]
 class Progress(Callback):
     """Knows the rounds that the server has accepted from each client. It is part of the run's checkpoints.
 
-    Args:
-        post: measures bytes and times, which become columns of ``metrics.csv``.
+    ``post`` measures bytes and times, which become columns of ``metrics.csv``.
     """
 
     def __init__(self, post: Post) -> None:
@@ -60,12 +59,8 @@ class Progress(Callback):
 class Letter:
     """A message on its way.
 
-    Args:
-        requests: the answer to the last one counts.
-        done: the number of requests before round 1 that the node has answered before.
-        deadline: when the node counts as missing.
-        identifier: of Flower's message.
-        token: that the answer must contain, so that no other node can answer.
+    The answer to the last of its requests counts, and must contain the token, so that no other node can answer. ``done`` is the number of
+    requests before round 1 that the node has answered before.
     """
 
     requests: Requests
@@ -78,11 +73,7 @@ class Letter:
 class FlowerNode:
     """A node, for :class:`flcog.client.remote.RemoteClients`.
 
-    Args:
-        post: delivers messages.
-        number: Flower's number of the node.
-        progress: the accepted rounds.
-        facts: in which server and nodes must agree.
+    In the ``facts`` server and nodes must agree.
     """
 
     def __init__(self, post: Post, number: int, progress: Progress, facts: dict[str, Any]) -> None:
@@ -178,12 +169,7 @@ class FlowerNode:
 class DeployedClients(RemoteClients):
     """The clients of all nodes. Their states stay on the nodes, which learn with each request which rounds were accepted.
 
-    Args:
-        nodes: the nodes.
-        progress: the accepted rounds.
-        num_clients: the number of clients that must have a node.
-        max_client_samples: the most samples of a client that the server believes.
-        min_clients: the number of clients whose replies a round needs, if its cohort has as many.
+    A round needs replies of ``min_clients``, if its cohort has as many.
     """
 
     may_be_lost = True

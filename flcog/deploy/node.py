@@ -63,14 +63,7 @@ def node(arguments: list[str]) -> None:
 
 @dataclasses.dataclass(frozen=True)
 class Place:
-    """A node's clients and files.
-
-    Args:
-        app: the folder with the app's ``config.yaml``.
-        clients: the numbers of the clients that the node hosts.
-        data: the YAML file with the node's data.
-        state: the folder of the clients' states.
-    """
+    """A node's clients and files."""
 
     app: Path
     clients: tuple[int, ...]
@@ -83,11 +76,7 @@ class Behind(Exception):
 
 
 class Node:
-    """Answers the server's requests.
-
-    Args:
-        place: the node's clients and files.
-    """
+    """Answers the server's requests."""
 
     def __init__(self, place: Place) -> None:
         self.place, self._states = place, NodeStates(place.state)
@@ -183,11 +172,8 @@ def check_alike(facts: Mapping[str, Any], here: Mapping[str, Any], fix: str) -> 
 def hosted(datamodule: FederatedDataModule, clients: Sequence[int], of: int) -> FederatedDataModule:
     """The data of a node.
 
-    Args:
-        datamodule: the node's data module. If it has the data of all clients, the node takes its own. Otherwise it has as many clients as
-            the node hosts, and they receive these numbers in order.
-        clients: the numbers of the node's clients.
-        of: the number of all clients.
+    If the data module has the data of all ``of`` clients, the node takes its own. Otherwise it has as many clients as the node hosts,
+    and they receive these numbers in order.
     """
     found = datamodule.federation.num_clients
     if wrong := [client for client in clients if not 0 <= client < of]:

@@ -22,13 +22,7 @@ ONE_PROCESS = ("--trainer.devices", "1", "--trainer.num_nodes", "1", "--trainer.
 
 
 class _Objects(CommandCLI):
-    """Makes the objects of an app. Class paths may name modules in the app's folder.
-
-    Args:
-        app: the folder.
-        observers: are added to the trainer's callbacks.
-        options: words of the command line.
-    """
+    """Makes the objects of an app. Class paths may name modules in the app's folder."""
 
     def __init__(self, app: Path, observers: Sequence[Callback], options: Sequence[str]) -> None:
         self._app, self._observers = str(app), list(observers)
@@ -46,11 +40,7 @@ class _Objects(CommandCLI):
 def make_objects(app: Path, configs: Sequence[Path], *options: str, observers: Sequence[Callback] = ()) -> CommandCLI:
     """The trainer, model and data of an app. Any mistake raises a ValueError in one line.
 
-    Args:
-        app: the folder with ``config.yaml``.
-        configs: further YAML files, which are read after it.
-        options: further options of ``flcog fit``.
-        observers: are added to the trainer's callbacks.
+    ``configs`` are YAML files that are read after the app's own, and ``options`` those of ``flcog fit``.
     """
     missing = next((path for path in (app / CONFIG, *configs) if not path.is_file()), None)
     if missing is not None:

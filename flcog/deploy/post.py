@@ -56,13 +56,7 @@ def reply_to(message: Message, answer: bytes, seconds: float) -> Message:
 
 
 class Post:
-    """Pushes messages and waits for their replies.
-
-    Args:
-        grid: Flower's.
-        poll: seconds between two looks for replies.
-        timeout: seconds within which a reply counts.
-    """
+    """Pushes messages and waits for their replies."""
 
     def __init__(self, grid: Grid, poll: float, timeout: float) -> None:
         self.grid, self.poll, self.timeout = grid, poll, timeout

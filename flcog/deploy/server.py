@@ -54,11 +54,7 @@ def failure_of(folder: Path, grid: Any, options: Mapping[str, Any]) -> str:
 def train(folder: Path, grid: Any, options: Mapping[str, Any]) -> None:
     """Train until all rounds are done.
 
-    Args:
-        folder: the app's folder, with ``config.yaml`` and ``server.yaml``.
-        grid: Flower's.
-        options: the run's configuration: ``nodes``, ``clients``, ``max_client_samples``, ``min_clients``, ``timeout``, ``poll``,
-            ``ckpt_path``, ``root``.
+    ``options`` are those of the app's ``pyproject.toml``.
     """
     from flcog.deploy.clients import DeployedClients, FlowerNode, Progress  # these need Flower's packages
     from flcog.deploy.post import Post

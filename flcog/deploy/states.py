@@ -14,8 +14,7 @@ class NodeStates:
     The server names the last accepted round of each client with each request. So a lost reply, a restarted node and a server that
     resumes from its checkpoint all continue from the same state.
 
-    Args:
-        folder: of the states. Each run has a folder of its own in it.
+    Each run has a folder of its own in ``folder``.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -27,10 +26,7 @@ class NodeStates:
     def turn_to(self, run: str, accepted: Mapping[int, int], round: int) -> None:
         """Prepare for a request.
 
-        Args:
-            run: the run's name.
-            accepted: the last accepted round of each client that has one, counted from 0.
-            round: the round in hand.
+        ``accepted`` is the last accepted round of each client that has one, counted from 0, and ``round`` the round in hand.
         """
         if not run.isalnum():  # it becomes the name of a folder
             raise ValueError(f"a run's name has letters and digits alone; got {run[:80]!r}")

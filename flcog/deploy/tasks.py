@@ -51,10 +51,8 @@ ACQUIRE = "/flwr.proto.Runtime/AcquireTask"
 class Runtime:
     """The interface of a SuperLink or a SuperNode to the processes that work for it.
 
-    Args:
-        address: its host and port.
-        secret: the content of the file that it was started with (``--superexec-auth-secret-file``).
-        certificates: of the authority that signed its certificate; None for a connection without TLS.
+    ``secret`` is the content of the file that it was started with (``--superexec-auth-secret-file``). ``certificates`` are those of the
+    authority that signed its certificate; None for a connection without TLS.
     """
 
     address: str
@@ -133,13 +131,7 @@ def refusal_of(app: Path, pinned: str, asked: str) -> str:
 
 
 def answer_messages(runtime: Runtime, app: Path, answer: Callable[[Mapping[str, bytes]], bytes]) -> None:
-    """Answer the messages that a SuperNode receives, without end.
-
-    Args:
-        runtime: the SuperNode's.
-        app: this machine's copy of the app.
-        answer: the packed answer to the parts of a message.
-    """
+    """Answer the messages that a SuperNode receives, without end."""
     pinned = hash_of(app)
     for token, asked in runtime.tasks(TaskType.CLIENT_APP):
         with runtime.work(token) as client:
@@ -168,10 +160,7 @@ def _tell(text: str) -> None:
 def train_runs(runtime: Runtime, app: Path, failure_of: Callable[[Grid, Mapping[str, Any]], str]) -> None:
     """Train the runs of an app that somebody submits to a SuperLink, one after another and without end.
 
-    Args:
-        runtime: the SuperLink's.
-        app: this machine's copy of the app.
-        failure_of: trains a run with its options, and returns the reason if it fails.
+    ``failure_of`` trains a run with its options, and returns the reason if it fails.
     """
     pinned, output = hash_of(app), Queue[str | None]()
     mirror_output_to_queue(output)  # for flwr log

@@ -15,8 +15,7 @@ from flcog.deploy.post import REQUEST, from_record, reply_to
 class Here:
     """Delivers messages to nodes in this process, in place of Flower's Grid.
 
-    Args:
-        nodes: the nodes, which have the numbers 1, 2, ... in the network.
+    The nodes have the numbers 1, 2, ... in the network.
     """
 
     def __init__(self, nodes: Sequence[Node]) -> None:
@@ -48,12 +47,6 @@ class Here:
 
 
 def nodes_of(app: Path, folder: Path, clients: Sequence[Sequence[int]]) -> list[Node]:
-    """Nodes with the data of the app's example file.
-
-    Args:
-        app: the app's folder.
-        folder: of the nodes' states.
-        clients: the numbers of each node's clients.
-    """
+    """Nodes with the data of the app's example file."""
     places: list[Any] = [Place(app / PACKAGE, tuple(mine), app / NODE, folder / str(k)) for k, mine in enumerate(clients)]
     return [Node(place) for place in places]

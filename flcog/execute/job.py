@@ -16,15 +16,9 @@ from flcog.settings import Compile
 class Job:
     """The facts that the choice of an executor depends on.
 
-    Args:
-        client: the client's model, on the device that trains, and its optimiser.
-        reader: reads the clients' batches.
-        batch_size: of a local step.
-        clients: the number of clients that one process trains in a round.
-        chunk_size: the number of clients at a time, if the user has set it.
-        memory: the bytes that a batched program may take, if the user has not set it.
-        lightning: makes the trainer of clients in Lightning's loops, of a learner.
-        compile: whether to compile local steps, or to capture them as CUDA graphs.
+    ``clients`` is the number that one process trains in a round, ``chunk_size`` the number at a time, if the user has set it, and
+    ``memory`` the bytes that a batched program may take otherwise. ``lightning`` makes the trainer of clients in Lightning's loops, of
+    a learner.
     """
 
     client: ClientModel

@@ -42,11 +42,9 @@ ROUNDING = 100.0
 class Findings(NamedTuple):
     """What the probe has found.
 
-    Args:
-        fault: why the clients cannot train in the placement, or why a step is not pure; empty if they can.
-        mixes: whether a row's result depends on other rows, so that padding would change it.
-        draws: the libraries from whose global streams a step draws.
-        logs: the columns of the values that a step logs.
+    ``fault`` says why the clients cannot train in the placement, and is empty if they can. ``mixes``: whether a row's result depends on
+    other rows, so that padding would change it. ``draws`` are the libraries from whose global streams a step draws, and ``logs`` the
+    columns of the values that it logs.
     """
 
     fault: str = ""

@@ -52,11 +52,7 @@ class RoundTensors(NamedTuple):
 class StepTensors(NamedTuple):
     """The batches of one step.
 
-    Args:
-        inputs, targets: [clients, rows, ...].
-        mask: a list with the mask of real rows, or an empty list if all rows are real.
-        alive: whether each client still trains, bool [clients].
-        step: the number of the step.
+    ``mask`` is a list with the mask of real rows, or an empty list if all rows are real. ``alive``: whether each client still trains.
     """
 
     inputs: Tree
@@ -68,13 +64,7 @@ class StepTensors(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class LocalStep:
-    """The local step of a round's methods: the gradient with its corrections, the optimiser, and the hooks after its step.
-
-    Args:
-        program: the client side of the round; this class uses its methods and its model.
-        optimizer: updates the parameters.
-        layers: wraps layers that are slow or fail when they are batched.
-    """
+    """The local step of a round's methods: the gradient with its corrections, the optimiser, and the hooks after its step."""
 
     program: Program
     optimizer: TensorOptimizer

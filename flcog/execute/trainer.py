@@ -19,12 +19,9 @@ from flcog.settings import Compile
 class Learner:
     """A client's model and optimiser, and the way in which they run.
 
-    Args:
-        model: the client's model.
-        optimizer: the module's own optimiser.
-        layers: wraps layers that are slow or fail when they are batched.
-        seeds_streams: whether training seeds the global random streams, because users' modules may draw from them.
-        logs: the columns of the values that a module's own ``training_step`` logs in compiled steps.
+    ``layers`` wraps layers that are slow or fail when they are batched. ``seeds_streams``: whether training seeds the global random
+    streams, because users' modules may draw from them. ``logs`` are the columns of the values that a module's own step logs in compiled
+    steps.
     """
 
     model: ModelFunction

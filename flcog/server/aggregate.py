@@ -21,15 +21,8 @@ from flcog.wire.envelope import Envelope, changes_of, of_client
 class Sums(NamedTuple):
     """Sums over the clients of a round, each in the shape of one client's value.
 
-    Args:
-        delta, buffers: the changes of the parameters and of the shared buffers, times the clients' weights.
-        means: the messages times the clients' weights, by method.
-        totals: the messages without weights, by method.
-        directions: the changes of the model divided by their norms.
-        weight: the clients' weights.
-        loss: the task losses times the clients' weights.
-        clients: the number of clients.
-        norm: the norms of the changes.
+    The changes (``delta``, ``buffers``), the ``means`` of messages and the losses are multiplied by the clients' weights; the ``totals`` of
+    messages are not. ``directions`` are the changes of the model divided by their norms.
     """
 
     delta: Params

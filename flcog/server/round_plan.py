@@ -20,12 +20,8 @@ from flcog.server.traffic import Flights
 class Timing:
     """The time of a round in simulated seconds, counted from the moment when the server sent the tasks.
 
-    Args:
-        finishes: the time at which each client with a task has finished.
-        clients: the clients whose uploads count.
-        seconds: the end of the round.
-        starts: the time at which each of these clients has started, in asynchronous rounds; empty if all start with the round.
-        end: the end of the round in seconds since the start of the run, in asynchronous rounds.
+    ``clients`` are those whose uploads count. In asynchronous rounds each of them has a start, and the round an ``end`` in seconds
+    since the start of the run; in others all start with the round.
     """
 
     finishes: Mapping[int, float]
@@ -62,19 +58,13 @@ class Timing:
 class Round:
     """One round of training, planned.
 
-    Args:
-        number: counted from 0.
-        methods: the active methods.
-        selection: the selected clients.
-        plans: the clients that take part, with their numbers of local steps.
-        cohort: the same clients with their aggregation weights.
-        received: the broadcast.
-        down: the encoded bytes of each client's download by sender; None if nothing encodes the broadcast.
-        asking: the simulated seconds before the tasks, in which the selection has asked clients for their losses.
-        timing: the simulated time after that, once the clients have trained; None without a clock.
-        flights: the starts and arrivals of an asynchronous round, whose clients have received earlier broadcasts.
-        counts: whether the clients' replies count. If a private sum has no client, another one trains in their place, and only the
-            shapes of its reply are read, so that the round consists of noise.
+    ``plans`` are the numbers of local steps of the clients that take part. ``down`` are the encoded bytes of each client's download by
+    sender; None if nothing encodes the broadcast. ``asking`` are the simulated seconds in which the selection has asked clients for
+    their losses, and ``timing`` is the time after that, once the clients have trained. The clients of ``flights`` have received earlier
+    broadcasts.
+
+    ``counts``: whether the clients' replies count. If a private sum has no client, another one trains in their place, and only the
+    shapes of its reply are read, so that the round consists of noise.
     """
 
     number: int

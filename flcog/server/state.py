@@ -19,17 +19,10 @@ from flcog.wire.ledger import Ledger
 class ServerState:
     """The global model, the methods' state at the server, the clients' first-contact messages, and the bytes sent so far.
 
-    Args:
-        params, buffers: the global model. Values are replaced, never changed in place.
-        servers: the state of each method, by the method's name.
-        round: the number of finished rounds.
-        seconds: the simulated time of these rounds, if the run has a clock.
-        steps: the optimiser steps of all clients in these rounds.
-        rates: the learning rates of the optimiser's groups in the last round.
-        ledger: the bytes sent so far.
-        traffic: the clients in flight, in asynchronous rounds.
-        reported: for each method, the clients whose first-contact messages were counted. Under ``model``, the clients that
-            received parameters which they keep for themselves from then on.
+    Parameters and buffers are replaced, never changed in place. ``servers`` are the states of methods by name. ``seconds`` is the
+    simulated time, and ``steps`` counts the optimiser steps of all clients. ``rates`` are the learning rates of the optimiser's groups
+    in the last round. ``reported`` are the clients whose first-contact messages were counted, by method; under ``model``, those that
+    received parameters which they keep for themselves from then on.
     """
 
     params: Params

@@ -42,12 +42,9 @@ class Field(NamedTuple):
 class Manifest(NamedTuple):
     """A description of one client's envelope that is known without reading a tensor; all clients of a reply share it.
 
-    Args:
-        sizes: encoded bytes by sender: ``model``, then each method.
-        plain_sizes: the same before encoding.
-        params: encoded bytes of the change of each parameter with a mask.
-        plain_params: the same before encoding.
-        fields: the envelope before encoding, with a :class:`Field` for each tensor; None if nothing encodes.
+    ``sizes`` are the encoded bytes by sender, ``model`` and then each method, ``params`` those of the change of each parameter with a
+    mask, and ``plain`` ones the same before encoding. ``fields`` is the envelope before encoding, with a :class:`Field` for each
+    tensor; None if nothing encodes.
     """
 
     sizes: dict[str, int]

@@ -55,11 +55,7 @@ class Limits(NamedTuple):
 class _Layout(NamedTuple):
     """One tensor's place among the values.
 
-    Args:
-        dtype: its type.
-        shape: its lengths along its axes.
-        order: its axes from the outermost in memory to the innermost, which decides how fast convolutions read it.
-        num_bytes: its length.
+    ``order`` are its axes from the outermost in memory to the innermost, which decides how fast convolutions read it.
     """
 
     dtype: torch.dtype
