@@ -12,8 +12,7 @@ from flcog.core.global_streams import draws_from
 from flcog.core.processes import Processes
 from flcog.core.text import first_line
 from flcog.core.trees import num_bytes
-from flcog.execute.job import Job
-from flcog.execute.memory import activation_bytes
+from flcog.execute.job import Job, activation_bytes
 from flcog.execute.optimizer import ELEMENTWISE
 from flcog.execute.placements import AnyPlacement, make_placement
 from flcog.execute.probe import Findings, probe

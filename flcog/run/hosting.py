@@ -21,8 +21,7 @@ from flcog.data import Exchange, FederatedDataModule, Federation, Partition, Sam
 from flcog.data.batching import Batching
 from flcog.data.reading import Reader
 from flcog.execute.choice import ChosenExecutor
-from flcog.execute.job import Job
-from flcog.execute.memory import chunk_bytes
+from flcog.execute.job import Job, chunk_bytes
 from flcog.execute.one_client import OneClient
 from flcog.execute.placements import Chunks
 from flcog.execute.trainer import Learner

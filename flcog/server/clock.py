@@ -8,9 +8,8 @@ import numpy as np
 from flcog.client.messages import ClientReply, ClientTask
 from flcog.core.randomness import fold, fold_each
 from flcog.method import AvailabilityModel, Clock, Cutoff, Method, Participants, Work, clock_of, method_of
-from flcog.server.download import plain_sizes
 from flcog.server.engine import Engine
-from flcog.server.round_plan import Round, Timing
+from flcog.server.round_plan import Round, Timing, plain_sizes
 from flcog.server.state import ServerState
 from flcog.wire.envelope import message_bytes
 from flcog.wire.ledger import model_bytes

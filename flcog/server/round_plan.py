@@ -5,15 +5,20 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import torch
+from torch.utils import _pytree as pytree
 
 from flcog.client.messages import ClientTask, Download
 from flcog.core.randomness import make_rng
 from flcog.core.types import Params
 from flcog.functional.apply import Apply
-from flcog.method import Cohort, Method, ParameterMask, Participants, PrivateSum, Workload, method_of
+from flcog.functional.model_function import without_negative_variances
+from flcog.method import Broadcast, BroadcastStage, Cohort, Method, ParameterMask, Participants, PrivateSum, Workload, method_of
+from flcog.method.returned import broadcast_of
 from flcog.server.engine import Engine
 from flcog.server.state import ServerState
 from flcog.server.traffic import Flights
+from flcog.wire.envelope import message_bytes
+from flcog.wire.ledger import model_bytes, unsent_bytes
 
 
 @dataclass(frozen=True)
@@ -168,3 +173,40 @@ def masks_of(methods: Sequence[ParameterMask], params: Params, client: int) -> d
         for name, mask in method.mask(params, client).items():
             masks[name] = masks[name] & mask if name in masks else mask
     return masks
+
+
+def send_down(
+    engine: Engine, server: ServerState, methods: Sequence[Method], clients: Sequence[int]
+) -> tuple[Download, Mapping[str, Mapping[int, int]] | None]:
+    """The model and the methods' states as these clients receive them; if a stage encodes them, also each client's bytes by sender."""
+    states = {method.name: broadcast_of(method, server.servers[method.name]) for method in methods}
+    broadcast, down = Broadcast(server.params, server.buffers, states), None
+    stage = method_of(methods, BroadcastStage)
+    if stage is not None and clients:
+        rng = make_rng(engine.seed, server.round, "broadcast", stage.name)
+        broadcast, state, sizes = stage.send_down(server.servers[stage.name], broadcast, clients, engine.num_clients, rng)
+        broadcast = broadcast._replace(buffers=without_negative_variances(broadcast.buffers))
+        server.servers[stage.name] = state
+        down = {sender: dict(zip(clients, each, strict=True)) for sender, each in sizes.items()}
+        if not stage.server_keeps_its_model:
+            server.params, server.buffers = broadcast.params, broadcast.buffers
+    number = server.round
+    return Download(number, engine.seed, *broadcast, engine.rates(number), engine.optimisation(number)), down
+
+
+def plain_sizes(
+    server: ServerState, methods: Sequence[Method], received: Download, asked: Sequence[ClientTask]
+) -> dict[str, int]:
+    """The bytes that these clients download together without encoding, by sender.
+
+    Every client with a task receives the whole broadcast, because clients may have missed earlier ones. A state that has not changed
+    counts again.
+    """
+    sizes = {
+        method.name: len(asked) * sum(map(message_bytes, pytree.tree_leaves(received.server[method.name]))) for method in methods
+    }
+    if all(method.communicates for method in methods):
+        met = server.reported.get("model", set())
+        kept = sum(unsent_bytes(received.params, task.masks, task.client in met) for task in asked if task.masks)
+        sizes["model"] = len(asked) * model_bytes(received.params, received.buffers) - kept
+    return sizes

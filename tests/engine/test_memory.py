@@ -19,8 +19,8 @@ from engine.test_patches import Pictures
 from flcog.callbacks import SCAFFOLD
 from flcog.core.processes import Processes
 from flcog.core.types import Batch, Params
-from flcog.execute import memory
-from flcog.execute.memory import activation_bytes
+from flcog.execute import job
+from flcog.execute.job import activation_bytes
 from flcog.method import Context, Method, Notes
 from flcog.run.observers.summary import peak_memory
 from flcog.run.session import Session
@@ -111,7 +111,7 @@ class Wide(nn.Module):
 
 
 def test_activations_count_on_an_accelerator(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(memory.CHUNK_BYTES, False, 10 * 4 * 12_000)  # the activations of ten batches of four samples
+    monkeypatch.setitem(job.CHUNK_BYTES, False, 10 * 4 * 12_000)  # the activations of ten batches of four samples
     with computing_there():
         trainer = make_trainer(None, executor="vmap", precision="32-true")
         trainer.prepare(classifier(network=Wide), TinyData(4))
@@ -152,7 +152,7 @@ def test_what_others_have_taken_of_a_gpu_is_left_to_them(
         monkeypatch.setattr(torch.cuda, name, lambda device: 3 * GIB)
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (80 * GIB - int(taken), 80 * GIB))
     notes = Notes()
-    assert memory.chunk_bytes(Processes(device=torch.device("cuda", 0), per_device=per_device), notes) == expected * GIB
+    assert job.chunk_bytes(Processes(device=torch.device("cuda", 0), per_device=per_device), notes) == expected * GIB
     assert [note.text.partition(":")[0] for note in notes] == (
         [f"{-(-int(taken) // GIB)}.0 GiB of the GPU's 80.0 GiB are taken"] if taken > 10 * GIB else []
     )
