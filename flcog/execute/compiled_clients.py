@@ -13,6 +13,7 @@ from flcog.client.executor import Assignment, StopRequest
 from flcog.client.work import ClientWork
 from flcog.core.precision import number_dtype
 from flcog.core.types import Slot
+from flcog.execute.one_client import Learner
 from flcog.execute.optimizer import TensorOptimizer
 from flcog.execute.programs import (
     ChunkTensors,
@@ -27,7 +28,6 @@ from flcog.execute.programs import (
 )
 from flcog.execute.stacked_clients import Chunk, StackedClients
 from flcog.execute.stacking import announce_chunk, stacked_batches
-from flcog.execute.trainer import Learner
 from flcog.method import GlobalModel
 from flcog.settings import Compile
 

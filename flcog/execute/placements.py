@@ -18,10 +18,9 @@ from flcog.execute.compiled_clients import CompiledClients
 from flcog.execute.graphs import Graphs
 from flcog.execute.job import Job
 from flcog.execute.layers import batched_layers
-from flcog.execute.one_client import OneClient
+from flcog.execute.one_client import ClientTrainer, Learner, OneClient
 from flcog.execute.programs import Programs
 from flcog.execute.stacked_clients import StackedClients
-from flcog.execute.trainer import ClientTrainer, Learner
 from flcog.method import Notes
 
 

@@ -24,9 +24,8 @@ from flcog.core.text import first_line
 from flcog.core.types import Params
 from flcog.core.users_code import is_base
 from flcog.execute.job import Job
-from flcog.execute.one_client import OneClient
+from flcog.execute.one_client import Learner, OneClient
 from flcog.execute.placements import Threads, make_placement
-from flcog.execute.trainer import Learner
 from flcog.functional.apply import Apply
 from flcog.functional.model_function import ModelFunction
 from flcog.functional.own_steps import LOGGED

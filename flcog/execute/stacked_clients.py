@@ -17,10 +17,9 @@ from flcog.core.global_streams import seed_streams
 from flcog.core.precision import number_dtype
 from flcog.core.trees import copied_from
 from flcog.core.types import Batch, Params, Slot
-from flcog.execute.one_client import widened
+from flcog.execute.one_client import ClientTrainer, add_note, own_steps, widened
 from flcog.execute.optimizer import optimizer_like, stepper
 from flcog.execute.stacking import announce_chunk, by_client, stacked_batches
-from flcog.execute.trainer import ClientTrainer, add_note, own_steps
 from flcog.functional.own_steps import add_step, means, zeros_for
 from flcog.method import Gradient
 from flcog.wire.envelope import Manifest

@@ -16,8 +16,7 @@ from flcog.core.precision import number_dtype
 from flcog.core.sharded import load
 from flcog.core.types import Batch, Params, Slot
 from flcog.data.reading import Reader
-from flcog.execute.one_client import OneClient
-from flcog.execute.trainer import Learner
+from flcog.execute.one_client import Learner, OneClient
 from flcog.functional.own_steps import LOGGED, columns_of
 from flcog.lightning.optimizers import RoundOptimizers
 from flcog.lightning.places import MethodPlaces

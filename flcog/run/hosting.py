@@ -22,9 +22,8 @@ from flcog.data.batching import Batching
 from flcog.data.reading import Reader
 from flcog.execute.choice import ChosenExecutor
 from flcog.execute.job import Job, chunk_bytes
-from flcog.execute.one_client import OneClient
+from flcog.execute.one_client import Learner, OneClient
 from flcog.execute.placements import Chunks
-from flcog.execute.trainer import Learner
 from flcog.functional.evaluation import Evaluator
 from flcog.lightning.client import LightningClient
 from flcog.lightning.evaluation import OwnSteps

@@ -13,9 +13,8 @@ from flcog.core.processes import Processes
 from flcog.core.types import Params, Slot
 from flcog.functional.own_steps import LOGGED
 from flcog.method import Aggregator, ClientUpload, Cohort, Method, Selection, UploadAggregator, UploadChange, method_of
-from flcog.server.bad_updates import bad_clients, bad_update
 from flcog.server.kept import KeptUploads
-from flcog.wire.envelope import Envelope, changes_of, of_client
+from flcog.wire.envelope import Envelope, changes_of, floats, is_sound, of_client, suspects
 
 
 class Sums(NamedTuple):
@@ -61,6 +60,10 @@ def norms_of(delta: Params, num_clients: int) -> Tensor:
     if num_clients == 1:
         return torch.stack(torch._foreach_norm(list(delta.values()))).norm().unsqueeze(0)
     return torch.stack([torch.linalg.vector_norm(v.view(num_clients, -1), dim=1) for v in delta.values()]).norm(dim=0)
+
+
+class BadUpdate(ValueError):
+    """A NaN or an infinity in a client's envelope, or in the new model."""
 
 
 class Aggregate:
@@ -110,7 +113,11 @@ class Aggregate:
         changes = changes_of(envelope.buffers, received_buffers)
         bad = bad_clients(reply, changes, norms)
         if bad and self._on_bad_update == "raise":
-            raise bad_update(bad, round)
+            client, where = next(iter(bad.items()))
+            raise BadUpdate(
+                f"the update of client {client} in round {round + 1} is NaN or infinite{where}: lower the learning rate or clip "
+                "gradients (`flcog methods` lists methods that do), or set trainer.on_bad_update=drop to go on without such clients"
+            )
         self.dropped += bad
         if self.dropped:
             return
@@ -319,3 +326,36 @@ def _mean_of(rows: Sequence[tuple[float, Tensor]]) -> float:
     values = torch.stack([value.cpu() for _, value in rows]).double()
     weights = torch.tensor([weight for weight, _ in rows], dtype=torch.float64).where(~values.isnan(), 0)
     return float((values.nan_to_num() * weights).sum() / weights.sum())
+
+
+def bad_clients(reply: ClientReply, changes: Params, norms: Tensor) -> dict[int, str]:
+    """The clients with a NaN or infinite value, each with the place of the value. ``changes`` are those of their buffers."""
+    envelope, count = reply.envelope, len(reply.clients)
+    measured = {name: value for name, value in envelope.measured.items() if not name.startswith(LOGGED)}
+    rest = [measured, changes, envelope.mean, envelope.sum]
+    suspected = (~torch.isfinite(norms) | suspects(rest, count).to(norms.device)).nonzero().flatten().tolist()
+    return {reply.clients[k]: where for k in suspected if (where := _where(envelope._replace(buffers=changes), k)) is not None}
+
+
+def check_new_model(params: Params, methods: Sequence[str], round: int) -> None:
+    """Raise an error if the server steps have turned finite updates of clients into a model with a NaN or an infinity.
+
+    Otherwise the run would end with such a model, or the next round would blame a client for it.
+    """
+    if all(bool(torch.isfinite(value).all()) for value in floats(params)):
+        return
+    raise BadUpdate(
+        f"the model is NaN or infinite after the server's step of {' and '.join(methods)} in round {round + 1}, though the clients' "
+        "updates are finite: lower the server's learning rate or its other step sizes"
+    )
+
+
+def _where(envelope: Envelope, k: int) -> str | None:
+    """The place of one client's first bad value; None if all values are finite and only a norm or a sum overflowed."""
+    parts: list[tuple[str, Any]] = [
+        ("", [envelope.delta, envelope.measured["loss"]]),
+        (" (in the model's buffers)", envelope.buffers),
+    ]
+    for name in envelope.mean:
+        parts.append((f" (in what {name} sends)", [envelope.mean[name], envelope.sum[name]]))
+    return next((where for where, tree in parts if not is_sound(tree, k)), None)

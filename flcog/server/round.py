@@ -28,8 +28,7 @@ from flcog.method import (
     method_of,
 )
 from flcog.method.returned import check_params, untouched
-from flcog.server.aggregate import Aggregate
-from flcog.server.bad_updates import check_new_model
+from flcog.server.aggregate import Aggregate, check_new_model
 from flcog.server.clock import asking_seconds, pass_time
 from flcog.server.engine import Engine
 from flcog.server.flights import arrival_times, fly

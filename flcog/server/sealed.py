@@ -12,8 +12,7 @@ from flcog.core.processes import Processes
 from flcog.core.types import Params
 from flcog.method import Cohort, Envelope, Method, PrivateSum, SealedSum, SealedUploads, method_of
 from flcog.method.sealed_sum import REFUSED
-from flcog.server.aggregate import Aggregate, Sums, dtype_of_mean
-from flcog.server.bad_updates import BadUpdate
+from flcog.server.aggregate import Aggregate, BadUpdate, Sums, dtype_of_mean
 from flcog.wire.envelope import Field
 
 

@@ -27,7 +27,7 @@ from torch import Tensor, nn
 
 from flcog.callbacks import SCAFFOLD, EqualWeights, FedAvgM, FedDisco, FedDyn, FedNova, FedSAM
 from flcog.method import Cohort, Method, Workload
-from flcog.server.bad_updates import BadUpdate
+from flcog.server.aggregate import BadUpdate
 
 pytestmark = pytest.mark.filterwarnings("error")
 

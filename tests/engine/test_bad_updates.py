@@ -13,7 +13,7 @@ from torch import Tensor
 from flcog.callbacks import SCAFFOLD, CoordinateMedian, FedDisco, FedExP
 from flcog.method import Context, Method, Params, PrivateSum, Slot, Upload, Workload
 from flcog.method.clock import AsynchronousRounds
-from flcog.server.bad_updates import BadUpdate
+from flcog.server.aggregate import BadUpdate
 
 pytestmark = pytest.mark.filterwarnings("error")
 

@@ -22,7 +22,7 @@ from reference import feddm
 from flcog.callbacks import Ditto, FedDM, GradientNoise
 from flcog.callbacks.feddm import class_means, perturb
 from flcog.method import Method
-from flcog.server.bad_updates import BadUpdate
+from flcog.server.aggregate import BadUpdate
 
 pytestmark = pytest.mark.filterwarnings("error")
 

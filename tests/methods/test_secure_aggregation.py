@@ -21,7 +21,7 @@ from flcog.callbacks import SCAFFOLD, Deadline, DPFedAvg, FedDisco, FedNova, Sec
 from flcog.callbacks.secure_aggregation import pair_masks, reveal, stream
 from flcog.client.messages import ClientReply
 from flcog.method import Method, RoundKeys, SealedUploads
-from flcog.server.bad_updates import BadUpdate
+from flcog.server.aggregate import BadUpdate
 
 # With twelve binary digits rounding is visible, and values of two executors that differ in the last bit round to the same number.
 COARSE = SecureAggregation(bits=32, fraction_bits=12)

@@ -13,7 +13,7 @@ from flcog.callbacks import SCAFFOLD, FedCOG, FedDisco, FedNova, LowPrecision, Q
 from flcog.callbacks.codecs.bits import pack_bits, packed_bytes, unpack_bits
 from flcog.callbacks.codecs.codec import Codec, Noise, from_bytes, to_bytes
 from flcog.method import Context, Envelope, GlobalModel, Method
-from flcog.server.bad_updates import BadUpdate
+from flcog.server.aggregate import BadUpdate
 from flcog.wire.envelope import Field, fields_of, map_fields, sizes_of
 
 CODECS: Sequence[Codec] = (Quantize(bits=5, bucket=30), Quantize(bits=16, stochastic=False), LowPrecision())
