@@ -330,7 +330,7 @@ class Autoencoder(Weighted):
 def test_what_needs_targets_says_so(make: Any, message: str) -> None:
     with one_line(ValueError, message):
         methods, model, data = make()
-        make_trainer(None, *methods).prepare(model, data)
+        make_trainer(None, *methods, clients_per_round=1.0).prepare(model, data)
 
 
 def test_a_run_without_targets(tmp_path: Path) -> None:
