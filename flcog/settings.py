@@ -8,7 +8,7 @@ from typing import Any, Literal
 import torch
 
 from flcog.core import checks
-from flcog.core.precision import DTYPES, default_dtype, repeatable_convolutions, tensor_cores
+from flcog.core.precision import DTYPES, default_dtype, repeatable
 
 Compile = bool | Literal["graphs"]
 """Whether local steps are compiled, or captured as CUDA graphs."""
@@ -80,7 +80,7 @@ class Settings:
     @contextmanager
     def in_force(self) -> Iterator[None]:
         """Set torch's precision of new tensors and products to the run's, and make its computations repeatable."""
-        with default_dtype(DTYPES.get(self.precision, torch.float32)), tensor_cores(self.tf32), repeatable_convolutions():
+        with default_dtype(DTYPES.get(self.precision, torch.float32)), repeatable(self.tf32):
             yield
 
     def autocast(self, device: torch.device) -> AbstractContextManager[Any]:

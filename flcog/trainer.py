@@ -22,7 +22,7 @@ from torch.utils.data import DataLoader, Dataset
 from flcog.client.messages import Split
 from flcog.client.remote import RemoteClients
 from flcog.core import checks, lost_processes
-from flcog.core.fabric import as_torchrun_started, launch, make_fabric
+from flcog.core.fabric import as_torchrun_started, make_fabric
 from flcog.core.files import short
 from flcog.core.lightning_packages import OtherCallback, adopt, overrides
 from flcog.core.output import never_failing
@@ -525,7 +525,7 @@ class FederatedTrainer(TopicList):
             datamodule = federated(adopt(datamodule))
         adopt(datamodule.hooked)
         if not self._launched:
-            launch(self.fabric, self._num_nodes)
+            lost_processes.launch(self.fabric, self._num_nodes)
             self._launched = True
         if plan.stage == TrainerFn.FITTING and self._has_fitted:
             self.hooks.renew()

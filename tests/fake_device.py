@@ -18,9 +18,8 @@ from torch.utils import _pytree as pytree
 from torch.utils import backend_registration
 
 import flcog.run.opening
-from flcog.core import copies, precision
+from flcog.core import precision
 from flcog.core.processes import Processes
-from flcog.data import reading
 
 NAME = "fake"
 
@@ -146,19 +145,6 @@ def register() -> torch.library.Library:
     return library
 
 
-class Queue:
-    """A second queue that makes each copy at once."""
-
-    def copy(self, tensor: Tensor) -> Tensor:
-        return tensor if isinstance(tensor, OnDevice) else copies.sent(tensor, torch.device(NAME, 0))
-
-    def mark(self) -> None: ...
-
-    def wait(self, mark: None) -> None: ...
-
-    def keep(self, copy: Tensor) -> None: ...
-
-
 def _pinned(tensor: Tensor) -> Tensor:
     """Pin a tensor as torch does: it must be on the CPU, and its strides are kept."""
     if tensor.device.type != "cpu":
@@ -175,7 +161,7 @@ def computing_there(like_cuda: bool = False) -> Iterator[torch.device]:
     """Runs that are opened in this context compute on the device.
 
     Args:
-        like_cuda: whether the device has float64, and a second queue that copies from pinned memory.
+        like_cuda: whether the device has float64, and copies from pinned memory.
     """
     global _has_float64
     if not IS_POSSIBLE:
@@ -185,8 +171,7 @@ def computing_there(like_cuda: bool = False) -> Iterator[torch.device]:
     with _FromPython(), pytest.MonkeyPatch.context() as patch:
         patch.setattr(flcog.run.opening, "processes_of", lambda fabric, together=False: Processes(0, 1, device))
         if like_cuda:
-            patch.setattr(copies, "pins", lambda device: device.type == NAME)
-            patch.setattr(reading, "copy_queue_of", lambda device: Queue())
+            patch.setattr(precision, "pins", lambda device: device.type == NAME)
             patch.setattr(Tensor, "pin_memory", _pinned)
         precision._has_float64.cache_clear()
         _has_float64 = like_cuda

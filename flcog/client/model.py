@@ -15,9 +15,8 @@ from flcog.core.global_streams import seeded
 from flcog.core.precision import DTYPES, default_dtype, float64_device
 from flcog.core.processes import Processes
 from flcog.core.randomness import fold
-from flcog.core.sharded import is_sharded
 from flcog.core.source import Source
-from flcog.core.trees import Tree, first_leaf, form
+from flcog.core.trees import Tree, first_leaf, form, is_sharded
 from flcog.core.types import Params
 from flcog.data import FederatedDataModule, Federation
 from flcog.functional.model_function import ModelFunction, forward

@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from flcog.core.gradients import gradients_of
 from flcog.core.types import Batch, Params, Slot
 from flcog.functional.apply import Apply
 from flcog.functional.model_function import ModelFunction
@@ -274,4 +273,5 @@ def differentiate_eager(function: Callable[[Params], tuple[Tensor, Results]], pa
     with torch.enable_grad():
         leaves = {name: value.detach().requires_grad_() for name, value in params.items()}
         loss, rest = function(leaves)
-        return dict(zip(leaves, gradients_of(loss, leaves), strict=True)), rest
+        values = torch.autograd.grad(loss, list(leaves.values()), allow_unused=True, materialize_grads=True)
+        return dict(zip(leaves, values, strict=True)), rest

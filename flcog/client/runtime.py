@@ -3,7 +3,7 @@
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, ClassVar, NamedTuple
 
 import torch
@@ -16,7 +16,7 @@ from flcog.client.program import ClientTensors, Program
 from flcog.client.sealing import sealed
 from flcog.client.store import ClientStore, StatesInMemory, filled, residual_stages
 from flcog.client.work import ClientWork, make_work
-from flcog.core.copies import handed_over
+from flcog.core.precision import sent
 from flcog.core.randomness import fold, make_rng
 from flcog.core.types import Params, Slot
 from flcog.data import Exchange, Federation
@@ -287,11 +287,11 @@ class ClientRuntime:
                 work.residuals = residuals
 
     def _on_device(self, trees: list[Any]) -> list[Callable[[], Any]]:
-        """A function for each tree that returns it on the device. The copy may finish only when it is needed."""
-        queue, device = self.reader.copy_queue, self.reader.device
-        if queue is None and device.type != "cpu":
-            trees = pytree.tree_map_only(Tensor, lambda tensor: tensor.to(device), trees)
-        return handed_over(trees, queue)
+        """A function for each tree that moves it to the device when it is needed."""
+        device = self.reader.device
+        if device.type == "cpu":
+            return [lambda tree=tree: tree for tree in trees]  # type: ignore[misc]
+        return [partial(pytree.tree_map_only, Tensor, lambda tensor: sent(tensor, device), tree) for tree in trees]
 
     def _reply(self, result: Result, methods: Sequence[str]) -> ClientReply:
         """Keep the new states provisionally, and put the rest in a reply."""

@@ -152,7 +152,7 @@ def batches(work: ClientWork, reader: Reader) -> Iterator[Batch]:
 
 def announce(work: ClientWork, reader: Reader) -> None:
     """Tell the reader which samples the client reads first."""
-    if reader.source is not None or reader.copies_ahead:
+    if reader.source is not None:
         _, begin, end = next(_blocks(work, reader))
         reader.expect(_request(work, begin, end))
 

@@ -6,20 +6,14 @@ modules.
 
 import argparse
 import gc
-import itertools
-import math
 import os
 import sys
 import time
 from collections.abc import Sequence
-from pathlib import Path
-from typing import Any
 
 import flcog
 import flcog.callbacks
-from flcog.commands.config_file import check_config, split_config
 from flcog.commands.errors import guess, shown_errors
-from flcog.commands.shipped_configs import with_paths
 from flcog.core import child_processes
 from flcog.core.commands import Command, TrainerCommand
 from flcog.core.output import discard
@@ -43,9 +37,6 @@ ALL = (
     *flcog.callbacks.COMMANDS,
 )
 
-SHARED_OUT = ("fit", "validate", "test", "bench")
-"""Commands that several processes run together."""
-
 COMMANDS: dict[str, Command] = {command.name: command for command in ALL}
 
 COMPLETION = "_ARGCOMPLETE"
@@ -68,9 +59,6 @@ def main(argv: list[str] | None = None) -> None:
     try:
         with shown_errors():
             command = _asked(words)
-            if argv is None and command.name in SHARED_OUT:
-                others = number_of_processes(words) - 1
-                child_processes.prepare(others, "flcog.commands.federated_cli", "flcog.commands.cli:main")
             _run(command, words[1:], argv)
             if sys.stdout is not None:  # the shell may have closed it (>&-)
                 sys.stdout.flush()
@@ -122,21 +110,6 @@ def complete() -> None:
     import argcomplete
 
     argcomplete.autocomplete(_parser())
-
-
-def number_of_processes(words: Sequence[str]) -> int:
-    """The product of the options ``devices`` and ``processes_per_device``, where they are numbers."""
-    given: dict[str, Any] = {}
-    for before, word in itertools.pairwise(["", *with_paths(words)]):
-        path, (option, sign, value) = Path(split_config(before, word)[1]), word.partition("=")
-        if path.is_file():
-            given |= check_config(path).get("trainer", {})
-        elif sign:
-            given[option.removeprefix("--trainer.")] = value
-        else:
-            given[before.removeprefix("--trainer.")] = word
-    counts = (str(given.get(name, 1)) for name in ("devices", "processes_per_device"))
-    return math.prod(int(count) for count in counts if count.isdecimal())
 
 
 def _asked(words: Sequence[str]) -> Command:

@@ -4,7 +4,7 @@ import os
 import sys
 import tempfile
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,6 @@ from flcog.commands.config_file import IN_ROUNDS, reach_by_name, with_changes
 from flcog.commands.errors import shown_errors
 from flcog.commands.parser import DATA, Parser
 from flcog.commands.shipped_configs import with_paths
-from flcog.core import lost_processes
 from flcog.core.commands import TrainerCommand
 from flcog.core.files import OWNER_ONLY, replacing
 from flcog.core.lazy import exported
@@ -84,10 +83,7 @@ class FederatedCLI(LightningCLI):
         for package in (sys.modules["flcog"], flcog.callbacks, flcog.datamodules):
             exported(package)  # jsonargparse finds a class by its name alone only after it was imported
         self.find_modules()
-        with ExitStack() as stack:
-            if run:
-                stack.enter_context(shown_errors())
-                stack.enter_context(lost_processes.fails_for_all())  # a single process shows the error
+        with shown_errors() if run else nullcontext():
             super().__init__(
                 model_class=model_class,  # type: ignore[arg-type]
                 datamodule_class=datamodule_class,

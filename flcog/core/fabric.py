@@ -9,9 +9,13 @@ from lightning.fabric.plugins.environments import LightningEnvironment
 from lightning.fabric.strategies import DDPStrategy
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 
-from flcog.core import checks, lost_processes
-from flcog.core.child_processes import STARTED_BY_OTHERS
+from flcog.core import checks
 from flcog.core.processes import Processes
+
+STARTED_BY_OTHERS = (
+    *("LOCAL_RANK", "SLURM_NTASKS", "TORCHELASTIC_RUN_ID", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "JSM_NAMESPACE_SIZE", "RANK"),
+)
+"""Environment variables of programs that start all processes of a run themselves."""
 
 
 class SharedDevices(DDPStrategy):
@@ -70,11 +74,6 @@ def make_fabric(
             f"accelerator={accelerator}, devices={devices}: {str(error).strip().splitlines()[0]} Set trainer.accelerator (cpu, cuda, "
             "mps, or auto) and trainer.devices to devices of this machine"
         ) from error
-
-
-def launch(fabric: Fabric, num_nodes: int) -> None:
-    """Start the processes. Lightning gives each an equal share of this machine's cores, unless ``OMP_NUM_THREADS`` says otherwise."""
-    lost_processes.launch(fabric, num_nodes)
 
 
 def processes_of(fabric: Fabric, together: bool = False) -> Processes:

@@ -1,4 +1,7 @@
-"""The global random streams of torch, NumPy and Python. Users' networks and transforms may draw from them, flcog never does."""
+"""Shared settings that are restored, and the global random streams of torch, NumPy and Python.
+
+Users' networks and transforms may draw from these streams, flcog never does.
+"""
 
 import random
 from collections.abc import Iterator
@@ -10,6 +13,17 @@ import torch
 from torch import Tensor
 
 _CPU = torch.device("cpu")
+
+
+@contextmanager
+def kept(thing: Any, *names: str) -> Iterator[None]:
+    """Restore these attributes on exit."""
+    before = {name: getattr(thing, name) for name in names}
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            setattr(thing, name, value)
 
 
 class Streams(NamedTuple):

@@ -4,16 +4,13 @@ The first process watches those that it has started. These end with it: see :mod
 """
 
 import atexit
-import functools
 import os
 import signal
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -25,10 +22,7 @@ from flcog.core import child_processes
 from flcog.core.output import say
 
 PATIENCE = 5.0
-"""Seconds for the network to report a dead process to the processes that wait for it."""
-
-WITHOUT_A_WORD = 69
-"""Exit code of a process that ends without a message because another died. Only one process prints the message."""
+"""Seconds for a process to close its files after an error, before another ends it."""
 
 HAS_SAID_WHY = (1, 2, 130)
 """Exit codes that follow a message: Python's traceback, flcog's error line, and Ctrl-C."""
@@ -38,111 +32,63 @@ class ProcessDied(ValueError):
     """Another process of this run has died."""
 
 
-class _Relatives:
-    """The processes whose end this process can see: the first process sees its children's, the others their parent's."""
+class _Children(threading.Thread):
+    """Watches the processes that this one has started, and ends this one after any of them has failed."""
 
-    def __init__(self) -> None:
-        self.children: list[subprocess.Popen[Any]] = []
-        self.parent: int | None = None
-        self.idle = threading.Event()
-        """Set while this process does not train, so that it does not wait for others."""
-        self.idle.set()
-        self.advice: Callable[[], str] = str
-        self.has_failed = False
-        """Whether this process left a run by an error. Another process may then wait for it in a collective."""
+    def __init__(self, processes: Sequence[subprocess.Popen[Any]]) -> None:
+        super().__init__(name="flcog-processes", daemon=True)
+        self.processes, self.is_awaited = list(processes), threading.Event()
 
-    def deaths(self) -> list[tuple[int, int | None]]:
-        """The processes that have ended, with their exit codes. Those that ended by themselves come first."""
-        codes = [(process, child.poll()) for process, child in enumerate(self.children, 1)]
-        dead = sorted((each for each in codes if each[1] is not None), key=lambda each: each[1] == WITHOUT_A_WORD)
-        return dead + ([(0, None)] if self.has_no_parent else [])
+    def run(self) -> None:
+        while not (failed := [(number, code) for number, child in enumerate(self.processes, 1) if (code := child.poll())]):
+            time.sleep(0.2)
+        self.is_awaited.wait(PATIENCE)
+        self.kill()
+        number, code = failed[0]
+        if code not in HAS_SAID_WHY:
+            how = f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
+            say(f"flcog: error: process {number} died ({how}): {_advice()}")
+        os._exit(code if code in HAS_SAID_WHY else 2)
 
-    @property
-    def has_no_parent(self) -> bool:
-        return self.parent is not None and os.getppid() != self.parent
-
-    def verdict(self, dead: Sequence[tuple[int, int | None]]) -> ProcessDied | SystemExit:
-        """Choose how this process ends. One process prints the reason, the others print nothing."""
-        self.end_children()
-        if self.parent is not None and (not dead or os.environ.get("LOCAL_RANK") != "1"):
-            return SystemExit(WITHOUT_A_WORD)
-        if not dead:
-            return ProcessDied(f"another process died or cannot be reached: {self.advice()}")
-        process, code = dead[0]
-        if code in HAS_SAID_WHY:
-            return SystemExit(code)
-        how = "" if code is None else f" (killed by {signal.Signals(-code).name})" if code < 0 else f" (exit code {code})"
-        return ProcessDied(f"process {process} died{how}: {self.advice()}")
-
-    def let_one_speak(self) -> None:
-        """End the others, or wait to be ended by the first process, which fails for the same reason and prints the error.
-
-        If the first process continues, only this process has failed, and it prints its error.
-        """
-        self.end_children()
-        deadline = time.monotonic() + PATIENCE
-        while self.parent is not None and not self.has_no_parent and time.monotonic() < deadline:
-            time.sleep(0.05)
-
-    def end_children(self) -> None:
-        """Kill the remaining children. They wait for a collective that will never complete, and handle no other signal."""
-        for child in self.children:
-            if child.poll() is None:
-                child.kill()
-
-    def watch(self, child_processes: Sequence[subprocess.Popen[Any]]) -> None:
-        """End this process if the network does not, for example in a long computation or before the processes are connected."""
-        self.children = list(child_processes)
-        threading.Thread(target=self._watch, name="flcog-processes", daemon=True).start()
-
-    def _watch(self) -> None:
-        while True:
-            time.sleep(0.5)
-            if not self.idle.is_set() and any(code != 0 for _, code in self.deaths()) and not self.idle.wait(PATIENCE):
-                verdict = self.verdict(self.deaths())
-                if isinstance(verdict, ProcessDied):
-                    say(f"flcog: error: {verdict}")
-                os._exit(2 if isinstance(verdict, ProcessDied) else int(str(verdict.code)))
+    def kill(self) -> None:
+        """Kill the processes. They may wait for a collective that will never complete, and handle no other signal."""
+        processes, self.processes = self.processes, []
+        for child in processes:
+            child.kill()
 
 
-_relatives = _Relatives()
+_children: _Children | None = None
+_advice: Callable[[], str] = str
 
 
 def launch(fabric: Fabric, num_nodes: int) -> None:
-    """Start the other processes, or connect to processes that another program has started."""
+    """Start the other processes, or connect to processes that another program has started.
+
+    Lightning gives each an equal share of this machine's cores, unless ``OMP_NUM_THREADS`` says otherwise.
+    """
     check_number(fabric._connector.cluster_environment, getattr(fabric.strategy, "num_processes", 1) * num_nodes)
     child_processes.end_with_parent()
-    if os.environ.get("LOCAL_RANK", "0") != "0":  # the first process's parent may be a comparison
-        _relatives.parent = child_processes.starter
-    # Lightning's own observer kills this process without a message.
-    lightnings = subprocess_script._launch_process_observer, subprocess_script.subprocess
-    subprocess_script._launch_process_observer = _relatives.watch
-    subprocess_script.subprocess = SimpleNamespace(Popen=child_processes.start)  # type: ignore[assignment]
+    lightnings = subprocess_script._launch_process_observer  # kills this process without a message
+    subprocess_script._launch_process_observer = _watch
     try:
         with child_processes.starting_processes():
             fabric.launch()
     finally:
-        subprocess_script._launch_process_observer, subprocess_script.subprocess = lightnings
-    if _relatives.children or _relatives.parent is not None:
-        sys.excepthook = functools.partial(_uncaught, sys.excepthook)
+        subprocess_script._launch_process_observer = lightnings
     if fabric.world_size > 1:
         atexit.register(_disconnect)
 
 
+def _watch(child_processes: Sequence[subprocess.Popen[Any]]) -> None:
+    global _children
+    _children = _Children(child_processes)
+    _children.start()
+
+
 def _disconnect() -> None:
-    """End the network's threads before Python ends. PyTorch may abort a process that ends while such a thread runs.
-
-    Lightning does so for NCCL. After an error the threads may wait for another process, and ending them would wait too.
-    """
-    if torch.distributed.is_initialized() and not _relatives.has_failed:
+    """End the network's threads before Python ends. PyTorch may abort a process that ends while such a thread runs."""
+    if torch.distributed.is_initialized():
         torch.distributed.destroy_process_group()
-
-
-def _uncaught(show: Callable[..., None], kind: type[BaseException], error: BaseException, *traceback: Any) -> None:
-    """Show an error that ends a script once, instead of once for each process."""
-    if isinstance(error, Exception):
-        _relatives.let_one_speak()
-    show(kind, error, *traceback)
 
 
 def check_number(environment: ClusterEnvironment | None, asked: int) -> None:
@@ -160,42 +106,33 @@ def check_number(environment: ClusterEnvironment | None, asked: int) -> None:
 
 
 @contextmanager
-def fails_for_all() -> Iterator[None]:
-    """Run a command so that its child processes end together with it, and a single process prints an error."""
-    try:
-        yield
-    except Exception:
-        _relatives.let_one_speak()
-        raise
-    except BaseException:
-        _relatives.end_children()
-        raise
-
-
-@contextmanager
 def watched(advice: Callable[[], str]) -> Iterator[None]:
-    """Raise an error if a process dies while the processes depend on each other. ``advice`` tells the user how to resume."""
-    _relatives.advice = advice
-    _relatives.idle.clear()
+    """Let the processes end together after an error, of which one process speaks. ``advice`` tells the user how to resume."""
+    global _advice
+    _advice = advice
     try:
         yield
     except BaseException as error:
-        _relatives.has_failed = True
-        cause = explain(error)
-        if cause is error:
+        atexit.unregister(_disconnect)  # it would wait for processes that wait for this one
+        if not isinstance(error, Exception) or (cause := _cause(error)) is error:
             raise
         raise cause from None
-    finally:
-        _relatives.idle.set()
 
 
-def explain(error: BaseException) -> BaseException:
-    """Return ``error``, or the death of a process if this made a collective fail."""
-    _relatives.idle.set()
-    distributed = isinstance(error, torch.distributed.DistError) or (isinstance(error, RuntimeError) and "gloo" in str(error))
-    if not distributed:
-        return error
-    deadline, alone = time.monotonic() + PATIENCE, not _relatives.children and _relatives.parent is None
-    while not (dead := _relatives.deaths()) and not alone and time.monotonic() < deadline:
-        time.sleep(0.05)
-    return _relatives.verdict(dead)
+def _cause(error: Exception) -> Exception:
+    """The error, or the death of another process if that made a collective fail. Meanwhile the first process may end this one."""
+    of_network = isinstance(error, torch.distributed.DistError) or (isinstance(error, RuntimeError) and "gloo" in str(error))
+    if _children is not None and of_network:
+        _children.is_awaited.set()
+        _children.join(PATIENCE)
+    elif _children is not None:
+        _children.kill()
+    elif child_processes.starter is not None and os.environ.get("LOCAL_RANK", "0") != "0":
+        deadline = time.monotonic() + PATIENCE
+        while os.getppid() == child_processes.starter and time.monotonic() < deadline:
+            time.sleep(0.05)
+        if os.getppid() != child_processes.starter:
+            if os.environ["LOCAL_RANK"] == "1":
+                say(f"flcog: error: process 0 died: {_advice()}")
+            os._exit(2)
+    return ProcessDied(f"another process died or cannot be reached: {_advice()}") if of_network else error

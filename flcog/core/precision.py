@@ -1,12 +1,13 @@
-"""Set the run's precision as torch's default dtype, and choose the precision of sums over clients and of single numbers."""
+"""The precision of a run, of sums over clients and of single numbers, and the way of tensors to the run's device."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
-from typing import Any
 
 import torch
 from torch import Tensor
+
+from flcog.core.global_streams import kept
 
 DTYPES = {"32-true": torch.float32, "64-true": torch.float64, "bf16-true": torch.bfloat16, "bf16-mixed": torch.float32}
 """The dtype of parameters for each of Lightning's names of precisions."""
@@ -24,36 +25,18 @@ def default_dtype(dtype: torch.dtype) -> Iterator[None]:
 
 
 @contextmanager
-def tensor_cores(tf32: bool | None) -> Iterator[None]:
-    """Choose whether GPUs round the factors of float32 products to TF32's 11 binary digits.
+def repeatable(tf32: bool | None) -> Iterator[None]:
+    """Make convolutions on a GPU give the same bits every time, and choose the precision of products. Restores torch's settings.
 
-    Restores torch's settings afterwards. By default torch rounds in convolutions but not in matrix products. ``None`` keeps this.
+    By default cuDNN may choose algorithms that add in varying order. With ``tf32``, GPUs round the factors of float32 products to 11
+    binary digits; by default torch does so in convolutions but not in matrix products. ``None`` keeps this.
     """
-    if tf32 is None:
+    matmul, cudnn, products = torch.backends.cuda.matmul, torch.backends.cudnn, ["allow_tf32"] * (tf32 is not None)
+    with kept(cudnn, "deterministic", *products), kept(matmul, *products):
+        cudnn.deterministic = True
+        if tf32 is not None:
+            matmul.allow_tf32 = cudnn.allow_tf32 = tf32
         yield
-        return
-    places: tuple[Any, ...] = (torch.backends.cuda.matmul, torch.backends.cudnn)
-    before = [place.allow_tf32 for place in places]
-    for place in places:
-        place.allow_tf32 = tf32
-    try:
-        yield
-    finally:
-        for place, allowed in zip(places, before, strict=True):
-            place.allow_tf32 = allowed
-
-
-@contextmanager
-def repeatable_convolutions() -> Iterator[None]:
-    """Make convolutions on a GPU give the same bits every time.
-
-    Otherwise cuDNN may choose algorithms that add in varying order. Restores torch's settings afterwards.
-    """
-    before, torch.backends.cudnn.deterministic = torch.backends.cudnn.deterministic, True
-    try:
-        yield
-    finally:
-        torch.backends.cudnn.deterministic = before
 
 
 def number_dtype(dtype: torch.dtype | None = None) -> torch.dtype:
@@ -66,6 +49,22 @@ def number_dtype(dtype: torch.dtype | None = None) -> torch.dtype:
     (torch.float32, torch.float64)
     """
     return torch.promote_types(dtype or torch.get_default_dtype(), torch.float32)
+
+
+def sent(tensor: Tensor, device: torch.device) -> Tensor:
+    """Move a tensor to the device without waiting for a GPU. torch keeps the pinned memory until the copy is finished.
+
+    torch cannot pin tensors whose elements share memory, as after ``expand``. On Apple's ``mps`` this waits, because the device
+    would read memory that was freed meanwhile (https://github.com/pytorch/pytorch/issues/189690).
+    """
+    if pins(device) and tensor.device.type == "cpu":
+        return tensor.contiguous().pin_memory().to(device, non_blocking=True)
+    return tensor.to(device)
+
+
+def pins(device: torch.device) -> bool:
+    """Return whether the device reads pinned memory while the CPU continues."""
+    return device.type == "cuda"
 
 
 def count_on(device: torch.device, count: Tensor | int) -> Tensor:

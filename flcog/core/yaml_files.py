@@ -28,8 +28,6 @@ def load_yaml(path: Path, loader: type[yaml.SafeLoader] = yaml.SafeLoader) -> An
         raise ValueError(f"{path} is no YAML: {problem(error)}") from None
     except UnicodeDecodeError as error:
         raise ValueError(f"{path} is not UTF-8 text (byte {error.start}): save it as UTF-8") from None
-    except RecursionError:
-        raise ValueError(f"{path} cannot be read: its brackets or lists are nested too deeply") from None
     except Exception as error:  # the YAML package raises nearly every kind of error for a value that does not fit its tag
         raise ValueError(f"{path} cannot be read: {type(error).__name__}: {' '.join(str(error).split())[:200]}") from None
 

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from flcog.core.copies import sent
+from flcog.core.precision import sent
 from flcog.core.source import Source
 from flcog.core.text import TopicList
 from flcog.core.trees import Tree, map_leaves

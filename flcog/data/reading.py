@@ -2,14 +2,13 @@
 
 from collections import deque
 from collections.abc import Iterable, Iterator
-from contextlib import suppress
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from flcog.core.copies import Arriving, copy_queue_of, sent
+from flcog.core.precision import sent
 from flcog.core.source import Source
 from flcog.core.trees import Tree, floats_to, map_leaves, moved, num_bytes
 from flcog.data import Federation, Samples
@@ -35,10 +34,6 @@ class Reader:
     ) -> None:
         self.federation, self.device, self._dtype, self._convolves = federation, device, dtype, convolves
         self._own_steps = own_steps
-        self.copy_queue = copy_queue_of(device)
-        """The queue of copies that overlap with computations; None if the device has no second queue."""
-        self._announced: Request | None = None
-        self._begun: tuple[Request, Arriving] | None = None
         first, self.example_targets = self(federation.train, federation.partition.indices[:1])
         self.example = first
         """One input of the model, [1, ...]."""
@@ -92,48 +87,14 @@ class Reader:
         """The same for the training set."""
         return self(self.federation.train, indices, keys)
 
-    @property
-    def copies_ahead(self) -> bool:
-        """Whether samples for training are copied to the device while it computes."""
-        return self.copy_queue is not None and not self.federation.train.stored
-
     def expect(self, request: Request) -> None:
-        """Announce the first batch of the next client: a source may read it, and its copy starts with this client's last batch."""
+        """Announce the first batch of the next client to a source, which may read it."""
         if self.source is not None:
             self.source.expect(*request)
-        if self.copies_ahead:
-            self._announced = request
 
     def each(self, samples: Samples, requests: Iterable[Request]) -> Iterator[tuple[Tree, Tree]]:
-        """Read the requests in order. A source prepares some in advance, and the next one is copied while the device computes."""
-        told = self._told(samples, requests)
-        if self.copy_queue is None or samples.stored:
-            yield from (self(samples, *request) for request in told)
-            return
-        under_way = deque[tuple[Request, Arriving]]()
-        for request in told:
-            under_way.append(self._begin(samples, request))
-            if len(under_way) > 1:
-                yield self._finish(samples, *under_way.popleft())
-        if (announced := self._announced) is not None:
-            self._announced = None
-            with suppress(Exception):  # reading it later raises the error again, when its client is known
-                self._begun = self._begin(self.federation.train, announced)
-        if under_way:
-            yield self._finish(samples, *under_way.popleft())
-
-    def _begin(self, samples: Samples, request: Request) -> tuple[Request, Arriving]:
-        """Start the copy of a request to the device, or return the copy that its announcement has started."""
-        if self._begun is not None and samples is self.federation.train and _same(self._begun[0], request):
-            begun, self._begun = self._begun, None
-            return begun
-        assert self.copy_queue is not None
-        chosen = torch.from_numpy(request[0])
-        return request, Arriving((samples.gather(chosen, request[1]), chosen), self.copy_queue)
-
-    def _finish(self, samples: Samples, request: Request, arriving: Arriving) -> tuple[Tree, Tree]:
-        gathered, indices = arriving.here()
-        return self._ready(samples, gathered, indices, request[1])
+        """Read the requests in order. A source prepares some in advance."""
+        return (self(samples, *request) for request in self._told(samples, requests))
 
     def _told(self, samples: Samples, requests: Iterable[Request]) -> Iterator[Request]:
         """Yield the requests, and announce some of them to a source in advance."""
@@ -152,8 +113,3 @@ class Reader:
 
     def _bytes(self, requests: Iterable[Request]) -> int:
         return sum(len(indices) for indices, _ in requests) * self.bytes_per_sample
-
-
-def _same(one: Request, other: Request) -> bool:
-    """Whether two requests have the same samples and random keys."""
-    return all(np.array_equal(a, b) if a is not None and b is not None else a is b for a, b in zip(one, other, strict=True))

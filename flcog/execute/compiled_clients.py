@@ -27,7 +27,7 @@ from flcog.execute.programs import (
     key_of,
 )
 from flcog.execute.stacked_clients import Chunk, StackedClients
-from flcog.execute.stacking import announce_chunk, stacked_batches
+from flcog.execute.stacking import stacked_batches
 from flcog.method import GlobalModel
 from flcog.settings import Compile
 
@@ -48,10 +48,6 @@ class CompiledClients(StackedClients):
     @property
     def compiled(self) -> Compile:
         return self._programs.compiled
-
-    def announce(self, assignment: Assignment, works: Sequence[ClientWork]) -> None:
-        fits = bool(works) and self.fits(assignment, works)
-        announce_chunk(self.padded(assignment, works) if fits else works, assignment.reader, self._num_rows if fits else None)
 
     @property
     def _num_rows(self) -> int | None:

@@ -14,10 +14,8 @@ from flcog.client.executor import Assignment, Result, StopRequest, longest_first
 from flcog.client.program import ClientTensors, Program, differentiate_eager, differentiate_pure, with_states
 from flcog.client.work import ClientWork, announce, batches
 from flcog.core.global_streams import seed_streams
-from flcog.core.gradients import gradients_of
 from flcog.core.precision import number_dtype
-from flcog.core.sharded import whole
-from flcog.core.trees import copied_from, map_once
+from flcog.core.trees import copied_from, map_once, whole
 from flcog.core.types import Batch, Params, Slot
 from flcog.execute.optimizer import stepper
 from flcog.functional.model_function import ModelFunction
@@ -63,8 +61,7 @@ class ClientTrainer(ABC):
         """Split a round's clients into groups that may be stacked, each sorted in training order."""
         return [longest_first(works)]
 
-    @abstractmethod
-    def announce(self, assignment: Assignment, works: Sequence[ClientWork]) -> None:
+    def announce(self, assignment: Assignment, works: Sequence[ClientWork]) -> None:  # noqa: B027 - stacked clients need none
         """Tell the reader which clients train next, so that it can load their first samples meanwhile."""
 
     @abstractmethod
@@ -226,7 +223,8 @@ class OneClient(ClientTrainer):
         apply = program.apply(buffers, live=True)
         with torch.enable_grad():
             loss = apply.loss(params, batch)
-            values = gradients_of(program.with_terms(apply, params, batch, loss, contexts), params)
+            total = program.with_terms(apply, params, batch, loss, contexts)
+            values = torch.autograd.grad(total, list(params.values()), allow_unused=True, materialize_grads=True)
         self.model.take_assigned()
         corrected = program.corrected(dict(zip(params, values, strict=True)), params, contexts, tensors.masks)
         return Gradient(corrected, buffers, loss.detach(), logged=apply.logged)

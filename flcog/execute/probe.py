@@ -19,7 +19,6 @@ from flcog.client.executor import Assignment, Choice, Result
 from flcog.client.program import Program
 from flcog.client.work import ClientWork, batches
 from flcog.core.global_streams import draws_from, kept_streams, moved, streams
-from flcog.core.gradients import gradients_of
 from flcog.core.text import first_line
 from flcog.core.types import Params
 from flcog.core.users_code import is_base
@@ -175,7 +174,7 @@ class _Probe:
             return ""
         buffers = {name: value.clone() for name, value in model.buffers.items()}
         loss = Apply(model, buffers).loss(model.params, next(iter(batches(work, self._job.reader))))
-        gradients = gradients_of(loss, named, materialize=False)
+        gradients = torch.autograd.grad(loss, list(named.values()), allow_unused=True)
         return next((name for name, value in zip(named, gradients, strict=True) if value is None), "")
 
 

@@ -19,7 +19,7 @@ from flcog.core.trees import copied_from
 from flcog.core.types import Batch, Params, Slot
 from flcog.execute.one_client import ClientTrainer, add_note, own_steps, widened
 from flcog.execute.optimizer import optimizer_like, stepper
-from flcog.execute.stacking import announce_chunk, by_client, stacked_batches
+from flcog.execute.stacking import by_client, stacked_batches
 from flcog.functional.own_steps import add_step, means, zeros_for
 from flcog.method import Gradient
 from flcog.wire.envelope import Manifest
@@ -46,9 +46,6 @@ class StackedClients(ClientTrainer):
         for work in works:
             groups.setdefault(work.sizes.tobytes() if self.model.feels_padding else b"", []).append(work)
         return [longest_first(group) for group in groups.values()]
-
-    def announce(self, assignment: Assignment, works: Sequence[ClientWork]) -> None:
-        announce_chunk(works, assignment.reader)
 
     def train(self, assignment: Assignment, works: Sequence[ClientWork]) -> Result:
         with self.named(assignment, works):

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from flcog.client.work import ClientWork, samples_per_block, stacked_positions
-from flcog.core.copies import sent
+from flcog.core.precision import sent
 from flcog.core.trees import Tree, leaves, map_leaves, rows
 from flcog.data.reading import Reader
 
@@ -25,13 +25,13 @@ def stacked_batches(
     The rows of all steps, and the masks, are computed and moved to the device before the first step, because an accelerator would
     wait for numbers that arrive at each step. A step needs only the shape of its mask, which is known without the device.
     """
-    num_steps, width = works[0].num_steps, num_rows or _width(works)
+    num_steps, width = works[0].num_steps, num_rows or max(int(work.sizes.max()) for work in works)
     positions, mask = stacked_positions(works, num_steps, width)
     if num_rows is not None and mask is None:
         mask = np.ones(positions.shape, bool)
     masks = None if mask is None else sent(torch.from_numpy(mask), reader.device)
-    firsts = _firsts(works, reader, width)
-    per_block = firsts.step
+    per_block = max(1, samples_per_block(reader) // (width * len(works)))  # steps that are read together
+    firsts = range(0, num_steps, per_block)
     loaded = _stacked(works, reader, _requests(works, positions, reader, firsts))
     for first, (inputs, targets) in zip(firsts, loaded, strict=True):
         for step in range(first, min(num_steps, first + per_block)):
@@ -41,25 +41,6 @@ def stacked_batches(
             counts = None if full or masks is None else masks[:, step, :height].to(torch.get_default_dtype())
             own = (slice(None), step - first, slice(height))
             yield rows(inputs, own), rows(targets, own), counts
-
-
-def announce_chunk(works: Sequence[ClientWork], reader: Reader, num_rows: int | None = None) -> None:
-    """Tell the reader which samples a chunk of clients reads first, if it copies them while another chunk trains."""
-    if works and reader.copies_ahead and not reader.whole_batches:
-        width = num_rows or _width(works)
-        firsts = _firsts(works, reader, width)[:1]
-        positions, _ = stacked_positions(works, min(firsts.step, works[0].num_steps), width)
-        indices, keys = next(_requests(works, positions, reader, firsts))
-        reader.expect((indices.ravel(), None if keys is None else keys.ravel()))
-
-
-def _width(works: Sequence[ClientWork]) -> int:
-    return max(int(work.sizes.max()) for work in works)
-
-
-def _firsts(works: Sequence[ClientWork], reader: Reader, width: int) -> range:
-    """The first step of each block of steps that are read together."""
-    return range(0, works[0].num_steps, max(1, samples_per_block(reader) // (width * len(works))))
 
 
 def _requests(

@@ -11,8 +11,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from flcog.client_module import ClientModule, trains_itself
-from flcog.core.sharded import divide_again, load
-from flcog.core.trees import Tree, call, form
+from flcog.core.trees import Tree, call, divide_again, form, load
 from flcog.core.types import Params
 from flcog.functional.own_steps import StepLog
 

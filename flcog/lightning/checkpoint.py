@@ -20,12 +20,8 @@ LOST = object()
 def entries(trainer: L.Trainer, weights: Params, config: Mapping[str, Any] | None) -> dict[str, Any]:
     """What ``lightning.Trainer`` saves, so that ``load_from_checkpoint`` and its ``fit`` can read the file.
 
-    Only tensors, numbers and texts are stored. A warning names the others.
-
-    Args:
-        trainer: of the run, whose module has the global model.
-        weights: the global model's parameters and shared buffers.
-        config: the full configuration, if the command line knows it. It has the arguments of a module without ``save_hyperparameters()``.
+    Only tensors, numbers and texts are stored. A warning names the others. The command line's ``config`` has the arguments of a
+    module without ``save_hyperparameters()``.
     """
     module = trainer.lightning_module
     live = {name: value.data_ptr() for name, value in module.state_dict().items()}
@@ -57,9 +53,7 @@ def entries(trainer: L.Trainer, weights: Params, config: Mapping[str, Any] | Non
 def restored(trainer: L.Trainer, saved: Mapping[str, Any] | None) -> Iterator[None]:
     """Restore callbacks and the data module, and after ``on_fit_start`` optimisers, schedulers and the scaler of gradients.
 
-    Args:
-        trainer: of the run.
-        saved: the contents of its checkpoint. Those of older runs have none of these.
+    Checkpoints of older runs have none of these.
     """
     connector = trainer._checkpoint_connector
     connector._loaded_checkpoint = dict(saved or {})
@@ -98,8 +92,7 @@ def _storable(value: Any, place: str, lost: list[str]) -> Any:
 def logged_hyperparameters(*owners: Any) -> dict[str, Any]:
     """The numbers and texts that modules and data modules have stored with ``save_hyperparameters()``, for trackers, as in Lightning.
 
-    Args:
-        owners: the module and the data module, any of which may have stored none. The last one's value of a name counts.
+    The last owner's value of a name counts.
     """
     found: dict[str, Any] = {}
     for owner in owners:

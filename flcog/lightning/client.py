@@ -13,7 +13,7 @@ from flcog.client.executor import Assignment, Result
 from flcog.client.program import ClientTensors
 from flcog.client.work import ClientWork, batches
 from flcog.core.precision import number_dtype
-from flcog.core.sharded import load
+from flcog.core.trees import load
 from flcog.core.types import Batch, Params, Slot
 from flcog.data.reading import Reader
 from flcog.execute.one_client import Learner, OneClient
@@ -28,11 +28,6 @@ class LightningClient(OneClient):
     """Trains one client after another in the epoch loop of the run's ``lightning.Trainer``.
 
     Only parameters and buffers are replaced between clients: what a hook or a step sets on the module stays, as in Lightning.
-
-    Args:
-        learner: the model and its optimisers.
-        trainer: of the run.
-        keep_optimizers: whether the state of a client's optimisers is kept from round to round.
     """
 
     def __init__(self, learner: Learner, trainer: RoundsTrainer, keep_optimizers: bool = False) -> None:
@@ -86,11 +81,6 @@ class LightningClient(OneClient):
         self.model.find_tensors()
         for parameter in self.model.module.parameters():
             parameter.grad = None
-        if not places.rates:
-            raise ValueError(
-                f"{type(self.model.module).__name__}.on_train_batch_start returned -1 before the end of the client's first step: return "
-                "it after a step at the earliest, or leave the client out of the round, by a method whose plan returns None"
-            )
         # The exact mean, which equals the rates if they are equal.
         program.optimisation = program.optimisation._replace(lr=statistics.mean(places.rates))
         own = {"loss": places.total / max(places.losses, 1)} | _measured(logged)

@@ -34,13 +34,7 @@ PASSIVE = (
 
 
 def reason_for_lightning(trainer: Any, module: L.LightningModule, keeps_optimizers: bool) -> str:
-    """The first feature that a pure step lacks, such as ``Lit.on_train_batch_end``; empty if the module may be pure.
-
-    Args:
-        trainer: of the run, with the module, its callbacks and its optimisers.
-        module: the clients' module.
-        keeps_optimizers: whether optimisers are kept between rounds.
-    """
+    """The first feature that a pure step lacks, such as ``Lit.on_train_batch_end``; empty if the module may be pure."""
     return next(filter(None, _reasons(trainer, module, keeps_optimizers)), "")
 
 

@@ -20,14 +20,7 @@ Kind = Literal["validation", "test"]
 
 
 class OwnSteps:
-    """Evaluates sets in the loops of the run's ``lightning.Trainer``. Every process evaluates whole sets.
-
-    Args:
-        trainer: of the run.
-        model: the clients' model.
-        reader: reads the samples.
-        batch_size: of an evaluation.
-    """
+    """Evaluates sets in the loops of the run's ``lightning.Trainer``. Every process evaluates whole sets."""
 
     def __init__(self, trainer: RoundsTrainer, model: ModelFunction, reader: Reader, batch_size: int) -> None:
         self._trainer, self._model, self._reader, self._batch_size = trainer, model, reader, batch_size
@@ -60,15 +53,7 @@ class OwnSteps:
     def figures(
         self, params: Params, buffers: Params, samples: Samples, loaders: Sequence[np.ndarray], kind: Kind, lasting: bool
     ) -> dict[str, float]:
-        """The values that are logged on a set, by column.
-
-        Args:
-            params, buffers: the model's.
-            samples: the set.
-            loaders: the rows of each of its loaders.
-            kind: of the set.
-            lasting: whether the evaluation is one of the run's own, which callbacks see.
-        """
+        """The values that are logged on the rows of a set's loaders, by column. Callbacks see ``lasting`` evaluations, the run's own."""
         step = self.step_for(kind) or kind
         sets = [_Set(self._reader, samples, rows, self._batch_size) for rows in loaders]
         self.hold(params, buffers)

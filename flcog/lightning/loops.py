@@ -10,7 +10,7 @@ from lightning.pytorch.loops.optimization.automatic import Closure, ClosureResul
 from lightning.pytorch.loops.training_epoch_loop import _TrainingEpochLoop
 from lightning.pytorch.loops.utilities import _select_data_fetcher
 from lightning.pytorch.trainer.connectors.logger_connector.logger_connector import _LoggerConnector
-from lightning.pytorch.trainer.connectors.logger_connector.result import _ResultCollection, _ResultMetric, _Sync
+from lightning.pytorch.trainer.connectors.logger_connector.result import _ResultCollection, _Sync
 from lightning.pytorch.trainer.states import RunningStage
 from lightning.pytorch.utilities import CombinedLoader
 
@@ -31,12 +31,7 @@ class RoundLoop(_FitLoop):
 
 
 class ClientEpoch(_TrainingEpochLoop):
-    """The loop over the batches of one client. The server evaluates, so it does not validate.
-
-    Args:
-        trainer: of the run.
-        options: of Lightning's loop.
-    """
+    """The loop over the batches of one client. The server evaluates, so it does not validate."""
 
     automatic_optimization: "ClientOptimization"
     val_loop: "SetLoop"
@@ -115,20 +110,7 @@ class ClientOptimization(_AutomaticOptimization):
         return closure if self.contributions is None else cast(Closure, self.contributions.wrapped(closure, kwargs))
 
 
-class _Settled(_ResultMetric):
-    """A logged value that is not moved to its device again with each step, which would take a tenth of a small step's time."""
-
-    def to(self, *args: Any, **kwargs: Any) -> Any:
-        return self if self.is_tensor and args == (self.value.device,) else super().to(*args, **kwargs)
-
-
-class _Results(_ResultCollection):
-    def __setitem__(self, key: str, metric: Any) -> None:
-        metric.__class__ = _Settled
-        super().__setitem__(key, metric)
-
-
-class ClientResults(_Results):
+class ClientResults(_ResultCollection):
     """The logged values, and beside them the mean of each over the steps of the client in hand."""
 
     of_client: _ResultCollection | None = None
@@ -141,7 +123,7 @@ class ClientResults(_Results):
 
     def begin_client(self) -> None:
         """Collect the values of another client."""
-        self.of_client = _Results(training=True)
+        self.of_client = _ResultCollection(training=True)
 
     def end_client(self) -> tuple[Mapping[str, Any], set[str]]:
         """The means of the client's values by name, and the names of those that are logged for steps and for epochs.
@@ -158,11 +140,7 @@ class ClientResults(_Results):
 
 
 class RoundLogs(_LoggerConnector):
-    """Values of single steps go to the loggers. Those of rounds and sets go into the round's row, which flcog sends to the loggers.
-
-    Args:
-        trainer: of the run.
-    """
+    """Values of single steps go to the loggers. Those of rounds and sets go into the round's row, which flcog sends to the loggers."""
 
     def __init__(self, trainer: Any) -> None:
         super().__init__(trainer)
@@ -225,11 +203,7 @@ class SetLoop(_EvaluationLoop):
         logs.publish({f"{prefix}/{column}": values[name] for name, column in columns_of(values).items()})
 
     def joins(self, count: int) -> dict[str, tuple[str, float]]:
-        """How hosts put their last figures together that are no means over all rows: the reduction, and the weight per row.
-
-        Args:
-            count: the number of the set's rows.
-        """
+        """How hosts put their last figures together that are no means over all rows: the reduction, and the weight per row."""
         return {
             name: (reduction, weight / count if reduction == "mean" else 1.0)
             for name, (reduction, weight, of_batches) in self._weights.items()

@@ -16,9 +16,6 @@ class LightningHooks(Callback):
     """Calls the hooks of the run's ``lightning.Trainer``. Every run has one.
 
     The module has the global model while a hook runs. A hook between rounds may change it: the server goes on with the changed model.
-
-    Args:
-        trainer: of the next run.
     """
 
     def __init__(self, trainer: RoundsTrainer) -> None:
@@ -32,10 +29,7 @@ class LightningHooks(Callback):
     def verb(self, run: Any, stage: TrainerFn, again: bool) -> Iterator[None]:
         """Surround an evaluation or predictions outside ``fit`` with ``setup`` and ``teardown``.
 
-        Args:
-            run: whose model is evaluated.
-            stage: of the verb.
-            again: whether an earlier verb has opened the run, so that its data and its module are set up again.
+        A verb that opens an open run ``again`` sets up its data and its module again.
         """
         trainer, module = self.trainer, run.model.module
         trainer.enter(stage, run.processes)

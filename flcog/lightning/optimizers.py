@@ -16,10 +16,6 @@ class RoundOptimizers:
     Changes of groups that a hook of an epoch makes, such as those of ``BackboneFinetuning``, are part of the round. A scheduler that a
     client's steps have advanced goes on at the same place in the client's next round, with the learning rate that it had, and so do
     options of groups that its steps have changed otherwise.
-
-    Args:
-        trainer: of the run.
-        keeps: whether the state of the optimisers stays with the client, too.
     """
 
     def __init__(self, trainer: L.Trainer, keeps: bool) -> None:
@@ -44,12 +40,7 @@ class RoundOptimizers:
         return [copy.deepcopy(config.scheduler.state_dict()) for config in self._trainer.lr_scheduler_configs]
 
     def begin_client(self, rates: Sequence[float], saved: Slot) -> int:
-        """Prepare for a client. Returns the number of steps that it has taken in earlier rounds.
-
-        Args:
-            rates: the learning rates of the round.
-            saved: the result of :meth:`state` after the client's last round; empty if there is none.
-        """
+        """Prepare for a client, from its :meth:`state` after its last round. Returns the number of steps that it has taken until then."""
         optimizers, configs = self._trainer.optimizers, self._trainer.lr_scheduler_configs
         for optimizer, state in zip(optimizers, saved.get("optimizers", ()), strict=False):
             optimizer.load_state_dict({**optimizer.state_dict(), "state": state})
@@ -66,11 +57,7 @@ class RoundOptimizers:
         return int(saved.get("steps", 0))
 
     def state(self, steps: int) -> Slot:
-        """What the client needs in its next round.
-
-        Args:
-            steps: that it has taken in all of its rounds.
-        """
+        """What the client needs in its next round."""
         schedules = [
             now if now.get("last_epoch") != before.get("last_epoch") else {}
             for now, before in zip(self._of_schedulers(), self._schedules, strict=True)

@@ -31,13 +31,6 @@ class MethodPlaces(L.Callback):
     ``on_before_optimizer_step``   ``correct_gradient``: before the hooks of others, and before clipping
     ``on_train_batch_end``         ``after_step``: before the hooks of others, if the optimiser has stepped
     =============================  ================================================================================================
-
-    Args:
-        program: the client side of the round.
-        model: the clients' model.
-        trainer: of the run.
-        tensors: the client before its first step.
-        read: returns the batch in hand as it was read.
     """
 
     def __init__(
@@ -117,8 +110,7 @@ class MethodPlaces(L.Callback):
     def gradient(self, once: Callable[[Any, bool], ClosureResult]) -> ClosureResult:
         """Let the methods' wrappers compute the gradient of the batch, and store it in the parameters.
 
-        Args:
-            once: runs Lightning's closure on a batch; for the first time in this step if the second argument is true.
+        ``once`` runs Lightning's closure on a batch; for the first time in this step if its second argument is true.
         """
         params, buffers = self._model.params, self._model.buffers
         start, earlier, reached, results = _copies(buffers), Params(), set[str](), list[ClosureResult]()

@@ -9,6 +9,7 @@ import torch
 from lightning.pytorch.strategies import SingleDeviceStrategy
 from torch import Tensor
 
+from flcog.core.global_streams import kept
 from flcog.core.processes import Processes
 
 
@@ -31,11 +32,9 @@ class ClientsAlone(SingleDeviceStrategy):
     @contextmanager
     def alone(self) -> Iterator[None]:
         """Let this process train a client by itself."""
-        before, self.world_size = self.world_size, 1
-        try:
+        with kept(self, "world_size"):
+            self.world_size = 1
             yield
-        finally:
-            self.world_size = before
 
     @property
     def is_global_zero(self) -> bool:

@@ -22,6 +22,7 @@ from torch import Tensor
 from torchmetrics import Metric
 
 from flcog.client.work import ClientWork
+from flcog.core.global_streams import kept
 from flcog.core.processes import Processes
 from flcog.functional.own_steps import column_of
 from flcog.lightning.contract import has_users_hooks, reason_for_lightning
@@ -41,13 +42,8 @@ RUNNING = {
 class RoundsTrainer(L.Trainer):
     """``lightning.Trainer`` without a loop of its own: flcog's rounds call the parts of its loops.
 
-    Args:
-        callbacks: Lightning's callbacks.
-        client_strategy, devices, num_nodes: Lightning's strategy, if all processes of the run train each client together, and the run's
-            devices for it.
-        enable_checkpointing, enable_progress_bar: whether the user allows such callbacks. flcog has its own, so that none is added.
-        plugins: the user's.
-        options: of ``lightning.Trainer``.
+    With a ``client_strategy``, all processes of the run train each client together. flcog has checkpoints and a progress bar of its own, so
+    that none of Lightning's is added.
     """
 
     fit_loop: RoundLoop
@@ -255,75 +251,59 @@ class RoundsTrainer(L.Trainer):
 
     @contextmanager
     def client(self, round: int, steps: int, work: ClientWork, places: Any) -> Iterator[dict[str, Any]]:
-        """Surround the training of a client.
+        """Surround the training of a client, which may have begun in an earlier ``round``, after ``steps`` of its own.
 
-        Args:
-            round: counted from 0. An asynchronous client may have begun in an earlier one.
-            steps: the optimiser steps that the client has taken until now.
-            work: of the client.
-            places: of methods in its steps.
-
-        Yields:
-            The means of the values that its steps log, by name, which are known at the end.
+        The yielded dict has the means of the values that its steps log, by name, at the end.
         """
-        loop, logged = self.fit_loop.epoch_loop, dict[str, Any]()
-        epoch, batches, total, largest = (
-            self.fit_loop.epoch_progress.current,
-            self.fit_loop.max_batches,
-            self.global_step,
-            self._steps,
-        )
-        before, epoch.completed, self._steps = epoch.completed, round, work.num_steps * max(1, self.max_epochs or 1)
-        stage, self.state.stage = self.state.stage, RunningStage.TRAINING
-        loop.automatic_optimization.contributions, loop.ends = places, work.ends
-        self.callbacks.insert(0, places)
-        loop.count_from(steps)
-        loop._results.begin_client()
-        try:
-            with self.strategy.alone() if isinstance(self.strategy, ClientsAlone) else nullcontext():
+        loop, epoch, logged = self.fit_loop.epoch_loop, self.fit_loop.epoch_progress.current, dict[str, Any]()
+        steps_of_all, optimization = self.global_step, loop.automatic_optimization
+        with (
+            kept(self, "callbacks", "_steps"),
+            kept(self.state, "stage"),
+            kept(self.fit_loop, "max_batches"),
+            kept(epoch, "completed"),
+            kept(optimization, "contributions"),
+            kept(loop, "ends"),
+            self.strategy.alone() if isinstance(self.strategy, ClientsAlone) else nullcontext(),
+        ):
+            self.callbacks, self._steps = [places, *self.callbacks], work.num_steps * max(1, self.max_epochs or 1)
+            self.state.stage, epoch.completed = RunningStage.TRAINING, round
+            optimization.contributions, loop.ends = places, work.ends
+            loop.count_from(steps)
+            loop._results.begin_client()
+            try:
                 yield logged
-        finally:
-            means, forked = loop._results.end_client()
-            logged.update(means)
-            self.forked |= forked
-            self.callbacks = [each for each in self.callbacks if each is not places]
-            loop.automatic_optimization.contributions = loop.ends = None
-            loop.count_from(total)
-            epoch.completed, self.fit_loop.max_batches, self._steps, self.state.stage = before, batches, largest, stage
+            finally:
+                means, forked = loop._results.end_client()
+                logged.update(means)
+                self.forked |= forked
+                loop.count_from(steps_of_all)
 
     @contextmanager
     def in_stage(self, step: Literal["validation", "test"], apart: bool, of_tests: bool) -> Iterator[SetLoop]:
-        """Surround an evaluation, for the loop that takes it.
-
-        Args:
-            step: the kind of the step that evaluates.
-            apart: whether callbacks, and the values that they follow, are left out.
-            of_tests: whether the set is a test set.
-        """
-        state, logs, callbacks = self.state, self._logger_connector, self.callbacks
-        before, fitting = (state.fn, state.stage, self.limit_val_batches, self.limit_test_batches), state.fn == TrainerFn.FITTING
-        kept = logs.row, logs._callback_metrics, logs._logged_metrics, logs._progress_bar_metrics
-        if apart:
-            logs.row, logs._callback_metrics, logs._logged_metrics, logs._progress_bar_metrics = (dict(values) for values in kept)
-            self.callbacks = []
-        if step == "test":
-            loop, state.fn = cast(SetLoop, self.test_loop), TrainerFn.TESTING
-        else:
-            loop = self.fit_loop.epoch_loop.val_loop if fitting else cast(SetLoop, self.validate_loop)
-            state.fn = state.fn if fitting else TrainerFn.VALIDATING
-        if self.sanity_checking:
-            self.limit_test_batches = int(self.num_sanity_val_steps)
-        if not (self.sanity_checking and step == "validation"):
-            state.stage = RUNNING[TrainerFn.TESTING if step == "test" else TrainerFn.VALIDATING]
-        inference, loop.inference_mode = loop.inference_mode, loop.inference_mode and not fitting
-        self.limit_val_batches = self.limit_test_batches if of_tests else self.limit_val_batches
-        try:
+        """Surround an evaluation, for the loop that takes it. One ``apart`` leaves out callbacks and the values that they follow."""
+        state, logs, fitting = self.state, self._logger_connector, self.state.fn == TrainerFn.FITTING
+        ours = self.fit_loop.epoch_loop.val_loop if fitting else self.validate_loop
+        loop = cast(SetLoop, self.test_loop if step == "test" else ours)
+        values = ["row", "_callback_metrics", "_logged_metrics", "_progress_bar_metrics"] if apart else []
+        with (
+            kept(self, "limit_val_batches", "limit_test_batches", *["callbacks"] * apart),
+            kept(state, "fn", "stage"),
+            kept(loop, "inference_mode"),
+            kept(logs, *values),
+        ):
+            for name in values:
+                setattr(logs, name, dict(getattr(logs, name)))
+            self.callbacks = [] if apart else self.callbacks
+            verb = TrainerFn.TESTING if step == "test" else TrainerFn.VALIDATING
+            state.fn = state.fn if fitting and step == "validation" else verb
+            if self.sanity_checking:
+                self.limit_test_batches = int(self.num_sanity_val_steps)
+            if not (self.sanity_checking and step == "validation"):
+                state.stage = RUNNING[verb]
+            loop.inference_mode = loop.inference_mode and not fitting
+            self.limit_val_batches = self.limit_test_batches if of_tests else self.limit_val_batches
             yield loop
-        finally:
-            loop.inference_mode, self.callbacks = inference, callbacks if apart else self.callbacks
-            state.fn, state.stage, self.limit_val_batches, self.limit_test_batches = before
-            if apart:
-                logs.row, logs._callback_metrics, logs._logged_metrics, logs._progress_bar_metrics = kept
 
     def end_clients(self, steps: int) -> None:
         """End the clients' part of a round, after ``steps`` optimiser steps in all rounds: the epoch of schedulers ends here."""

@@ -11,7 +11,7 @@ from flcog.client.messages import Clients, RollCall
 from flcog.client.remote import RemoteClients, check_facts
 from flcog.client.runtime import ClientRuntime
 from flcog.core.randomness import make_rng
-from flcog.core.sharded import whole
+from flcog.core.trees import whole
 from flcog.data import Exchange, Federation, Preprocess
 from flcog.data.preprocess import standardisation
 from flcog.method import (

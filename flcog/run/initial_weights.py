@@ -1,11 +1,19 @@
 """Loads the weights of a checkpoint of Lightning's, or of a file of weights, into a model before round 1."""
 
+import hashlib
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
+from flcog.core.arguments import digest
 from flcog.core.lightning_packages import lightning_base
-from flcog.core.weight_files import PREFIX, digest_of, read_weights
+from flcog.core.text import reason
+
+PREFIX = "model."
+"""The prefix of a network's weights inside a client module."""
 
 Origin = dict[str, str]
 """The ``file`` of the weights that a run began with, and a digest of these ``weights``, which is empty if the file was not read."""
@@ -21,7 +29,7 @@ def load_initial_weights(model: nn.Module, path: str | Path, resumes: bool = Fal
         return {"file": file, "weights": ""}
     if lightning_base(model, "LightningModule") is not None:
         model.configure_model()  # type: ignore[operator]  # it may make the layers
-    own, given = model.state_dict(), read_weights(Path(path))
+    own, given = model.state_dict(), _read_weights(Path(path))
     # A file of a bare network fits a client module around it, and the reverse.
     inside = {name.removeprefix(PREFIX): value for name, value in given.items()}
     namings = [given, inside, {PREFIX + name: value for name, value in given.items()}]
@@ -33,7 +41,7 @@ def load_initial_weights(model: nn.Module, path: str | Path, resumes: bool = Fal
         raise ValueError(
             f"init_from={path} does not fit {type(model).__name__}: {faults}: give weights of the same model"
         ) from error
-    return {"file": file, "weights": digest_of(given)}
+    return {"file": file, "weights": _digest_of(given)}
 
 
 def other_origin(before: Origin | None, now: Origin | None, resumes: bool = False) -> str:
@@ -47,3 +55,26 @@ def other_origin(before: Origin | None, now: Origin | None, resumes: bool = Fals
         same = not now and (resumes or not before)
     was, value = (origin["file"] if origin else "none" for origin in (before, now))
     return "" if same else f"init_from was {was}, is {value}" + (", which has other weights" if was == value else "")
+
+
+def _read_weights(path: Path) -> dict[str, Tensor]:
+    """Read the weights, and nothing else, so that a file cannot run code."""
+    if not path.is_file():
+        raise ValueError(f"init_from={path} is no file: give a checkpoint of Lightning's, or a file with a state_dict")
+    try:
+        content: Any = torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:  # readers of archives and pickles raise nearly every kind of error
+        raise ValueError(
+            f"init_from={path} cannot be read as tensors, numbers and text ({reason(error)}): write the weights alone with "
+            "torch.save(module.state_dict(), FILE)"
+        ) from error
+    weights = content.get("state_dict", content) if isinstance(content, Mapping) else content
+    if not isinstance(weights, Mapping) or not weights or not all(isinstance(value, Tensor) for value in weights.values()):
+        raise ValueError(f"init_from={path} contains no weights: give a checkpoint of Lightning's, or a file with a state_dict")
+    return dict(weights)
+
+
+def _digest_of(weights: Mapping[str, Tensor]) -> str:
+    """A digest that is the same for a network's weights and for those of a client module around it."""
+    lines = sorted(f"{name.removeprefix(PREFIX)} {digest(value)}\n" for name, value in weights.items())
+    return hashlib.sha256("".join(lines).encode()).hexdigest()[:16]

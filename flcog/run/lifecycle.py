@@ -9,7 +9,7 @@ from typing import Any, Self
 import torch
 from lightning.fabric import Fabric
 
-from flcog.core import lost_processes, signals
+from flcog.core import signals
 from flcog.core.signals import RoundDropped, StopSignals
 from flcog.core.speed import Calibration, CoreWaiting
 from flcog.core.users_code import place_in_users_code
@@ -43,10 +43,7 @@ class Lifecycle:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None) -> None:
         try:
             if error is not None:
-                exception = lost_processes.explain(error)
-                self._observe("on_exception", exception)
-                if exception is not error:
-                    raise exception from None
+                self._observe("on_exception", error)
         finally:
             self._stop.rounds_end()
             try:

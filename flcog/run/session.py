@@ -10,8 +10,7 @@ import torch
 from flcog.client.executor import Choice
 from flcog.core.files import OWNER_ONLY, write_yaml
 from flcog.core.masking import masked
-from flcog.core.sharded import whole
-from flcog.core.trees import equal
+from flcog.core.trees import equal, whole
 from flcog.core.types import Params
 from flcog.core.yaml_files import load_yaml
 from flcog.data import FederatedDataModule, Federation

@@ -13,7 +13,7 @@ from torch.utils import _pytree as pytree
 from flcog.client.messages import Clients, RollCall, Split
 from flcog.client_module import ClientModule
 from flcog.core.processes import Processes
-from flcog.core.sharded import divide_again
+from flcog.core.trees import divide_again
 from flcog.core.types import Params
 from flcog.data import CentralSets, Exchange, Federation, Samples
 from flcog.data.batching import Batching

@@ -14,7 +14,7 @@ from lightning.fabric.plugins.environments import LightningEnvironment, SLURMEnv
 
 import flcog
 from flcog.core import lost_processes
-from flcog.core.lost_processes import WITHOUT_A_WORD, ProcessDied
+from flcog.core.lost_processes import ProcessDied
 from flcog.method import Callback
 
 
@@ -134,27 +134,6 @@ def test_processes_disconnect_before_python_ends(tmp_path: Path, fails: bool) ->
     assert result.returncode == int(fails)
     ends = [line for line in result.stdout.splitlines() if line.endswith("connected")]
     assert ends == (["connected"] if fails else ["disconnected"] * 2)  # the first process kills the second after an error
-
-
-def dead_child(code: int) -> subprocess.Popen[Any]:
-    end = f"kill -{-code} $$" if code < 0 else f"exit {code}"
-    process = subprocess.Popen(["sh", "-c", end])
-    process.wait()
-    return process
-
-
-def test_who_says_what(monkeypatch: pytest.MonkeyPatch) -> None:
-    relatives = lost_processes._Relatives()
-    relatives.advice, relatives.children = lambda: "go on", [dead_child(WITHOUT_A_WORD), dead_child(-9), dead_child(1)]
-    dead = relatives.deaths()
-    assert dead == [(2, -9), (3, 1), (1, WITHOUT_A_WORD)]
-    assert str(relatives.verdict(dead)) == "process 2 died (killed by SIGKILL): go on"
-    ending = relatives.verdict([(1, 2), (2, WITHOUT_A_WORD)])
-    assert isinstance(ending, SystemExit) and ending.code == 2, "process 1 has already printed its error"
-    relatives.children, relatives.parent = [], -1
-    for rank in ("1", "2"):  # process 1 alone prints the reason
-        monkeypatch.setenv("LOCAL_RANK", rank)
-        assert isinstance(relatives.verdict(relatives.deaths()), ProcessDied) == (rank == "1")
 
 
 def test_only_what_a_collective_says_is_explained() -> None:

@@ -3,7 +3,6 @@
 from typing import Any, Literal
 
 from flcog.core.checks import at_least
-from flcog.core.lost_processes import ProcessDied
 from flcog.core.monitor import Monitor
 from flcog.core.signals import RunInterrupted, RunStopped
 from flcog.method import Callback, Run
@@ -85,8 +84,6 @@ class Checkpoint(Callback):
         stopped = isinstance(exception, RunStopped | RunInterrupted)
         if self.enabled and stopped and run.round not in (0, self._last_round):
             self._save_last(run)  # on every process, because all processes have stopped after this round
-        if isinstance(exception, ProcessDied):
-            return  # it has said so itself
         if run.processes.is_first and self._last_round is not None and (run.directory / LAST).is_file():
             command = run.next_command("fit", run.directory)
             print(f"\nThe run can go on after round {self._last_round}:\n  {command}\n", flush=True)
