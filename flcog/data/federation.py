@@ -140,7 +140,7 @@ class Federation(TopicList):
         inputs = map_leaves(lambda leaf: sent(leaf, device), gathered)
         if self.augment is not None and keys is not None:
             inputs = self.augment(inputs, keys)
-        targets = map_leaves(lambda leaf: leaf.index_select(0, indices.to(leaf.device)).to(device), samples.targets)
+        targets = map_leaves(lambda leaf: leaf.index_select(0, sent(indices, leaf.device)).to(device), samples.targets)
         return self.preprocess(inputs), targets
 
     def label_counts(self, k: int) -> Tensor:
