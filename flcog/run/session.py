@@ -192,6 +192,7 @@ class Session:
             "partition": numbers,
             **self._executor(),
             "threads": torch.get_num_threads(),
+            "instructions": torch.backends.cpu.get_cpu_capability(),
             "processes": self.processes.count,
             "seed": self.engine.seed,
             **environment(self.processes.accelerator),
