@@ -26,7 +26,7 @@ from flcog.core.fabric import as_torchrun_started, make_fabric
 from flcog.core.files import short
 from flcog.core.lightning_packages import OtherCallback, adopt, overrides
 from flcog.core.output import never_failing
-from flcog.core.text import TopicList
+from flcog.core.text import TopicList, guess
 from flcog.data import FederatedDataModule
 from flcog.lightning.observer import LightningHooks
 from flcog.lightning.trainer import RoundsTrainer, one_line
@@ -602,6 +602,9 @@ CONTRADICTIONS = {
 
 def _in_rounds(options: dict[str, Any], rounds: int, eval_every: int) -> tuple[int, int]:
     """Take the options that count epochs out of Lightning's: the number of rounds, and of rounds between evaluations."""
+    known = inspect.signature(FederatedTrainer).parameters | inspect.signature(L.Trainer).parameters
+    for name in options.keys() - known.keys():
+        raise TypeError(f"FederatedTrainer has no argument {name!r}.{guess(name, known)}")
     for name, (*possible, reason) in CONTRADICTIONS.items():
         if options.get(name, possible[0]) not in possible:
             raise ValueError(f"trainer.{name} is {options[name]}: {reason}; leave it out")

@@ -13,10 +13,11 @@ from collections.abc import Sequence
 
 import flcog
 import flcog.callbacks
-from flcog.commands.errors import guess, shown_errors
+from flcog.commands.errors import shown_errors
 from flcog.core import child_processes
 from flcog.core.commands import Command, TrainerCommand
 from flcog.core.output import discard
+from flcog.core.text import guess
 
 ALL = (
     *(TrainerCommand(verb, f"flcog.trainer:FederatedTrainer.{verb}") for verb in ("fit", "validate", "test")),

@@ -16,7 +16,7 @@ from typing import Any, cast
 
 import yaml
 
-from flcog.commands.errors import guess
+from flcog.core.text import guess
 from flcog.core.yaml_files import load_yaml, refuse_doubles
 
 OF_LIGHTNING = ("optimizer", "lr_scheduler", "weights_only")

@@ -1,11 +1,10 @@
 """How the command line shows errors: a mistake in the configuration in one line, an error in the user's code with that code alone."""
 
-import difflib
 import functools
 import os
 import re
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import TracebackType
 from typing import Any
@@ -20,13 +19,6 @@ TRACEBACK = "FLCOG_TRACEBACK"
 def complain(message: str) -> None:
     """Print an error in one line."""
     say(f"flcog: error: {message}")
-
-
-def guess(name: str, names: Iterable[str]) -> str:
-    """Ask whether the nearest of ``names`` was meant, ignoring upper and lower case. Empty if no name is near."""
-    by_lower = {known.lower(): known for known in names}
-    close = difflib.get_close_matches(name.lower(), by_lower, n=1, cutoff=0.65)
-    return f" Did you mean {by_lower[close[0]]!r}?" if close else ""
 
 
 # Errors that are raised -----------------------------------------------------------------------------------------------------------

@@ -14,8 +14,9 @@ from torch.utils.data import Dataset
 import flcog.callbacks
 import flcog.datamodules
 from flcog.commands.config_file import adapted
-from flcog.commands.errors import complain, cut, guess
+from flcog.commands.errors import complain, cut
 from flcog.core.lightning_packages import OtherDataModule
+from flcog.core.text import guess
 from flcog.core.users_code import is_users
 from flcog.data import FederatedDataModule
 from flcog.method import Callback
@@ -100,6 +101,8 @@ class Parser(LightningArgumentParser):
             module, ours = sys.modules.get(found[1] or ""), (flcog.callbacks, flcog.datamodules, flcog)
             names = getattr(module, "__all__", dir(module)) if module else [name for each in ours for name in each.__all__]
             reason += _meant(guess(found[2], names))
+        if found := re.search(r"Option '(\w+)' is not accepted$", reason):
+            reason += _meant(guess(found[1], ()))
         if commands and "required" in reason:
             reason += ": give a config by -c FILE, or class paths by --NAME"
         complain(reason)

@@ -7,6 +7,8 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
+from flcog.core.text import guess
+
 
 def lazily(package: str) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
     """Make a package's ``__getattr__`` and ``__dir__``, for the names that its ``__init__`` imports under ``TYPE_CHECKING``.
@@ -30,7 +32,7 @@ def lazily(package: str) -> tuple[Callable[[str], Any], Callable[[], list[str]]]
             return value
         if not name.startswith("_") and importlib.util.find_spec(f"{package}.{name}") is not None:
             return importlib.import_module(f"{package}.{name}")  # as flcog.callbacks after import flcog
-        raise AttributeError(f"module {package!r} has no attribute {name!r}")
+        raise AttributeError(f"module {package!r} has no attribute {name!r}.{guess(name, places)}")
 
     return __getattr__, lambda: sorted({*vars(module), *places})
 

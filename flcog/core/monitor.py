@@ -1,11 +1,10 @@
 """Choose the metric that judges a run, and decide whether lower is better."""
 
-import difflib
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Literal
 
-from flcog.core.text import figure
+from flcog.core.text import figure, guess
 
 OF_A_LOADER = "/dataloader_idx_"
 """Between the name of a metric and the index of its loader, if several loaders provide a set, as in Lightning."""
@@ -164,9 +163,8 @@ class Monitor:
         if self._seen:  # such as train/loss after every client dropped out of a round
             return None
         known = [name for name in metrics if name != "round"]
-        close = difflib.get_close_matches(self._name, known, n=1)
-        hint = f"; did you mean {close[0]!r}?" if close else "."
-        raise ValueError(f"monitor={self._name!r} is not measured in this run{hint} Choose one of: {', '.join(known)}")
+        hint = guess(self._name, known)
+        raise ValueError(f"monitor={self._name!r} is not measured in this run.{hint} Choose one of: {', '.join(known)}")
 
     def gain(self, name: str, value: float, over: float) -> float:
         """Return how much better ``value`` is than ``over``."""

@@ -1,5 +1,6 @@
-"""Format durations, sizes, figures, errors and tables as text."""
+"""Format durations, sizes, figures, errors and tables as text, and guess at misspelt names."""
 
+import difflib
 import html
 import textwrap
 from collections.abc import Iterable
@@ -54,6 +55,22 @@ def reason(error: BaseException) -> str:
 def clipped(text: str) -> str:
     """The first sixty characters of a text, with dots in place of the last three if there are more."""
     return text if len(text) <= 60 else f"{text[:57]}..."
+
+
+ELSEWHERE = {
+    "FedAvg": " A run without methods is FedAvg.",
+    "clients": " Did you mean the data's 'num_clients'?",
+    "lr": " Did you mean the model's 'optimizer.lr'?",
+    "methods": " Did you mean 'callbacks'?",
+}
+"""What to say of names that people bring from other frameworks."""
+
+
+def guess(name: str, names: Iterable[str]) -> str:
+    """Ask whether the nearest of ``names`` was meant, ignoring upper and lower case. Empty if no name is near."""
+    by_lower = {known.lower(): known for known in names}
+    close = difflib.get_close_matches(name.lower(), by_lower, n=1, cutoff=0.65)
+    return ELSEWHERE.get(name.rpartition(".")[2].rstrip("+")) or (f" Did you mean {by_lower[close[0]]!r}?" if close else "")
 
 
 def markdown(header: list[str], rows: Iterable[Iterable[Any]]) -> str:

@@ -6,7 +6,6 @@ all methods by the rule that the hook's docstring names: *sum*, *chain* (each me
 assigns parameters, gradients, losses or weights.
 """
 
-import difflib
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -17,6 +16,7 @@ from torch import Tensor
 
 from flcog.client_module import ClientModule
 from flcog.core.checks import check_options
+from flcog.core.text import guess
 from flcog.core.types import Batch, Params, Slot
 from flcog.data import LABELLED
 from flcog.functional.apply import Apply
@@ -91,13 +91,8 @@ class Method(Callback):
             if name in known:
                 check_arguments(cls.__name__, value, getattr(super(cls, cls), name))
                 continue
-            close = difflib.get_close_matches(name, HOOKS + OBSERVER_HOOKS, n=1)
-            hint = (
-                f"; did you mean {close[0]!r}?"
-                if close
-                else f". Hooks are: {', '.join(HOOKS)}; flcog.method has classes with others."
-            )
-            raise TypeError(f"{cls.__name__} defines {name!r}, which is no hook{hint} Helpers start with an underscore.")
+            hint = guess(name, HOOKS + OBSERVER_HOOKS) or f" Hooks are: {', '.join(HOOKS)}; flcog.method has classes with others."
+            raise TypeError(f"{cls.__name__} defines {name!r}, which is no hook.{hint} Helpers start with an underscore.")
 
     def __post_init__(self) -> None:
         check_options(self)

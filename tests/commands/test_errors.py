@@ -49,6 +49,8 @@ OPTIONS = {
     "--trainer.callbacks+=FedProx --trainer.callbacks.mu=-1": "FedProx: mu must be at least 0; got -1.0",
     # An option that does not exist.
     "--num_clients 3": "Did you mean 'data.num_clients'?",
+    "--model.lr 0.1": "Option 'lr' is not accepted. Did you mean the model's 'optimizer.lr'?",
+    "--trainer.callbacks+=FedAvg": "A run without methods is FedAvg.",
     "--model.optimizer.lrr 3": "model.optimizer: |'lrr'|Did you mean 'lr'?",
     # A class that does not exist, or that is no subclass.
     "--trainer.callbacks+=Scafold": "trainer.callbacks: |Did you mean 'SCAFFOLD'?",
@@ -127,7 +129,7 @@ MODULES = {
     ),
     "import flcog, not_installed": ("ModuleNotFoundError: No module named 'not_installed'", 'own_code.py", line 1'),
     "import flcog\nclass A(flcog.Method):\n    def sever_step(self): pass": (
-        "defines 'sever_step', which is no hook; did you mean 'server_step'?",
+        "defines 'sever_step', which is no hook. Did you mean 'server_step'?",
         'own_code.py", line 2',
     ),
     "import flcog\nclass A(flcog.Callback):\n    def __init__(self):\n        int('x')": (

@@ -54,7 +54,7 @@ def test_every_name_is_there_when_it_is_asked_for(package: ModuleType) -> None:
         assert vars(package)[name] is value, "and from then on without asking"
         if isinstance(value, type):
             assert pickle.loads(pickle.dumps(value)) is value
-    with pytest.raises(AttributeError, match=rf"module '{package.__name__}' has no attribute 'FedPorx'"):
+    with pytest.raises(AttributeError, match=rf"module '{package.__name__}' has no attribute 'FedPorx'\."):
         _ = package.FedPorx
     with pytest.raises(ImportError, match="cannot import name 'FedPorx'"):
         exec(f"from {package.__name__} import FedPorx")

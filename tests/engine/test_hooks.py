@@ -108,7 +108,7 @@ def test_a_misspelt_hook_is_refused() -> None:
             def smooth(self, gradient: Any) -> Any:
                 return gradient
 
-    with pytest.raises(TypeError, match="'correct_gradients', which is no hook; did you mean 'correct_gradient'"):
+    with pytest.raises(TypeError, match=r"'correct_gradients', which is no hook\. Did you mean 'correct_gradient'"):
 
         class Typo(Method):
             def correct_gradients(self, gradient: Any) -> Any:

@@ -44,6 +44,14 @@ def test_bad_options_get_one_line(options: dict[str, Any], message: str) -> None
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("name", "meant"), [("num_rounds", "'rounds'"), ("methods", "'callbacks'"), ("lr", "the model's 'optimizer.lr'")]
+)
+def test_a_first_guess_at_an_argument_names_the_right_one(name: str, meant: str) -> None:
+    with pytest.raises(TypeError, match=re.escape(f"FederatedTrainer has no argument {name!r}. Did you mean {meant}?")):
+        flcog.FederatedTrainer(**{name: 1})
+
+
 def test_one_callback_needs_no_list() -> None:
     assert flcog.FederatedTrainer(local_steps=1, logger=False, callbacks=FedProx(mu=0.1)).methods == [FedProx(mu=0.1)]  # type: ignore[arg-type]
 

@@ -115,7 +115,7 @@ def test_an_explicit_metric_decides_and_so_does_an_explicit_mode(tmp_path: Path)
 
 def test_a_metric_that_is_not_measured_is_refused_at_the_first_evaluation(tmp_path: Path) -> None:
     for observer in (Checkpoint("test/acuracy"), EarlyStopping("test/acuracy"), RoundsToTarget(0.5, "test/acuracy")):
-        with pytest.raises(ValueError, match=r"test/acuracy.*did you mean 'test/accuracy'\?.*test/loss"):
+        with pytest.raises(ValueError, match=r"test/acuracy.*Did you mean 'test/accuracy'\?.*test/loss"):
             fit(tmp_path, observer, eval_every=2)
         assert len((max(tmp_path.iterdir()) / "metrics.csv").read_text().splitlines()) == 2  # the header and round 1
     with pytest.raises(ValueError, match="mode must be max or min; got 'largest'"):
