@@ -75,7 +75,7 @@ def broadcast_of(method: Method, server: Slot) -> Slot:
 
 @contextmanager
 def untouched(method: Method, hook: str, *kept: Slot) -> Iterator[None]:
-    """Name the hook in errors, and refuse one that changes one of these trees of tensors in place, as torch's counters of changes tell.
+    """Name the hook in its errors, and refuse a hook that changes a tensor of these trees in place. torch counts such changes.
 
     The change would reach the global model or the next client unnoticed, and executors would differ: clients that train one after
     another start from changed values, and stacked clients do not.
