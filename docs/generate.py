@@ -45,7 +45,8 @@ def write(path: str, text: str) -> None:
 
 def pages_of_the_root() -> None:
     """The pages of docs/, and README, RESULTS and others from the top of the tree, with links to the site's pages."""
-    names = {f"{name}.md": f"{name.lower()}.md" for name in ("RESULTS", "REPRODUCED", "CONTRIBUTING")} | {"README.md": "index.md"}
+    names = {f"{name}.md": f"{name.lower()}.md" for name in ("RESULTS", "REPRODUCED", "CONTRIBUTING")}
+    names |= {"README.md": "index.md", "results/earlier/README.md": "earlier.md"}
     for name, page in names.items():
         text = (ROOT / name).read_text(encoding="utf-8").replace("](docs/", "](")
         text = re.sub(r"\[([\w-]+)\]\(configs/tables/[\w-]+\.yaml\)", r"`\1`", text)  # the site has no configs
@@ -54,7 +55,8 @@ def pages_of_the_root() -> None:
         write(page, re.sub(r"\]\((data-sets|methods)\.md\)", r"](\1/index.md)", text))
     classes = {"observers": observers(), "schedules": schedules()}
     for path in sorted((ROOT / "docs").glob("*.md")):
-        text = re.sub(r"\]\(\.\./([A-Z]+)\.md", lambda m: f"]({m[1].lower()}.md", path.read_text(encoding="utf-8"))
+        text = path.read_text(encoding="utf-8").replace("](../results/earlier/README.md)", "](earlier.md)")
+        text = re.sub(r"\]\(\.\./([A-Z]+)\.md", lambda m: f"]({m[1].lower()}.md", text)
         text = re.sub(r"\]\((data-sets|methods)\.md", r"](\1/index.md", text)
         text += "".join(f"\n\n## {cls.__name__}\n\n{_prose(cls, level=3)}" for cls in classes.get(path.stem, ()))
         if path.stem in ("methods", "data-sets"):  # they become the first pages of their sections
