@@ -20,6 +20,7 @@ from flwr.clientapp import ClientApp
 from flwr.common.config import get_fused_config_from_dir
 from flwr.common.constant import ErrorCode, SubStatus
 from flwr.common.serde import run_from_proto
+from flwr.proto.message_pb2 import PullObjectRequest, PullObjectResponse
 from flwr.proto.runtime_pb2 import AcquireTaskRequest, PullTaskInputRequest, PushTaskOutputRequest, SendTaskHeartbeatRequest
 from flwr.serverapp import Grid, ServerApp
 from flwr.supercore.constant import TaskType
@@ -45,6 +46,25 @@ RETRY_SECONDS = 2.0
 """Seconds before a SuperLink or a SuperNode that does not answer is asked again."""
 
 ACQUIRE = "/flwr.proto.Runtime/AcquireTask"
+
+
+class Client(RuntimeHttpClient):
+    """The client for one task.
+
+    A SuperNode announces a message before it has the content. If the run ends at that moment, the content never comes, and Flower would
+    wait for it without end. After ``patience`` seconds without any part of it, the message counts as lost.
+    """
+
+    patience = 120.0
+    heard: float | None = None
+
+    def PullObject(self, request: PullObjectRequest) -> PullObjectResponse:
+        found, now = super().PullObject(request), time.monotonic()
+        if found.object_available or self.heard is None:
+            self.heard = now
+        elif now - self.heard > self.patience:
+            raise TimeoutError(f"nothing of it arrived for {self.patience:g} s")
+        return found
 
 
 @dataclass(frozen=True)
@@ -106,7 +126,7 @@ class Runtime:
 
     def _client(self, own: Any) -> RuntimeHttpClient:
         version = RuntimeVersionHttpInterceptor(component_name="flcog")
-        return RuntimeHttpClient.from_server_address(self.address, self.certificates is None, self.certificates, [version, own])
+        return Client.from_server_address(self.address, self.certificates is None, self.certificates, [version, own])
 
 
 def finish(client: RuntimeHttpClient, failure: str = "") -> None:

@@ -14,6 +14,10 @@ pytest.importorskip("flwr")
 
 from flwr.app import ArrayRecord, Error, Message, RecordDict
 from flwr.common.constant import ErrorCode
+from flwr.proto.message_pb2 import PullObjectResponse
+from flwr.proto.node_pb2 import Node as Address
+from flwr.supercore.inflatable.inflatable_protobuf_utils import make_pull_object_fn_protobuf
+from flwr.supercore.inflatable.inflatable_utils import pull_objects
 
 from deploy.deployments import CLIENTS, NODES, history, rows
 from deploy.test_node import softmax
@@ -24,6 +28,7 @@ from flcog.deploy.node import Node, shares
 from flcog.deploy.objects import make_objects
 from flcog.deploy.post import ANSWER, TYPES, Post
 from flcog.deploy.server import failure_of, train
+from flcog.deploy.tasks import Client
 from flcog.deploy.trial import Here, nodes_of
 
 pytestmark = pytest.mark.slow
@@ -276,3 +281,18 @@ def test_a_trial_reads_relative_paths_from_the_users_folder(tmp_path: Path, monk
     monkeypatch.chdir(tmp_path)
     deploy(["-c", "mine.yaml", "--try", "2", "--out", "app"])
     assert history(tmp_path / "runs") == simulation(tmp_path)
+
+
+class Announced(Client):
+    """A SuperNode that has announced a message without its content."""
+
+    patience = 0.5
+
+    def _unary_unary(self, **_: Any) -> Any:
+        return PullObjectResponse(object_found=True)
+
+
+def test_a_message_whose_content_never_comes_counts_as_lost() -> None:
+    client = Announced.from_server_address("localhost:1", True, None, [])
+    with pytest.raises(TimeoutError, match=r"nothing of it arrived for 0\.5 s"):
+        pull_objects(["a", "b"], make_pull_object_fn_protobuf(client.PullObject, Address(node_id=1), 1))
