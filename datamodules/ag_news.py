@@ -13,7 +13,7 @@ import torch
 from flcog.core.checks import at_least
 from flcog.core.files import arrays_in
 from flcog.core.labels import require_labels
-from flcog.data import FederatedDataModule, Samples, Splits
+from flcog.data import FederatedDataModule, NewInputs, Samples, Splits
 from flcog.datamodules.files import reading, require_files
 
 _HOW_TO_GET = (
@@ -63,15 +63,20 @@ class AGNews(FederatedDataModule):
         paths = [self.data_dir / "train.csv", self.data_dir / "test.csv"]
         require_files("AGNews", paths, _HOW_TO_GET)
         train, test = ([(topic, tokenize(text)) for topic, text in read_articles(path)] for path in paths)
-        ids = vocabulary((words for _, words in train), self.vocab_size)
-        return Splits(self._encode(train, ids), self._encode(test, ids))
+        self._ids = vocabulary((words for _, words in train), self.vocab_size)
+        return Splits(*(Samples(self._encoded(rows), torch.tensor([topic for topic, _ in rows])) for rows in (train, test)))
 
-    def _encode(self, articles: list[tuple[int, list[str]]], ids: dict[str, int]) -> Samples:
+    def new_inputs(self, rows: Any) -> NewInputs:
+        if self.tokens is not None or not isinstance(rows, list):
+            return super().new_inputs(rows)
+        return NewInputs(self._encoded([(0, tokenize(text)) for text in rows]), range(len(rows)))
+
+    def _encoded(self, articles: list[tuple[int, list[str]]]) -> torch.Tensor:
         inputs = np.zeros((len(articles), self.max_length), dtype=np.int32)
         for row, (_, words) in zip(inputs, articles, strict=True):
             kept = words[: self.max_length]
-            row[: len(kept)] = [ids.get(word, 1) for word in kept]
-        return Samples(torch.from_numpy(inputs), torch.tensor([topic for topic, _ in articles]))
+            row[: len(kept)] = [self._ids.get(word, 1) for word in kept]
+        return torch.from_numpy(inputs)
 
     def _load_tokens(self, path: Path) -> Splits:
         require_files("AGNews", [path], _HOW_TO_GET)

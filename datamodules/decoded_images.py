@@ -43,7 +43,7 @@ class DecodedImages:
         for file in self.files:
             digest.update(file.encode() + b"\0")
         path = self.folder / f"{self.name}-{self.size[0]}x{self.size[1]}-{digest.hexdigest()[:8]}.rows"
-        return RowFile(path, (len(self.files), *self.size, len(self.mode)), np.dtype(np.uint8), self._decoded)
+        return RowFile(path, (len(self.files), *self.size, len(self.mode)), np.dtype(np.uint8), self.decoded)
 
     def fill(self) -> None:
         """Decode the images that are not in the file yet."""
@@ -54,7 +54,8 @@ class DecodedImages:
         self.fill()
         return torch.from_numpy(self.rows[:]) if self.rows.nbytes <= IN_MEMORY_BYTES else self.rows
 
-    def _decoded(self, numbers: np.ndarray) -> Iterator[np.ndarray]:
+    def decoded(self, numbers: np.ndarray) -> Iterator[np.ndarray]:
+        """Decode the images of these rows."""
         # Pillow decodes without holding the interpreter's lock.
         with ThreadPoolExecutor(min(len(numbers), os.cpu_count() or 1)) as pool:
             for start in range(0, len(numbers), AT_ONCE):

@@ -22,6 +22,21 @@ def missing_files(data_set: str, missing: Sequence[Path], remedy: str) -> FileNo
     return FileNotFoundError(f"{data_set} found no {names}{more} (looked for from {Path.cwd()}): {remedy}")
 
 
+def require_columns(there: Iterable[str], names: Iterable[str], where: str) -> None:
+    """Raise a one-line error that names the columns that are missing."""
+    if missing := [name for name in names if name not in there]:
+        columns = ", ".join(map(str, there))
+        raise ValueError(f"{where} has no column {' and no '.join(map(repr, missing))}; it has {columns}")
+
+
+def names_of(frame: Any, known: Iterable[str | None]) -> Sequence[Any]:
+    """The rows' names: a data frame's index, or the first column that is none of the known ones, or numbers."""
+    unknown = next((name for name in frame.columns if name not in [*known]), None)
+    if type(frame.index).__name__ != "RangeIndex" or unknown is None:
+        return [*frame.index]
+    return [*frame[unknown]]
+
+
 def torchvision_set(name: str) -> Any:
     """A data set's class in torchvision, which takes half a second to import."""
     from torchvision import datasets

@@ -55,6 +55,7 @@ class FLAIR(AugmentedImages):
     """
 
     task = "multilabel"
+    shape_by = "stretch"
 
     def __init__(
         self,

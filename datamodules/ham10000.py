@@ -46,6 +46,7 @@ class HAM10000(AugmentedImages):
     """
 
     num_classes = 7
+    shape_by = "stretch"
     class_names = ("akiec", "bcc", "bkl", "df", "mel", "nv", "vasc")
 
     def __init__(

@@ -13,7 +13,8 @@ from torch.utils.data import Dataset
 from flcog.core.extras import require
 from flcog.core.text import reason
 from flcog.core.trees import Tree
-from flcog.datamodules.files import require_files
+from flcog.data import NewInputs
+from flcog.datamodules.files import names_of, require_columns, require_files
 from flcog.datamodules.item_sets import ItemSets
 from flcog.datamodules.items import ItemSet, as_array
 from flcog.datamodules.row_file import IN_MEMORY_BYTES
@@ -118,6 +119,23 @@ class HuggingFace(ItemSets):
     def _rows(self) -> dict[str, Any]:
         return _splits_of(self._given, self._name, self.splits)
 
+    def new_inputs(self, rows: Any) -> NewInputs:
+        columns, features = _columns_of(self.input), self._rows["train"].features
+        if isinstance(rows, list):
+            if len(columns) > 1:
+                raise ValueError(f"HuggingFace reads the columns {', '.join(columns.values())}: give a table with these columns")
+            names, rows = range(len(rows)), dict.fromkeys(columns.values(), rows)
+        else:
+            require_columns(rows.columns, columns.values(), "HuggingFace: inputs")
+            names = names_of(rows, [*columns.values(), self.target, self.users])
+            rows = {column: rows[column].tolist() for column in columns.values()}
+        datasets = require("datasets", "HuggingFace", "datasets")
+        kept = datasets.Dataset.from_dict(rows, datasets.Features({column: features[column] for column in rows}))
+        return NewInputs(self._read_new(_Rows(kept, self.input, None, self.eval_transform), self._stored_of(kept)), names)
+
+    def _stored_of(self, rows: Any) -> Tree | None:
+        return None if self.eval_transform or self.collate_fn or self.cache_dir else _stored(rows, self.input)
+
     def _parts(self) -> dict[str, ItemSet]:
         wanted = [*_columns_of(self.input).values(), self.target, *([self.users] if self.users else [])]
         parts = {}
@@ -135,7 +153,7 @@ class HuggingFace(ItemSets):
                 targets=_as_stored(rows, self.target) if targets is None else targets,
                 checked=False,
                 users=as_array(rows[self.users][:]) if self.users and part == "train" else None,
-                stored=None if self.eval_transform or self.collate_fn or self.cache_dir else _stored(rows, self.input),
+                stored=self._stored_of(rows),
                 evaluated=evaluated,
                 collate_fn=self.collate_fn,
             )

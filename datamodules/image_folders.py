@@ -123,7 +123,7 @@ class ImageFolders(AugmentedImages):
         """The images of each class, named from the split's folder."""
         root = Path(self.data_dir) / split
         self._require(root, *(root / name for name in self.class_names))
-        files = [sorted(_images(root, name)) for name in self.class_names]
+        files = [sorted(images_in(root, name)) for name in self.class_names]
         empty = [root / name for name, own in zip(self.class_names, files, strict=True) if not own]
         if empty and (self.classes is None or len(empty) == len(files)):
             raise ValueError(f"{empty[0] if self.classes is None else root} has no images ({', '.join(EXTENSIONS)})")
@@ -133,7 +133,7 @@ class ImageFolders(AugmentedImages):
         require_files("ImageFolders", folders, "check --data.data_dir, the names of the splits, and --data.classes")
 
 
-def _images(root: Path, folder: str) -> Iterator[str]:
+def images_in(root: Path, folder: str) -> Iterator[str]:
     """Every image below the folder, named from ``root``; no hidden files, such as macOS's ``._x.png``."""
     for inside, _, names in os.walk(root / folder, followlinks=True):
         start = Path(inside).relative_to(root).as_posix()

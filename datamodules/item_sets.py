@@ -2,6 +2,7 @@
 
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -12,10 +13,11 @@ from rich.console import Console
 from rich.progress import track
 from torch import Tensor
 from torch.utils import _pytree as pytree
+from torch.utils.data import Dataset, Subset
 
 from flcog.core.checks import at_least
 from flcog.core.trees import Tree, map_leaves
-from flcog.data import Partitioner, Samples, Splits
+from flcog.data import NewInputs, Partitioner, Samples, Splits
 from flcog.data.samples import Returned
 from flcog.datamodules.item_reader import ItemReader, Streamed, Task
 from flcog.datamodules.items import (
@@ -82,6 +84,20 @@ class ItemSets(WithTargets):
 
     def preprocess(self) -> Callable[[Tree], Tree]:
         return as_torch_has_it
+
+    def new_inputs(self, rows: Any) -> NewInputs:
+        """Pictures, as a data set with a ``loader`` and a ``transform`` reads its own, such as torchvision's ``ImageFolder``."""
+        items = next(self._sets[part].items for part in ("test", "val", "train") if part in self._sets)
+        while isinstance(items, Subset):
+            items = items.dataset
+        if not isinstance(rows, list) or not hasattr(items, "loader"):
+            return super().new_inputs(rows)
+        return NewInputs(self._read_new(_Pictures(rows, items.loader, items.transform)), rows)
+
+    def _read_new(self, items: Any, stored: Tree | None = None) -> Tree:
+        """The inputs of items without targets."""
+        part = ItemSet(items, np.zeros(len(items)), False, stored=stored, collate_fn=self.collate_fn)
+        return stored if stored is not None else self._streamed(ItemReader({"new": part}, self.num_workers), "new", part, "train")
 
     def prepare_data(self) -> None:
         if self.cache_dir is not None:
@@ -221,14 +237,11 @@ class ItemSets(WithTargets):
     # Inputs -----------------------------------------------------------------------------------------------------------------------
 
     def _inputs(self, part: str) -> Tree:
-        items, make = self._sets[part], self._forms[part].make
+        items = self._sets[part]
         if items.stored is not None:
             return items.stored
         if self.cache_dir is None:
-            # Items that cannot be stacked are refused now, instead of in the middle of a round.
-            some = spread(len(items), 1 if items.whole else 4)
-            alone = self._reader.make(Task(part, partial(needs_whole_batches, make=make), some))
-            return Streamed(self._reader, part, len(items), alone, make)
+            return self._streamed(self._reader, part, items, part)
         rows = self._row_file(part)
         rows.fill(f"reading the {part} set")
         form = self._reader.make(Task(part, form_of, np.zeros(1, np.int64)))
@@ -238,6 +251,13 @@ class ItemSets(WithTargets):
             return pytree.tree_unflatten([torch.from_numpy(np.array(read[name])) for name in names], form)
         fields: list[Any] = [rows.field(name) for name in names]
         return pytree.tree_unflatten(fields, form)
+
+    def _streamed(self, reader: ItemReader, part: str, items: ItemSet, like: str) -> Streamed:
+        """Inputs that are read while the model trains, in the form of another part."""
+        # Items that cannot be stacked are refused now, instead of in the middle of a round.
+        some, make = spread(len(items), 1 if items.whole else 4), self._forms[like].make
+        alone = reader.make(Task(part, partial(needs_whole_batches, make=make), some))
+        return Streamed(reader, part, len(items), alone, make)
 
     def _has_targets(self, part: str) -> bool:
         """Whether a set's cache file contains its targets."""
@@ -259,6 +279,22 @@ class ItemSets(WithTargets):
                 yield from some
 
         return RowFile(Path(str(self.cache_dir)) / f"{part}.rows", (len(self._sets[part]),), dtype, rows)
+
+
+@dataclass(frozen=True)
+class _Pictures(Dataset):
+    """Files as pairs of input and a target, which nobody reads."""
+
+    files: list[str]
+    loader: Callable[[str], Any]
+    transform: Callable[[Any], Any] | None
+
+    def __len__(self) -> int:
+        return len(self.files)
+
+    def __getitem__(self, index: int) -> tuple[Any, int]:
+        picture = self.loader(self.files[int(index)])
+        return (picture if self.transform is None else self.transform(picture)), 0
 
 
 def spread(count: int, most: int) -> np.ndarray:

@@ -1,6 +1,6 @@
 """Table: a data module for rows of features, from CSV or Parquet files or a pandas data frame."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
@@ -11,8 +11,8 @@ import torch
 from flcog.core.checks import within
 from flcog.core.extras import require
 from flcog.core.trees import Tree
-from flcog.data import Preprocess, Samples, Splits
-from flcog.datamodules.files import missing_files, reading, require_finite
+from flcog.data import NewInputs, Preprocess, Samples, Splits
+from flcog.datamodules.files import missing_files, names_of, reading, require_columns, require_finite
 from flcog.datamodules.partitioners import Natural
 from flcog.datamodules.targets import Targets, WithTargets, read_targets
 
@@ -93,11 +93,21 @@ class Table(WithTargets):
     def _learnt(self) -> Targets:
         return self._read[0]
 
+    @property
+    def class_names(self) -> tuple[str, ...] | None:  # type: ignore[override]
+        """The classes, where they are text, or the columns of several labels."""
+        return tuple(self._targets) if self.task == "multilabel" else super().class_names
+
     def load(self) -> Splits:
         return self._read[1]
 
     def preprocess(self) -> Callable[[Tree], Tree]:
         return Preprocess(fitted="own" if self.standardise == "own" else "common") if self.standardise else Preprocess()
+
+    def new_inputs(self, rows: Any) -> NewInputs:
+        kinds = self._read[2]
+        frame = self._frame("inputs", rows, kinds)
+        return NewInputs(_features(frame, kinds, "inputs"), names_of(frame, [*kinds, *self._targets, self.users]))
 
     def facts(self) -> dict[str, Any]:
         kinds = {name: "numbers" if values is None else "text" for name, values in self._read[2].items()}
@@ -107,7 +117,9 @@ class Table(WithTargets):
 
     @cached_property
     def _read(self) -> tuple[Targets, Splits, dict[str, np.ndarray | None]]:
-        frames = {part: self._frame(part, given) for part, given in self._given.items()}
+        wanted = [*self._targets, *(self.features or [])]
+        users = [self.users] if self.users else []
+        frames = {part: self._frame(part, given, wanted + users * (part == "train")) for part, given in self._given.items()}
         if self.test_fraction:
             frames["train"], frames["test"] = self._divided(frames["train"])
         others = [name for name in frames["train"].columns if name not in (*self._targets, self.users)]
@@ -123,21 +135,18 @@ class Table(WithTargets):
             )
         samples = {}
         for part, frame in frames.items():
-            features = np.concatenate([_numbers(frame, name, kinds[name], part) for name in columns], 1)
-            inputs = torch.from_numpy(features.astype(np.float32))
-            users = _column(frame, self.users, part) if self.users is not None and part == "train" else None
-            samples[part] = Samples(inputs, learnt.tensors[part], users)
+            owners = _column(frame, self.users, part) if self.users is not None and part == "train" else None
+            samples[part] = Samples(_features(frame, kinds, part), learnt.tensors[part], owners)
         return learnt, Splits(**samples), kinds
 
-    def _frame(self, part: str, given: Any) -> Any:
+    def _frame(self, part: str, given: Any, wanted: Iterable[str]) -> Any:
         """Return the rows of a part after checking that they have the required columns."""
-        frame = _read_file(Path(given)) if isinstance(given, str | Path) else given
+        frame = read_frame(Path(given)) if isinstance(given, str | Path) else given
         if not hasattr(frame, "columns"):
             raise ValueError(
                 f"Table: {part} is a {type(frame).__name__}: give a .csv, .tsv or .parquet file, or a pandas DataFrame"
             )
-        wanted = [*self._targets, *(self.features or []), *([self.users] if self.users and part == "train" else [])]
-        _require_columns(frame, wanted, part)
+        require_columns(frame.columns, wanted, f"Table: {part}")
         if len(frame) == 0:
             raise ValueError(f"Table: {part} has no rows")
         return frame
@@ -149,7 +158,8 @@ class Table(WithTargets):
         return frame.iloc[np.sort(order[count:])], frame.iloc[np.sort(order[:count])]
 
 
-def _read_file(path: Path) -> Any:
+def read_frame(path: Path) -> Any:
+    """The rows of a file as a data frame."""
     pandas = require("pandas", "Table", "pandas")
     if not path.exists():
         raise missing_files("Table", [path], "check data.train, data.test and data.val")
@@ -160,12 +170,6 @@ def _read_file(path: Path) -> Any:
         if not any(name in (".csv", ".tsv") for name in path.suffixes):
             raise ValueError(f"it ends with {path.suffix or 'nothing'}, and tables end with .csv, .tsv (.gz too) or .parquet")
         return pandas.read_csv(path, sep="\t" if ".tsv" in path.suffixes else ",")
-
-
-def _require_columns(frame: Any, names: list[str], part: str) -> None:
-    if missing := [name for name in names if name not in frame.columns]:
-        columns = ", ".join(map(str, frame.columns))
-        raise ValueError(f"Table: {part} has no column {' and no '.join(map(repr, missing))}; it has {columns}")
 
 
 def _target(frame: Any, names: list[str], part: str) -> tuple[np.ndarray, str]:
@@ -181,7 +185,7 @@ def _target(frame: Any, names: list[str], part: str) -> tuple[np.ndarray, str]:
 
 def _column(frame: Any, name: str, part: str) -> np.ndarray:
     """Return a column; refuse missing and infinite values."""
-    _require_columns(frame, [name], part)
+    require_columns(frame.columns, [name], f"Table: {part}")
     values = frame[name]
     if missing := int(values.isna().sum()):
         row = int(values.isna().to_numpy().argmax())
@@ -217,6 +221,12 @@ def _categories(frame: Any, name: str, given: list[str] | None) -> np.ndarray | 
             "features"
         )
     return values
+
+
+def _features(frame: Any, kinds: Mapping[str, np.ndarray | None], part: str) -> torch.Tensor:
+    """The features of all rows, as the network reads them."""
+    features = np.concatenate([_numbers(frame, name, values, part) for name, values in kinds.items()], 1)
+    return torch.from_numpy(features.astype(np.float32))
 
 
 def _numbers(frame: Any, name: str, kinds: np.ndarray | None, part: str) -> np.ndarray:

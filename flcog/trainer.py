@@ -352,14 +352,20 @@ class FederatedTrainer(TopicList):
     ) -> Predictions | list[Any]:
         """What the global model says of the test set, by name: ``prediction``, ``probability``, ``target``; all on the CPU. A module's own
         ``predict_step`` returns a list with one result for each batch, of the loader of ``predict_dataloader`` if there is one.
+        ``sample`` has the names of new inputs: the index or the id, the file, or the number of each.
 
         Args:
             model, datamodule: as :meth:`fit` had them; those of the last run by default, as for :meth:`test`.
             ckpt_path: the checkpoint to predict from.
-            inputs: predict these instead, in the data set's format (such as uint8 images with channels last).
+            inputs: predict these instead, prepared as the training set is: a data frame, a list of texts or of images' paths, a file (.csv,
+                .tsv, .parquet, .txt, an image) or a folder of images; or arrays as the data set stores them, or in an .npy or .npz file.
         """
         with self._evaluation(TrainerFn.PREDICTING, model, datamodule, ckpt_path) as run:
-            return predict(run, inputs)
+            if inputs is None:
+                return predict(run)
+            from flcog.datamodules.new_inputs import read_new
+
+            return predict(run, read_new(run.datamodule, inputs))
 
     def export(
         self,

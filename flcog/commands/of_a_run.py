@@ -6,9 +6,6 @@ They make its trainer, model and data from its config, and find its checkpoint.
 import os
 import sys
 from pathlib import Path
-from typing import Any
-
-import numpy as np
 
 from flcog.commands.federated_cli import CommandCLI
 from flcog.core.commands import parser_of
@@ -26,11 +23,13 @@ IMPORT_FROM = (
 def predict(arguments: list[str]) -> None:
     """Write the predictions of a run's model for its test set, or for your own inputs, as CSV or .npz.
 
-    Give your inputs as the data set stores them: images are uint8, channels last, before any normalisation.
+    Inputs are prepared as the training set is: a table's rows, images and texts. Arrays are given as the data set stores them: images
+    are uint8, channels last, before any normalisation.
     """
     parser = parser_of("predict", predict)
     parser.add_argument("run", type=Path, help="the run's directory")
-    parser.add_argument("--inputs", type=Path, help="an array in an .npy, or one or several by name in an .npz")
+    inputs = "a table (.csv, .tsv, .parquet), an image or a folder of images, lines of text (.txt), or arrays (.npy, .npz)"
+    parser.add_argument("--inputs", type=Path, help=inputs)
     parser.add_argument("--checkpoint", help="best (by default), last, or a file")
     parser.add_argument("--output", type=Path, help="a .csv or .npz; predictions.csv in the run's directory by default")
     parser.add_argument("--import-from", type=Path, metavar="FOLDER", help=IMPORT_FROM)
@@ -39,23 +38,10 @@ def predict(arguments: list[str]) -> None:
     if output.suffix not in (".csv", ".npz"):
         raise ValueError(f"predictions are written as .csv or .npz; got {output}")
     checkpoint = checkpoint_of(options.run, options.checkpoint)
-    inputs = None if options.inputs is None else read_inputs(options.inputs)
     cli = open_run(options.run, options.import_from)
-    predictions = by_name(cli.trainer.predict(cli.model, cli.datamodule, str(checkpoint), inputs))
+    predictions = by_name(cli.trainer.predict(cli.model, cli.datamodule, str(checkpoint), options.inputs))
     write_predictions(output, predictions, getattr(cli.datamodule, "class_names", None))  # Lightning's have none
     print(f"{short(output)}: {len(next(iter(predictions.values()))):,} samples, by {short(checkpoint)}")
-
-
-def read_inputs(path: Path) -> Any:
-    """The array in the file, or a dictionary of several arrays."""
-    try:
-        content = np.load(path, mmap_mode="r", allow_pickle=False)
-        arrays = {name: content[name] for name in content.files} if isinstance(content, np.lib.npyio.NpzFile) else {"": content}
-    except Exception as error:  # readers of archives raise nearly every kind of error on damaged files
-        raise ValueError(f"{path} cannot be read as .npy or .npz, as numpy.save and numpy.savez write them ({error})") from error
-    if wrong := [array.dtype for array in arrays.values() if array.dtype.kind not in "biufc"]:
-        raise ValueError(f"{path} holds an array of type {wrong[0]}: inputs are numbers, a sample in each row")
-    return next(iter(arrays.values())) if len(arrays) == 1 else arrays
 
 
 def export(arguments: list[str]) -> None:

@@ -4,7 +4,7 @@ from flcog.data.federation import CentralSets, Exchange, Federation
 from flcog.data.module import FederatedDataModule
 from flcog.data.partition import IID, Partition, Partitioner, partition_by
 from flcog.data.preprocess import Preprocess
-from flcog.data.samples import LABELLED, Augment, Samples, Splits, Task
+from flcog.data.samples import LABELLED, Augment, NewInputs, Samples, Splits, Task
 
 __all__ = [
     "IID",
@@ -14,6 +14,7 @@ __all__ = [
     "Exchange",
     "FederatedDataModule",
     "Federation",
+    "NewInputs",
     "Partition",
     "Partitioner",
     "Preprocess",

@@ -18,7 +18,7 @@ from flcog.data.federation import Federation
 from flcog.data.order import Order
 from flcog.data.partition import IID, Partition, Partitioner, partition_by
 from flcog.data.preprocess import Preprocess, standardisation
-from flcog.data.samples import Augment, Samples, Splits, Task, require_finite_inputs
+from flcog.data.samples import Augment, NewInputs, Samples, Splits, Task, require_finite_inputs
 
 NUM_CLIENTS = 10
 """The number of clients if the user gives none."""
@@ -96,6 +96,11 @@ class FederatedDataModule(TopicList, L.LightningDataModule):
     def load(self) -> Splits:
         """The data set's splits, read from its files."""
         raise NotImplementedError(f"{type(self).__name__} must implement load()")
+
+    def new_inputs(self, rows: Any) -> NewInputs:
+        """Inputs to predict, from a data frame or from a list of texts or paths, with the categories and words of the training set."""
+        kind = "a table" if hasattr(rows, "columns") else f"{str(rows[0])!r:.80} as an input"
+        raise ValueError(f"{type(self).__name__} cannot read {kind}: give arrays as it stores them, in an .npy or .npz file")
 
     def preprocess(self) -> Callable[[Tree], Tree]:
         """From stored inputs to model inputs."""

@@ -1,6 +1,6 @@
 """Samples held as arrays, and a data set's splits."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, NamedTuple
 
@@ -176,6 +176,14 @@ def require_finite_inputs(samples: Samples, where: str) -> None:
     for leaf in leaves(samples.inputs):
         if isinstance(leaf, Tensor) and (row := _not_finite(leaf)) is not None:
             raise ValueError(f"{where} has NaN or infinite inputs, the first in sample {row}: correct or drop that sample")
+
+
+class NewInputs(NamedTuple):
+    """Inputs to predict, as :class:`Samples` hold them."""
+
+    inputs: Tree
+    names: Sequence[Any]
+    """Of the rows: their index or id, their files, or their numbers."""
 
 
 @dataclass(frozen=True)

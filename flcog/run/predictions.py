@@ -1,6 +1,7 @@
 """Predictions of a run's global model: on the test set, or on inputs that the user gives; and the file they are written to."""
 
 import csv
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,18 +13,25 @@ from torch.utils import _pytree as pytree
 from flcog.client_module import ClientModule
 from flcog.core.files import replacing
 from flcog.core.source import Source
-from flcog.core.trees import Tree
-from flcog.data import Federation, Samples
+from flcog.core.trees import first_leaf
+from flcog.data import Federation, NewInputs, Samples
 from flcog.data.samples import require_finite_inputs
 from flcog.lightning.contract import has_step, is_users
 from flcog.run.session import Session
 from flcog.server.evaluate import only_personal
 
-Predictions = dict[str, Tensor]
-"""By name: ``prediction``, ``probability`` and the like, and ``target`` where it is known; each with the samples as first axis."""
+Predictions = dict[str, Any]
+"""By name: tensors ``prediction``, ``probability`` and the like, and ``target`` where it is known, each with the samples as first axis;
+and for new inputs an array ``sample`` of their names."""
 
 
-def predict(run: Session, inputs: Tree | None = None) -> Predictions | list[Any]:
+class ByBatch(list[Any]):
+    """The results of a ``predict_step`` for each batch, with the names of new inputs."""
+
+    names: Sequence[Any] = ()
+
+
+def predict(run: Session, new: NewInputs | None = None) -> Predictions | ByBatch:
     """Return the global model's predictions for some inputs, or for the test set (the validation set if there is no test set).
 
     A module with its own ``predict_step`` decides them: one result for each batch, as from ``lightning.Trainer``.
@@ -33,19 +41,23 @@ def predict(run: Session, inputs: Tree | None = None) -> Predictions | list[Any]
         raise ValueError(
             f"{alone.name} trains the clients' own models and no global model for predictions: use the columns of its clients"
         )
-    samples = federation.test or federation.val if inputs is None else _samples(federation, inputs)
+    samples = federation.test or federation.val if new is None else _samples(federation, new.inputs)
     if samples is None:
         raise ValueError(f"{run.engine.data_name} has no test set to predict: give inputs")
     evaluator = run.evaluator
+    count = evaluator.number_predicted(samples)
+    names = () if new is None else new.names[:count]
     if has_step(module, "predict"):
-        return evaluator.own.predictions(
-            run.evaluated_params(), run.buffers, samples, np.arange(evaluator.number_predicted(samples))
-        )
+        results = ByBatch(evaluator.own.predictions(run.evaluated_params(), run.buffers, samples, np.arange(count)))
+        results.names = names
+        return results
     if not is_users(module, "forward") and not isinstance(module, ClientModule):
         raise ValueError(f"{type(module).__name__} has neither predict_step nor forward, and predictions need one: write it")
     outputs = evaluator.outputs(run.evaluated_params(), run.buffers, samples)
     found = module.predictions(outputs) if isinstance(module, ClientModule) else {"output": outputs}
-    return found | ({"target": samples.labels[: len(outputs)].cpu()} if inputs is None and samples.labelled else {})
+    if new is not None:
+        return {"sample": np.asarray(names)} | found
+    return found | ({"target": samples.labels[:count].cpu()} if samples.labelled else {})
 
 
 def by_name(predictions: Predictions | list[Any]) -> Predictions:
@@ -53,22 +65,27 @@ def by_name(predictions: Predictions | list[Any]) -> Predictions:
     if isinstance(predictions, dict):
         return predictions
     named = [result if isinstance(result, dict) else {"prediction": result} for result in predictions]
-    return {name: torch.cat([result[name] for result in named]) for name in named[0]}
+    names = {"sample": np.asarray(predictions.names)} if isinstance(predictions, ByBatch) and len(predictions.names) else {}
+    return names | {name: torch.cat([result[name] for result in named]) for name in named[0]}
 
 
-def _samples(federation: Federation, inputs: Tree) -> Samples:
+def _samples(federation: Federation, inputs: Any) -> Samples:
     """Return the user's inputs as samples with zeros for targets."""
     stored, padded = federation.train.inputs, False
-    if isinstance(stored, Source):  # items of a data set, which have no form until one is read
-        stored, padded = stored.read(np.zeros(1, np.int64), None), stored.whole_batches
-    own, spec = pytree.tree_flatten(stored)
-    given, given_spec = pytree.tree_flatten(inputs)
-    if spec != given_spec:
-        raise ValueError("inputs must have the parts of the data set's own (a dict with the same names); they have other parts")
-    leaves = [_as_stored(leaf, stored, padded) for leaf, stored in zip(given, own, strict=True)]
-    train, targets = federation.train, torch.zeros(len(leaves[0]), dtype=torch.int64)
+    if not isinstance(inputs, Source):
+        if isinstance(stored, Source):  # items of a data set, which have no form until one is read
+            stored, padded = stored.read(np.zeros(1, np.int64), None), stored.whole_batches
+        own, spec = pytree.tree_flatten(stored)
+        given, given_spec = pytree.tree_flatten(inputs)
+        if spec != given_spec:
+            raise ValueError(
+                "inputs must have the parts of the data set's own (a dict with the same names); they have other parts"
+            )
+        leaves = [_as_stored(leaf, stored, padded) for leaf, stored in zip(given, own, strict=True)]
+        inputs = pytree.tree_unflatten(leaves, spec)
+    train, targets = federation.train, torch.zeros(len(first_leaf(inputs)), dtype=torch.int64)
     returned = train.returned and train.returned._replace(targets=targets)
-    samples = Samples(pytree.tree_unflatten(leaves, spec), targets, whole=train.whole, returned=returned)
+    samples = Samples(inputs, targets, whole=train.whole, returned=returned)
     if not train.whole:  # items of other forms than pairs may use NaN in a sense of their own
         require_finite_inputs(samples, "the array to predict")
     return samples
@@ -95,8 +112,8 @@ def _as_stored(given: Any, stored: Any, padded: bool) -> Tensor:
 
 
 def write_predictions(path: Path, predictions: Predictions, class_names: tuple[str, ...] | None = None) -> None:
-    """A row a sample as CSV, or the arrays as they are in an .npz; the file's name decides."""
-    arrays = {name: value.numpy() for name, value in predictions.items()}
+    """A row a sample as CSV, with the names of classes, or the arrays as they are in an .npz; the file's name decides."""
+    arrays = {name: np.asarray(value) for name, value in predictions.items()}
     if path.suffix == ".npz":
         with replacing(path) as file:
             np.savez_compressed(file, **arrays)  # type: ignore[arg-type]
@@ -105,6 +122,8 @@ def write_predictions(path: Path, predictions: Predictions, class_names: tuple[s
         raise ValueError(f"predictions are written as .csv or .npz; got {path}")
     columns = {"sample": np.arange(len(next(iter(arrays.values()))))}
     for name, values in sorted(arrays.items(), key=lambda item: item[1].ndim):  # single columns first
+        if class_names and name in ("prediction", "target") and values.ndim == 1 and values.dtype.kind == "i":
+            values = np.asarray([*class_names, *range(len(class_names), values.max(initial=0) + 1)])[values]
         flat = values.reshape(len(values), -1)
         labels = class_names if class_names is not None and len(class_names) == flat.shape[1] else range(flat.shape[1])
         columns |= {name: values} if values.ndim == 1 else {f"{name}_{label}": flat[:, i] for i, label in enumerate(labels)}

@@ -18,7 +18,7 @@ from torch.utils.data import Dataset
 import flcog
 from flcog.commands.cli import main
 from flcog.commands.errors import refusal, shown_errors
-from flcog.commands.of_a_run import read_inputs
+from flcog.datamodules.new_inputs import read_arrays
 from flcog.server import aggregate
 
 QUICKSTART = str(ROOT / "configs" / "quickstart.yaml")
@@ -252,12 +252,12 @@ def test_a_variable_asks_for_the_whole_traceback(tmp_path: Path, monkeypatch: py
 # Inputs of flcog predict ----------------------------------------------------------------------------------------------------------
 
 
-INPUTS = {"rows.csv": "cannot be read as .npy or .npz", "text.npy": "of type <U2"}
+INPUTS = {"rows.npy": "cannot be read as .npy or .npz", "text.npy": "of type <U2"}
 
 
 @pytest.mark.parametrize("name", INPUTS)
 def test_inputs_that_are_no_numbers(name: str, tmp_path: Path) -> None:
-    (tmp_path / "rows.csv").write_text("a,b\n1,2\n")
+    (tmp_path / "rows.npy").write_text("a,b\n1,2\n")
     np.save(tmp_path / "text.npy", np.array(["ab"]))
     with pytest.raises(ValueError, match=re.escape(INPUTS[name])):
-        read_inputs(tmp_path / name)
+        read_arrays(tmp_path / name)

@@ -137,7 +137,7 @@ def test_predictions_as_files(tmp_path: Path) -> None:
     write_predictions(tmp_path / "p.csv", found, ("cat", "dog"))
     rows = list(csv.reader((tmp_path / "p.csv").open()))
     assert rows[0] == ["sample", "prediction", "target", "probability_cat", "probability_dog"]
-    assert rows[1:] == [["0", "1", "1", "0.25", "0.75"], ["1", "0", "1", "0.5", "0.5"]]
+    assert rows[1:] == [["0", "dog", "dog", "0.25", "0.75"], ["1", "cat", "dog", "0.5", "0.5"]]
     write_predictions(tmp_path / "p.npz", found)
     with np.load(tmp_path / "p.npz") as arrays:
         assert all((arrays[name] == value.numpy()).all() for name, value in found.items())
