@@ -157,7 +157,7 @@ def test_the_engine_names_no_method() -> None:
 
 
 def test_observers_see_a_run_and_nothing_else() -> None:
-    assert len(RUN) <= 20
+    assert len(RUN) <= 21
     files = [*FOLDERS["flcog.callbacks"].rglob("*.py"), *(ROOT / "flcog/run/observers").glob("*.py")]
     found = {str(path): seen_of_run(ast.parse(path.read_text())) - RUN for path in files}
     assert {path: names for path, names in found.items() if names} == {}

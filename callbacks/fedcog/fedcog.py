@@ -112,6 +112,7 @@ class FedCOG(Method):
 
     tasks = ("classification", "multilabel")
     plain_batches = True
+    phase = "generating"
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -2,13 +2,14 @@
 
 from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
+from flcog.core.progress import Progress
 from flcog.core.types import Batch, Params, Slot
 from flcog.functional.apply import Apply
 from flcog.functional.model_function import ModelFunction
@@ -55,6 +56,7 @@ class Program:
     optimisation: Optimisation
     unsent: Collection[str] = ()
     masked: bool = False
+    progress: Progress = field(default_factory=Progress)
 
     def __post_init__(self) -> None:
         self.starters, self.losses, self.wraps, self.corrections, self.followers, self.measurers = (
@@ -90,10 +92,12 @@ class Program:
         if self.starters:
             contexts, inputs = self.contexts(tensors, buffers, 0), list(tensors.inputs)
             for i, method in self.starters:
+                self.progress.enter(method.phase)
                 with _watched(method, "start", contexts[i]):
                     started, inputs[i] = method.start(self.apply(buffers), dict(params), contexts[i])
                 params = check_params(method, "start", started, params)
             tensors = tensors._replace(inputs=inputs)
+            self.progress.enter("training")
         return _masked(params, tensors.masks), tensors
 
     def total_loss(self, apply: Apply, params: Params, batch: Batch, contexts: list[Context]) -> tuple[Tensor, Tensor, Params]:

@@ -17,6 +17,7 @@ from flcog.client.sealing import sealed
 from flcog.client.store import ClientStore, StatesInMemory, filled, residual_stages
 from flcog.client.work import ClientWork, make_work
 from flcog.core.precision import sent
+from flcog.core.progress import Progress
 from flcog.core.randomness import fold, make_rng
 from flcog.core.types import Params, Slot
 from flcog.data import Exchange, Federation
@@ -63,6 +64,7 @@ class ClientRuntime:
     evaluator: Evaluator
     loop: Placement
     store: ClientStore = field(default_factory=StatesInMemory)
+    progress: Progress = field(default_factory=Progress)
 
     may_be_lost: ClassVar[bool] = False
 
@@ -254,6 +256,7 @@ class ClientRuntime:
             received.optimisation,
             unsent,
             masked=any(work.masks for work in works),
+            progress=self.progress,
         )
         return Assignment(program, works, self.reader, received.rates, received.seed, received.round)
 

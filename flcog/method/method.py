@@ -60,6 +60,7 @@ class Method(Callback):
             sums alone. Declare it as ``of_change = staticmethod(function)``.
         communicates: whether clients and server communicate. If not, the ledger counts no bytes of the model, methods that act at the
             server are refused, and personal models, if the method keeps them, are evaluated instead of the global model.
+        phase: the word with which the progress bar names the work of ``start``.
     """
 
     start_round: int = 0
@@ -74,6 +75,7 @@ class Method(Callback):
     over_data: ClassVar[BatchFunction | None] = None
     of_change: ClassVar[ChangeFunction | None] = None
     communicates: ClassVar[bool] = True
+    phase: ClassVar[str] = "preparing"
 
     def __init_subclass__(cls, protocol: bool = False, **kwargs: Any) -> None:
         """Refuse misspelt hooks.

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple, Protocol
 from lightning.pytorch.loggers import Logger
 
 from flcog.core.processes import Processes
+from flcog.core.progress import Progress
 from flcog.core.types import Params, Slot
 from flcog.data import Exchange, Federation
 from flcog.functional.evaluation import Evaluator
@@ -130,6 +131,10 @@ class Run(Protocol):
     @property
     def round(self) -> int:
         """The number of finished rounds."""
+
+    @property
+    def progress(self) -> Progress:
+        """How far the round in hand is."""
 
     @property
     def params(self) -> Params:

@@ -148,6 +148,7 @@ class Assembly(ClientSide):
             processes=self.processes,
             data_name=type(self.datamodule).__name__,
             notes=notes,
+            progress=own.progress,
         )
         _check(engine, server)
         return engine, server

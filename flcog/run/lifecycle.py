@@ -100,6 +100,7 @@ class Lifecycle:
                 row |= waiting.column() | self._calibration.column()
                 if evaluated:
                     began = time.perf_counter()
+                    run.progress.enter("evaluating")
                     with profiler.profile("evaluation"):
                         row |= evaluate()
                     row["time/evaluation"] = time.perf_counter() - began

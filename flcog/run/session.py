@@ -55,7 +55,7 @@ class Session:
     def __post_init__(self) -> None:
         engine, folder = self.engine, self.folder
         self.settings, self.methods, self.processes = engine.settings, engine.methods, engine.processes
-        self.model, self.evaluator = engine.model, engine.evaluator
+        self.model, self.evaluator, self.progress = engine.model, engine.evaluator, engine.progress
         self.clients = engine.clients.store = SavedClientStates(self.states_folder, engine.processes.rank)
         self.table = MetricsTable(folder / "metrics.csv" if folder is not None and engine.processes.is_first else None)
         self.frozen = FrozenWeights(engine.model.module, engine.model.constants)

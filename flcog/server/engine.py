@@ -13,6 +13,7 @@ from torch.utils import _pytree as pytree
 from flcog.client.messages import Clients, RollCall, Split
 from flcog.client_module import ClientModule
 from flcog.core.processes import Processes
+from flcog.core.progress import Progress
 from flcog.core.trees import divide_again
 from flcog.core.types import Params
 from flcog.data import CentralSets, Exchange, Federation, Samples
@@ -49,6 +50,7 @@ class Engine:
     processes: Processes
     data_name: str
     notes: Notes
+    progress: Progress
 
     @property
     def seed(self) -> int:

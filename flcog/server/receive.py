@@ -55,7 +55,8 @@ def receive(engine: Engine, server: ServerState, round: Round, asked: Asked, dir
     )
     may_be_lost = engine.clients.may_be_lost or method_of(round.methods, Cutoff) is not None
     asked = _with_keys(engine, round, asked)
-    with closing(_replies(engine, asked, mine, round.number, may_be_lost)) as arriving:
+    engine.progress.begin("training", len(round.plans))
+    with closing(_replies(engine, asked, mine, round, may_be_lost)) as arriving:
         replies: Iterable[ClientReply] = arriving
         if may_be_lost:
             round, replies, somebody_idle = arrived(engine, server, round, tasks, list(arriving))
@@ -126,7 +127,7 @@ def _aggregate(engine: Engine, round: Round, received: Download, directions: boo
 
 
 def _replies(
-    engine: Engine, asked: Asked, mine: Sequence[ClientTask], round: int, may_be_lost: bool
+    engine: Engine, asked: Asked, mine: Sequence[ClientTask], round: Round, may_be_lost: bool
 ) -> Generator[ClientReply, None, None]:
     """Train this process's clients, one broadcast after another. Every process takes part for every broadcast.
 
@@ -138,12 +139,13 @@ def _replies(
         with closing(engine.clients.train(received, [task for task in tasks if task.client in clients])) as replies:
             for reply in replies:
                 waiting -= {*reply.clients}
+                engine.progress.count(len(reply.clients) * len(round.plans) / len(mine))  # other processes are about as far
                 yield reply
     if waiting and not may_be_lost:
         first = next(task.client for task in mine if task.client in waiting)
         raise ValueError(
-            f"{len(waiting)} of {len(mine)} clients have sent no reply to their task in round {round + 1}; the first is client {first}. "
-            "A run continues without lost replies only beside a flcog.method.Cutoff"
+            f"{len(waiting)} of {len(mine)} clients have sent no reply to their task in round {round.number + 1}; the first is client "
+            f"{first}. A run continues without lost replies only beside a flcog.method.Cutoff"
         )
 
 

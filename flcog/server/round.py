@@ -69,6 +69,7 @@ def advance(
     """
     # The row of the first round includes the bytes of the exchange before it, so that the rows add up to the total.
     before = server.ledger.copy() if server.round else Ledger()
+    engine.progress.begin("planning")
     pay(engine, server)
     selection = select(engine, server)
     on_selected(selection.clients)
@@ -189,6 +190,7 @@ def step(
 
     Returns False if the round does not count, because there are too few uploads, or none with a weight.
     """
+    engine.progress.enter("aggregating")
     add_noise(engine, server, aggregate, len(round.trained))
     if aggregate.weight == 0:
         warnings.warn(f"round {round.number + 1}: no client's update counts; the model stays as it was", stacklevel=2)

@@ -5,12 +5,15 @@ import re
 import time
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from harness import fit
+from harness import TinyData, classifier, fit, make_trainer
 from rich.console import Console
 
+from flcog.callbacks import FedCOG
+from flcog.core.progress import Progress
 from flcog.core.text import clock, seconds
 from flcog.run.observers.progress import REFRESHES_PER_SECOND, ProgressBar
 from run.killed_runs import killed
@@ -79,6 +82,49 @@ def test_on_a_terminal_progress_is_one_live_line(
 def test_the_terminal_is_put_right_when_a_run_dies(tmp_path: Path, terminal: io.StringIO) -> None:
     killed(tmp_path, at=3)
     assert terminal.getvalue().endswith("\x1b[?25h") and "round 2/3" in terminal.getvalue()
+
+
+FEDCOG = FedCOG(num_samples=4, steps=1)
+
+
+@pytest.mark.parametrize("method", [None, FEDCOG], ids=["FedAvg", "FedCOG"])
+@pytest.mark.parametrize(
+    ("options", "counts"),
+    [
+        ({"executor": "loop"}, [1, 2, 3, 4, 5]),
+        ({"executor": "loop", "chunk_size": 2}, [1, 2, 3, 4, 5]),
+        ({"executor": "vmap", "chunk_size": 2}, [2, 4, 5]),
+    ],
+    ids=str,
+)
+def test_a_round_tells_its_phase_and_counts_its_clients(method: Any, options: dict[str, Any], counts: list[int]) -> None:
+    trainer, told = make_trainer(None, *([method] if method else []), precision="32-true", **options), list[tuple[str, float]]()
+    trainer.prepare(classifier(), TinyData())
+    progress = trainer.run.progress
+    progress.listener = lambda: told.append((progress.phase, progress.done))
+    trainer.train_round()
+    phases = list(dict.fromkeys(phase for phase, _ in told))
+    assert sorted({round(done) for _, done in told}) == [0, *counts] and progress.clients == 5
+    assert phases == ["planning", "training", *(["generating"] if method else []), "aggregating"]
+
+
+def test_a_long_round_has_an_estimate_from_its_first_client_on() -> None:
+    progress, settings = Progress(), SimpleNamespace(rounds=3)
+    log = SimpleNamespace(in_progress_bar=set[str]())
+    run: Any = SimpleNamespace(
+        progress=progress, settings=settings, round=0, processes=SimpleNamespace(is_first=False), model=SimpleNamespace(log=log)
+    )
+    bar = ProgressBar()
+    bar.on_fit_start(run)
+    bar.on_round_start(run, 1, [])
+    progress.begin("training", 4)
+    bar._began -= 30  # the round takes half a minute for its first client
+    assert bar._look(run, 100) == (0, 0, "training 0/4 clients")
+    progress.count(1)
+    assert bar._look(run, 100) == (0, 0.25, "training 1/4 clients  5:30 left")  # three rounds of two minutes each
+    progress.count(3)
+    progress.enter("evaluating")
+    assert bar._look(run, 100) == (0, 1, "evaluating  1:00 left")
 
 
 def test_times_are_written_for_people() -> None:

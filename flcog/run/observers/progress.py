@@ -4,10 +4,11 @@ import html
 import math
 import time
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from typing import Any
 
-from rich.console import Console
+from rich.console import Console, RenderableType
 from rich.progress import BarColumn, Progress, TextColumn
 
 from flcog.core.checks import at_least
@@ -21,54 +22,61 @@ LINE = 80
 REFRESHES_PER_SECOND = 5
 """A thread draws the terminal's line this often, at 1 to 2 ms each, however short the rounds are; a notebook's bar is sent as often."""
 
+LONG = 1.0
+"""After this many seconds of a round the live line names its phase and counts its clients."""
+
+Look = Callable[[int], tuple[int, float, str]]
+"""``look(width)``: the number of rounds done, the same with the part of the round in hand, and figures in at most this width."""
+
 
 class TerminalBar(Progress):
     """One line, redrawn in place."""
 
-    def __init__(self, console: Console, done: int, rounds: int) -> None:
+    def __init__(self, console: Console, look: Look, rounds: int) -> None:
         columns = (
-            TextColumn("round {task.completed}/{task.total}"),
+            TextColumn("round {task.fields[round]}/{task.total}"),
             BarColumn(bar_width=None),
             TextColumn("{task.fields[figures]}"),
         )
         super().__init__(*columns, console=console, expand=True, refresh_per_second=REFRESHES_PER_SECOND)
-        self.width = console.width - len(f"round {rounds}/{rounds}") - 4  # between the columns, and a bit of a bar
-        self.add_task("", total=rounds, completed=done, figures="")
+        self._look = look
+        self._width = console.width - len(f"round {rounds}/{rounds}") - 4  # between the columns, and a bit of a bar
+        self.add_task("", total=rounds)
         self.start()
 
-    def show(self, done: int, figures: str) -> None:
-        self.update(self.task_ids[0], completed=done, figures=figures)
+    def get_renderables(self) -> Iterable[RenderableType]:
+        for task in self.tasks:
+            task.fields["round"], task.completed, task.fields["figures"] = self._look(self._width)
+        return super().get_renderables()
 
 
 class NotebookBar:
     """One output of the cell, replaced in place; IPython alone draws it, no widget is needed."""
 
-    width = 200
-
-    def __init__(self, done: int, rounds: int) -> None:
+    def __init__(self, look: Look, rounds: int) -> None:
         from IPython.display import HTML, display
 
         self._html: Any = HTML
-        self._rounds, self._sent = rounds, 0.0
+        self._look, self._rounds, self._sent = look, rounds, 0.0
         self._handle: Any = display(HTML(""), display_id=True)
-        self.show(done, "")
+        self.stop()
 
-    def show(self, done: int, figures: str) -> None:
-        bar = f'<progress value="{done}" max="{self._rounds}" style="width: 16em; vertical-align: middle"></progress>'
-        self._page = f"<div>round {done}/{self._rounds} {bar} {html.escape(figures)}</div>"
+    def show(self) -> None:
         if time.monotonic() - self._sent >= 1 / REFRESHES_PER_SECOND:
             self.stop()
 
     def stop(self) -> None:
         self._sent = time.monotonic()
-        self._handle.update(self._html(self._page))
+        round, done, figures = self._look(200)
+        bar = f'<progress value="{done}" max="{self._rounds}" style="width: 16em; vertical-align: middle"></progress>'
+        self._handle.update(self._html(f"<div>round {round}/{self._rounds} {bar} {html.escape(figures)}</div>"))
 
 
 class ProgressBar(Callback):
     """Shows the round, the last test score and loss, the training loss, seconds a round and the time left. Every run has one.
 
-    One live line on a terminal or in a notebook; elsewhere (a CI log, ``nohup``) some plain lines over the run. Seconds a round
-    are left out where a line would be too long.
+    One live line on a terminal or in a notebook; elsewhere (a CI log, ``nohup``) some plain lines over the run. The live line of a
+    longer round has its phase, and counts the clients that are done. Seconds a round are left out where a line would be too long.
 
     Args:
         enabled: whether to show anything.
@@ -90,15 +98,17 @@ class ProgressBar(Callback):
         self._stop()
         self._score, self._began, self._looked = "", time.perf_counter(), False
         self._durations: deque[float] = deque(maxlen=20)
+        self._round, self._pace, self._figures = run.round, 0.0, list[str]()
 
     def on_round_start(self, run: Run, round: int, cohort: list[int]) -> None:
         # Not before the first round, because other observers still print the run's description until then.
         if not self._looked and self._shows(run):
-            console, place, self._looked = Console(), (run.round, run.settings.rounds), True
+            console, look, self._looked = Console(), partial(self._look, run), True
             if console.is_jupyter:
-                self._live = NotebookBar(*place)
+                self._live = NotebookBar(look, run.settings.rounds)
+                run.progress.listener = self._live.show
             elif console.is_interactive:
-                self._live = TerminalBar(console, *place)
+                self._live = TerminalBar(console, look, run.settings.rounds)
         if len(self._durations) < 2:  # trackers start after the first round, which is no part of the second
             self._began = time.perf_counter()
 
@@ -110,15 +120,17 @@ class ProgressBar(Callback):
             return
         now = time.perf_counter()
         self._durations.append(now - self._began)
-        self._began = now
+        loss = f"train loss {figure(metrics['train/loss'])}" if "train/loss" in metrics else ""
+        shown = run.model.log.in_progress_bar & metrics.keys()
+        self._figures = [self._score, loss, *(f"{name.replace('/', ' ')} {figure(metrics[name])}" for name in sorted(shown))]
+        self._began, self._round, self._pace = now, round, sum(self._durations) / len(self._durations)
         if self._live is not None:
-            self._live.show(round, self._figures(run, round, metrics, self._live.width))
             return
         every = math.ceil(run.settings.rounds / self.num_lines)
         if len(self._durations) == 1 or round % every == 0 or round == run.settings.rounds or run.should_stop:
             width = len(str(run.settings.rounds))
             count = f"round {round:{width}}/{run.settings.rounds}  "
-            print(count + self._figures(run, round, metrics, LINE - len(count)), flush=True)
+            print(count + self._look(run, LINE - len(count))[2], flush=True)
 
     def on_fit_end(self, run: Run) -> None:
         self._stop()
@@ -129,17 +141,21 @@ class ProgressBar(Callback):
     def _shows(self, run: Run) -> bool:
         return self.enabled and run.processes.is_first
 
-    def _figures(self, run: Run, round: int, metrics: dict[str, float], width: float) -> str:
-        pace = sum(self._durations) / len(self._durations)
-        loss = f"train loss {figure(metrics['train/loss'])}" if "train/loss" in metrics else ""
-        shown = [
-            f"{name.replace('/', ' ')} {figure(metrics[name])}" for name in sorted(run.model.log.in_progress_bar & metrics.keys())
-        ]
-        parts = [self._score, loss, *shown, f"{seconds(pace)}/round", f"{clock(pace * (run.settings.rounds - round))} left"]
-        for least in (-2, 1):  # the time left tells as much as the pace, and the score more than the training loss
-            if len("  ".join(parts)) > width:
-                del parts[least]
-        return "  ".join(filter(None, parts))
+    def _look(self, run: Run, width: int) -> tuple[int, float, str]:
+        """How far the run is now. A terminal's bar asks in a thread of its own."""
+        progress, elapsed, to_do = run.progress, time.perf_counter() - self._began, run.settings.rounds - self._round
+        done = progress.done / progress.clients if progress.clients and to_do else 0.0
+        pace = elapsed / done if done and elapsed > self._pace else self._pace
+        left = f"{clock(max(0.0, pace * to_do - elapsed))} left" if pace else ""
+        if elapsed >= LONG and to_do:
+            count = f" {progress.done:.0f}/{progress.clients}" if round(progress.done) < progress.clients else ""
+            parts = [*self._figures[:1], progress.phase + count + " clients" * bool(count and width > LINE), left]
+        else:
+            parts = [*self._figures, f"{seconds(pace)}/round" if pace else "", left]
+            for least in (-2, 1):  # the time left tells as much as the pace, and the score more than the training loss
+                if len("  ".join(parts)) > width:
+                    del parts[least]
+        return self._round, self._round + done, "  ".join(filter(None, parts))
 
     def _stop(self) -> None:
         if self._live is not None:
