@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from flcog import models, schedules
     from flcog.client_module import Classifier, ClientModule, MultiLabelClassifier, Regressor
     from flcog.commands.federated_cli import FederatedCLI
+    from flcog.commands.report.command import plot
     from flcog.core.types import Batch, Params, Slot
     from flcog.data import Exchange, FederatedDataModule, Federation, Partition, Samples, Splits
     from flcog.functional.apply import Apply
@@ -95,6 +96,7 @@ __all__ = [
     "UploadChange",
     "UploadMatrix",
     "models",
+    "plot",
     "schedules",
     "seed_everything",
 ]

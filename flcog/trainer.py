@@ -33,6 +33,7 @@ from flcog.lightning.trainer import RoundsTrainer, one_line
 from flcog.method import Callback, Method, check_methods
 from flcog.method.gradient_clip import GradientClip
 from flcog.run.advice import Finding, advise
+from flcog.run.client_table import client_table
 from flcog.run.description import describe_method, local_work
 from flcog.run.directory import LAST, next_command
 from flcog.run.export import Format, export
@@ -138,6 +139,8 @@ class FederatedTrainer(TopicList):
     """The full configuration, if the command line knows it."""
     _clients: RemoteClients | None = None
     _session: Session | None = None
+    _measured: Session | None = None
+    """The run that :meth:`test` or :meth:`validate` has evaluated last, if that was after the last training."""
     _trained: tuple[nn.Module, Any] | None = None
     """The model and the data of the last run."""
     _launched = _has_fitted = False
@@ -296,7 +299,7 @@ class FederatedTrainer(TopicList):
             raise ValueError(f"fast_dev_run tries a program and resumes no run; got ckpt_path={ckpt_path}: leave one of them out")
         resumes = ckpt_path not in (None, "auto")
         origin = None if init_from is None else load_initial_weights(model, init_from, resumes)
-        self._session = None
+        self._session = self._measured = None
         with Lifecycle(self.fabric, [*self.methods, *self.observers], self.hooks) as life:
             plan = Plan(
                 reason="fit",
@@ -386,9 +389,19 @@ class FederatedTrainer(TopicList):
         export(self._run_to_evaluate(model, datamodule, ckpt_path), Path(path), format)
 
     def plot(self, *columns: str) -> Any:
-        """A matplotlib figure of the history: the main score and the losses, or the columns that are named."""
-        from flcog.run.history_figure import history_figure  # matplotlib takes half a second to import
+        """A matplotlib figure of the history: the main score and the losses, or the columns that are named, in one chart.
 
+        ``clients`` draws the rows of :attr:`clients`, and ``confusion`` the shares of predicted classes in each class of the test set.
+        """
+        # matplotlib takes half a second to import
+        from flcog.run.client_figure import client_figure
+        from flcog.run.confusion_figure import confusion_figure
+        from flcog.run.history_figure import history_figure
+
+        if columns == ("confusion",):
+            return confusion_figure(self.predict(), self.run.federation.class_names)
+        if columns == ("clients",):
+            return client_figure({name: self.clients[name].to_numpy() for name in self.clients}, self.history)
         return history_figure(self.history, columns)
 
     @verb
@@ -461,6 +474,14 @@ class FederatedTrainer(TopicList):
     def history(self) -> list[dict[str, float]]:
         """One row per round: the rows of ``metrics.csv``."""
         return self._session.history if self._session is not None else []
+
+    @property
+    def clients(self) -> Any:
+        """One row for each client, as a pandas DataFrame: the rows of ``clients.csv``, with the scores of the last evaluation."""
+        import pandas  # which takes a third of a second
+
+        run = self._measured or self.run
+        return pandas.DataFrame(client_table(run.engine, run.server)).rename_axis("client")
 
     @property
     def run_dir(self) -> Path | None:
@@ -553,7 +574,7 @@ class FederatedTrainer(TopicList):
     def _measure(self, split: Split, verbose: bool, *given: Any) -> Figures:
         stage = TrainerFn.VALIDATING if split == "val" else TrainerFn.TESTING
         with self._evaluation(stage, *given) as run:
-            figures = measure(run, self.hooks, split)
+            figures, self._measured = measure(run, self.hooks, split), run
         if verbose and self.fabric.is_global_zero:
             for name, value in figures.items():
                 print(f"{name:<32} {value:.6g}")

@@ -51,7 +51,7 @@ CLOSED = {
     "flcog.callbacks": ("flcog.client", "flcog.server", "flcog.execute", *ABOVE),
 }
 
-FACES = {"flcog": ("flcog.commands.federated_cli",), "flcog.callbacks": ("flcog.run.observers",)}
+FACES = {"flcog": ("flcog.commands.federated_cli", "flcog.commands.report"), "flcog.callbacks": ("flcog.run.observers",)}
 """The modules of other rooms that a package's ``__init__`` exports."""
 
 OPEN = {"flcog.server": ("flcog.client.messages",)}

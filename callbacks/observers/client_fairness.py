@@ -22,18 +22,18 @@ class ClientFairness(Callback):
     Columns, with x_k the global model's accuracy at client k in percent (``personal`` in place of ``client`` for methods that
     keep a model at each client; ``val`` for the clients' validation parts; other tasks have their own score)::
 
-        test/client_accuracy_variance    mean_k (x_k - mean x)^2               lower is fairer
-        test/client_accuracy_jain        (sum_k x_k)^2 / (K sum_k x_k^2)       1 is fairest
+        test/client_accuracy_percent_variance    mean_k (x_k - mean x)^2           in squared percent; lower is fairer
+        test/client_accuracy_jain                (sum_k x_k)^2 / (K sum_k x_k^2)   1 is fairest
 
-    Needs ``data.client_test`` (or ``client_val``). The engine then always measures mean and deviation, so this costs nothing.
-    Table 12 of FedDisco, https://arxiv.org/abs/2305.19229, has the variance in percent squared, as here, after the definition of
-    fairness in Li et al., Fair Resource Allocation in Federated Learning, ICLR 2020, https://arxiv.org/abs/1905.10497. The errors
-    of a regression keep their unit.
+    Needs ``data.client_test`` (or ``client_val``). The engine then always measures the scores, which ``trainer.clients`` shows, so this
+    costs nothing. Table 12 of FedDisco, https://arxiv.org/abs/2305.19229, has this variance, after the definition of fairness in Li et
+    al., Fair Resource Allocation in Federated Learning, ICLR 2020, https://arxiv.org/abs/1905.10497. The errors of a regression keep
+    their unit, and the column is ``test/client_mae_variance``.
 
     Example:
         >>> metrics = {"test/client_accuracy_mean": 0.5, "test/client_accuracy_std": 0.1}
         >>> ClientFairness().on_evaluation_end(None, 1, metrics)
-        >>> round(metrics["test/client_accuracy_variance"], 6)
+        >>> round(metrics["test/client_accuracy_percent_variance"], 6)
         100.0
     """
 
@@ -52,6 +52,6 @@ class ClientFairness(Callback):
     def on_evaluation_end(self, run: Run, round: int, metrics: dict[str, float]) -> None:
         for name in [name for name in metrics if re.fullmatch(r"(val|test)/(client|personal)_\w+_std", name)]:
             score = name.removesuffix("_std")
-            percent = 1 if lower_is_better(score) else 100
+            percent, unit = (1, "") if lower_is_better(score) else (100, "_percent")
             variance, jain = fairness(percent * metrics[f"{score}_mean"], percent * metrics[name])
-            metrics |= {f"{score}_variance": variance, f"{score}_jain": jain}
+            metrics |= {f"{score}{unit}_variance": variance, f"{score}_jain": jain}

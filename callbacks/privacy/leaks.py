@@ -46,6 +46,7 @@ OF_SAMPLES: Mapping[str, tuple[str, ...]] = {
     "the training loss, and everything else that clients measure in training, has no noise": ("train/*",),
     "they measure the model on the clients' training samples, without noise": ("training/*", "heterogeneity/*"),
     "they depend on clients' numbers of samples of each class, which have no noise": (
+        "labels/*",
         "local/reweighted_*",
         *(f"test/class_accuracy_{group}" for group in ("head", "middle", "tail")),
     ),

@@ -264,7 +264,8 @@ def _believed_reply(reply: ClientReply, like: ClientReply, tasks: Sequence[Clien
         require(own, f"{clean(name)} is not one number for each client")
     manifest = like.manifest
     masked, plain = ([masked_bytes(task.masks, sizes) for task in tasks] for sizes in (manifest.params, manifest.plain_params))
-    return ClientReply(list(reply.clients), envelope, manifest, masked, plain)
+    require(type(reply.seconds) is float and 0 <= reply.seconds < math.inf, "the seconds of its training are no number")
+    return ClientReply(list(reply.clients), envelope, manifest, masked, plain, reply.seconds)
 
 
 def _alike(value: Any, like: Any, rows: int | None = None, where: str = "it") -> Any:

@@ -1,6 +1,7 @@
 """The Executor protocol: it takes the assignment of a round and returns an iterator of the clients' results."""
 
-from collections.abc import Generator, Sequence
+import time
+from collections.abc import Callable, Generator, Sequence
 from threading import Event
 from typing import NamedTuple, Protocol
 
@@ -19,7 +20,8 @@ from flcog.wire.envelope import Envelope, Manifest
 class Result(NamedTuple):
     """The results of one or several clients. Tensors have a leading client axis.
 
-    ``training`` is the state of a single client's training for its next round.
+    ``training`` is the state of a single client's training for its next round. ``seconds`` are those of each client, equal shares if
+    they trained as one program.
     """
 
     works: Sequence[ClientWork]
@@ -27,6 +29,16 @@ class Result(NamedTuple):
     states: list[Slot]
     manifest: Manifest
     training: Slot = {}
+    seconds: float = 0.0
+
+
+def timed(train: Callable[[], Result]) -> Result:
+    """Train, and wait for a GPU, for which the server's sums would wait next."""
+    began = time.perf_counter()
+    result = train()
+    if torch.cuda.is_initialized():
+        torch.cuda.current_stream().synchronize()
+    return result._replace(seconds=(time.perf_counter() - began) / len(result.works))
 
 
 class StopRequest(Exception):

@@ -61,6 +61,7 @@ class ClientReply(NamedTuple):
     """The reply of one or more clients that were trained together. Tensors have a leading client axis.
 
     ``masked_bytes`` are the bytes of each client's envelope that its masks remove, and ``masked_plain_bytes`` the same before encoding.
+    ``seconds`` are those of each client's training.
     """
 
     clients: Sequence[int]
@@ -68,6 +69,7 @@ class ClientReply(NamedTuple):
     manifest: Manifest
     masked_bytes: Sequence[int]
     masked_plain_bytes: Sequence[int]
+    seconds: float = 0.0
 
 
 @message

@@ -308,7 +308,7 @@ class ClientRuntime:
             [masked_bytes(work.masks, sizes) if work.masks else 0 for work in result.works]
             for sizes in (result.manifest.params, result.manifest.plain_params)
         )
-        return ClientReply(clients, result.envelope, result.manifest, masked, masked_plain)
+        return ClientReply(clients, result.envelope, result.manifest, masked, masked_plain, result.seconds)
 
 
 def _are_equal(one: Tensor | None, other: Tensor | None) -> bool:

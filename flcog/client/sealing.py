@@ -46,7 +46,8 @@ def sealed(
     )
     sizes = _sizes(terms, rule, words[0].element_size())
     nothing = [0] * len(reply.clients)
-    return ClientReply(reply.clients, envelope, Manifest(sizes, reply.manifest.plain_sizes, {}, {}, fields), nothing, nothing)
+    manifest = Manifest(sizes, reply.manifest.plain_sizes, {}, {}, fields)
+    return ClientReply(reply.clients, envelope, manifest, nothing, nothing, reply.seconds)
 
 
 def _private_numbers(envelope: Envelope, private: PrivateSum, received: Download, client: int) -> Tensor:

@@ -10,11 +10,12 @@ from collections import deque
 from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import nullcontext
+from functools import partial
 from queue import SimpleQueue
 
 import torch
 
-from flcog.client.executor import Assignment, Choice, Result, StopRequest, longest_first
+from flcog.client.executor import Assignment, Choice, Result, StopRequest, longest_first, timed
 from flcog.client.work import ClientWork
 from flcog.execute.compiled_clients import CompiledClients
 from flcog.execute.graphs import Graphs
@@ -45,7 +46,7 @@ class Chunks:
                 self.trainer.announce(assignment, group[done + len(chunk) :][: len(chunk)])
                 result: Result | None = None
                 try:
-                    result = self.trainer.train(assignment, chunk)
+                    result = timed(partial(self.trainer.train, assignment, chunk))
                 except torch.OutOfMemoryError:
                     # Reduced once: if memory runs out again, another program took it, or a single client does not fit.
                     if len(chunk) == 1 or self._has_reduced:
@@ -134,7 +135,8 @@ class Threads:
             if self._stop.is_set():
                 raise StopRequest
             program = dataclasses.replace(assignment.program, model=trainer.learner.model)
-            return trainer.train(assignment._replace(program=program, works=[work], stop=self._stop), [work])
+            assignment = assignment._replace(program=program, works=[work], stop=self._stop)
+            return timed(lambda: trainer.train(assignment, [work]))
         except BaseException:
             self._stop.set()
             raise
@@ -159,9 +161,9 @@ class Streams:
         for work in (work for group in self.trainer.groups(assignment.works) for work in group):
             running.append(self._launch(assignment, work))
             if len(running) == self.clients_at_once:
-                yield running.popleft()()
+                yield timed(running.popleft())
         while running:
-            yield running.popleft()()
+            yield timed(running.popleft())
 
     def _launch(self, assignment: Assignment, work: ClientWork) -> Callable[[], Result]:
         """Queue a client's steps on a stream, and return a function that waits for them."""

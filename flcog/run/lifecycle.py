@@ -77,6 +77,7 @@ class Lifecycle:
         self._stop.rounds_end()
         if run.round < run.settings.rounds and not privacy.affordable(run.engine, run.server):
             warnings.warn(f"stopped after round {run.round}: another round would exceed the privacy budget", stacklevel=2)
+        run.record_clients()
         self._observe("on_fit_end")
         run.engine.hand_over(run.server, run.evaluated_params())
 

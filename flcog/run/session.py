@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from flcog.client.executor import Choice
-from flcog.core.files import OWNER_ONLY, write_yaml
+from flcog.core.files import OWNER_ONLY, RUN_REMEDY, write_table, write_yaml
 from flcog.core.masking import masked
 from flcog.core.trees import equal, whole
 from flcog.core.types import Params
@@ -21,6 +21,7 @@ from flcog.lightning.trainer import RoundsTrainer
 from flcog.method import Callback, MethodRecord, Note, PrivateSum, Uploads, method_of
 from flcog.run import checkpoint
 from flcog.run.client_states import SavedClientStates
+from flcog.run.client_table import MOST_ROWS, client_table, rows_of
 from flcog.run.description import acting_rounds, describe, sizes
 from flcog.run.directory import environment, next_command, update_yaml
 from flcog.run.experiment import fingerprint
@@ -219,6 +220,13 @@ class Session:
             self._setting |= self._executor()
             write_yaml(self.directory / "run.yaml", self._setting)
 
+    def record_clients(self) -> None:
+        """Write ``clients.csv`` at the end of a run, unless there are many clients or a method withholds everything."""
+        if self.folder is None or not self.processes.is_first or self.engine.num_clients > MOST_ROWS:
+            return
+        if table := client_table(self.engine, self.server):
+            write_table(self.folder / "clients.csv", rows_of(table), ["client", *table], RUN_REMEDY)
+
     # Checkpoints ------------------------------------------------------------------------------------------------------------------
 
     def save(self, path: Path, resumable: bool = True, pinned: Collection[str] | None = None) -> None:
@@ -270,7 +278,7 @@ class Session:
         if saved["methods"] == names:
             server.servers = self.engine.to_device(saved["servers"])
         server.round, server.seconds = saved["round"], saved["seconds"]
-        server.steps, server.rates = saved["steps"], saved["rates"]
+        server.steps, server.rates, server.ledger = saved["steps"], saved["rates"], Ledger.from_state(saved["ledger"])
         if is_users(self.model.module, "on_load_checkpoint"):
             self.load_global_model()
             self.model.module.on_load_checkpoint(dict(saved))
@@ -291,7 +299,6 @@ class Session:
             self.engine.clients.executor.settle(Choice(*saved["executor"]), "as the checkpoint says")
         server.reported = {name: set(clients) for name, clients in saved["reported"].items()}
         server.messages = {name: dict(sent) for name, sent in saved["messages"].items()}
-        server.ledger = Ledger.from_state(saved["ledger"])
         server.traffic = Traffic.from_state(self.engine.to_device(saved["traffic"]), self.engine.seed)
         self._load_states(saved["clients"])
         for name, observer in checkpoint.named(self.observers):

@@ -1,5 +1,6 @@
 """Aggregation: weighted means and sums of the clients' envelopes, added up as replies arrive."""
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, NamedTuple, cast
 
@@ -12,9 +13,10 @@ from flcog.core.precision import float64_device, number_dtype, to_float64_device
 from flcog.core.processes import Processes
 from flcog.core.types import Params, Slot
 from flcog.functional.own_steps import LOGGED
-from flcog.method import Aggregator, ClientUpload, Cohort, Method, Selection, UploadAggregator, UploadChange, method_of
+from flcog.method import Aggregator, ClientUpload, Cohort, Method, UploadAggregator, UploadChange
 from flcog.server.kept import KeptUploads
 from flcog.wire.envelope import Envelope, changes_of, floats, is_sound, of_client, suspects
+from flcog.wire.ledger import Account
 
 
 class Sums(NamedTuple):
@@ -87,13 +89,11 @@ class Aggregate:
         self.individual: dict[str, list[ClientUpload]] = {
             method.name: [] for method in methods if method.individual_uploads and method not in in_matrix
         }
-        selection = method_of(methods, Selection)
-        self._reads_losses = selection is not None and selection.reads_losses
-        self.losses: dict[int, float] = {}
-        """Each client's training loss, if the selection of clients reads it."""
         self.dropped: list[int] = []
         self.up_bytes: dict[str, int] = {"model": 0} | {method.name: 0 for method in methods}
         """Bytes that the clients sent, by sender."""
+        self.accounts: dict[int, Account] = {}
+        """Of each client that has sent a reply: its bytes up, its seconds, and its loss if the server reads it."""
         self.plain_bytes = 0
         """The total bytes without any encoding."""
         self._rule: Aggregator | None = next(
@@ -125,8 +125,6 @@ class Aggregate:
             norms = norms_of(
                 {name: to_float64_device(value).double() for name, value in envelope.delta.items()}, len(reply.clients)
             )
-        if self._reads_losses:
-            self.losses |= dict(zip(reply.clients, loss.tolist(), strict=True))
         weights = torch.tensor(
             [self._weights[client] for client in reply.clients], dtype=torch.float64, device=float64_device(self._device)
         )
@@ -171,7 +169,10 @@ class Aggregate:
 
     def count_bytes(self, reply: ClientReply) -> None:
         """Count the bytes that clients have sent."""
-        count = len(reply.clients)
+        count, own = len(reply.clients), sum(reply.manifest.sizes.values())
+        losses = reply.envelope.measured["loss"].tolist() if "loss" in reply.envelope.measured else [math.nan] * count
+        for client, masked, loss in zip(reply.clients, reply.masked_bytes, losses, strict=True):
+            self.accounts[client] = Account(up_bytes=own - masked, seconds=reply.seconds, loss=loss)
         for sender, size in reply.manifest.sizes.items():
             self.up_bytes[sender] = self.up_bytes.get(sender, 0) + size * count
         self.up_bytes["model"] -= sum(reply.masked_bytes)
@@ -211,8 +212,6 @@ class Aggregate:
             self._kept.gather(processes)
         if self._rule is not None:
             self._values = self._rule.merge([values for values in processes.gather(self._values) if values is not None])
-        if self._reads_losses:
-            self.losses = {client: loss for part in processes.gather(self.losses) for client, loss in part.items()}
         if self.individual:
             gathered = processes.gather(self.individual)
             self.individual = {name: [upload for part in gathered for upload in part[name]] for name in self.individual}
@@ -225,9 +224,15 @@ class Aggregate:
         return bool(self.dropped)
 
     def total_bytes(self, processes: Processes) -> None:
-        """Add up the bytes of all processes' clients."""
-        counts = torch.tensor([*self.up_bytes.values(), self.plain_bytes], dtype=torch.int64, device=processes.device)
-        *sizes, self.plain_bytes = processes.total(counts).tolist()
+        """Add up the bytes of all processes' clients, and share the clients' accounts."""
+        known, zero = self._weights.keys(), Account(loss=0.0)
+        # A client has trained in one process, so that the sum of its numbers' bits over all processes is these bits.
+        own = torch.tensor([self.accounts.get(client, zero) for client in known], dtype=torch.float64).view(torch.int64)
+        counts = torch.tensor([*self.up_bytes.values(), self.plain_bytes], dtype=torch.int64)
+        total = processes.total(torch.cat([own.flatten(), counts]).to(processes.device)).cpu()
+        rows = total[: own.numel()].view(torch.float64).view(own.shape).tolist()
+        self.accounts = {client: Account(*row) for client, row in zip(known, rows, strict=True)}
+        *sizes, self.plain_bytes = total[own.numel() :].tolist()
         self.up_bytes = dict(zip(self.up_bytes, sizes, strict=True))
 
     def _learn_shapes(self, processes: Processes) -> None:

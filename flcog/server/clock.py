@@ -82,18 +82,22 @@ def pass_time(server: ServerState, methods: Sequence[Method], asking: float, fou
     return {"time/simulated": server.seconds} | found.figures() | late
 
 
-def _downloads(server: ServerState, round: Round, tasks: Sequence[ClientTask]) -> list[float]:
-    """The bytes that each client downloads with its task. A client that was asked for its loss has the model already."""
+def downloaded(server: ServerState, round: Round, tasks: Sequence[ClientTask]) -> list[int]:
+    """The bytes that each client downloads with its task."""
     received = round.received
     if round.down is not None:
         # A round of noise alone has a client that has been sent nothing.
-        sizes = [float(sum(each.get(task.client, 0) for each in round.down.values())) for task in tasks]
-    elif any(task.masks for task in tasks):
-        sizes = [float(sum(plain_sizes(server, round.methods, received, [task]).values())) for task in tasks]
-    else:
-        sizes = [float(sum(plain_sizes(server, round.methods, received, tasks[:1]).values()))] * len(tasks)
+        return [sum(each.get(task.client, 0) for each in round.down.values()) for task in tasks]
+    if any(task.masks for task in tasks):
+        return [sum(plain_sizes(server, round.methods, received, [task]).values()) for task in tasks]
+    return [sum(plain_sizes(server, round.methods, received, tasks[:1]).values())] * len(tasks)
+
+
+def _downloads(server: ServerState, round: Round, tasks: Sequence[ClientTask]) -> list[float]:
+    """The same without the model, if a client was asked for its loss and therefore has it."""
+    received, sizes = round.received, downloaded(server, round, tasks)
     had, model = set(round.selection.asked), model_bytes(received.params, received.buffers)
-    return [max(0.0, size - model * (task.client in had)) for size, task in zip(sizes, tasks, strict=True)]
+    return [max(0.0, float(size - model * (task.client in had))) for size, task in zip(sizes, tasks, strict=True)]
 
 
 def _seconds(

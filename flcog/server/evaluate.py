@@ -84,18 +84,23 @@ def _questions(engine: Engine, server: ServerState, params: Params, splits: Sequ
         if sizes is not None:
             if alone is None:
                 question = Question("evaluate", (params, server.buffers, split, False, None))
-                asked.append((question, partial(_spread, module, split, module.task == "regression")))
+                asked.append((question, partial(_spread, engine, server, f"{split}/client")))
             asked += personal_questions(engine, server, params, sizes, split)
     if "test" in splits and engine.reweighted_test and central["test"] is not None:
         if alone is None:
             classes = engine.evaluator.on_classes(params, server.buffers, central["test"])
-            asked.append((Question("evaluate", ({}, {}, "test", False, classes)), partial(_spread, module, "test", False)))
+            question = Question("evaluate", ({}, {}, "test", False, classes))
+            asked.append((question, partial(_spread, engine, server, "test/client")))
         asked += personal_questions(engine, server, params, None, "test")
     return asked
 
 
-def _spread(module: ClientModule, split: Split, lower_is_better: bool, scores: Scores) -> dict[str, float]:
-    return spread(scores.clients, f"{split}/client_{module.score_name}", lower_is_better=lower_is_better)
+def _spread(engine: Engine, server: ServerState, of: str, found: Scores) -> dict[str, float]:
+    """Keep the clients' scores for their rows, and return their spread."""
+    module = engine.model.module
+    assert isinstance(module, ClientModule)
+    server.scores[f"{of}_{module.score_name}"] = found.clients
+    return spread(found.clients, f"{of}_{module.score_name}", lower_is_better=module.task == "regression")
 
 
 def personal_questions(engine: Engine, server: ServerState, params: Params, sizes: Tensor | None, split: Split) -> list[Asked]:
@@ -107,8 +112,6 @@ def personal_questions(engine: Engine, server: ServerState, params: Params, size
     method = method_of(engine.methods, Personalisation)
     if method is None:
         return []
-    module = engine.model.module
-    assert isinstance(module, ClientModule)
     tested = torch.ones(engine.num_clients, dtype=torch.bool) if sizes is None else sizes > 0
     mine = [client for client in tested.nonzero().flatten().tolist() if _is_mine(engine, client)]
     received = _received(engine, server, method, params)
@@ -118,7 +121,7 @@ def personal_questions(engine: Engine, server: ServerState, params: Params, size
         scores[mine] = torch.tensor(found, dtype=torch.float64)
         scores = engine.processes.total(scores.to(float64_device(engine.processes.device))).cpu()
         scores[~tested] = torch.nan
-        return spread(scores, f"{split}/personal_{module.score_name}", lower_is_better=module.task == "regression")
+        return _spread(engine, server, f"{split}/personal", Scores(scores))
 
     return [(Question("personal_scores", (received, method.name, mine, server.params, split)), figures)]
 

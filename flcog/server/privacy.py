@@ -142,7 +142,7 @@ def released(engine: Engine, server: ServerState, metrics: dict[str, float]) -> 
     return metrics if private is None else metrics | private.figures(server.servers[private.name])
 
 
-def withhold(engine: Engine, metrics: dict[str, float]) -> None:
+def withhold(engine: Engine, metrics: dict[str, Any]) -> None:
     """Remove the columns that a method withholds."""
     for method in engine.methods:
         if isinstance(method, Withholding):

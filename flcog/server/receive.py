@@ -25,13 +25,14 @@ from flcog.method import (
 )
 from flcog.method.method import with_measures
 from flcog.server.aggregate import Aggregate
-from flcog.server.clock import timing, uploaded
+from flcog.server.clock import downloaded, timing, uploaded
 from flcog.server.engine import Engine
 from flcog.server.privacy import pay_for_arrived
 from flcog.server.round_plan import Round
 from flcog.server.sealed import SealedAggregate
 from flcog.server.state import ServerState
 from flcog.wire.envelope import Envelope
+from flcog.wire.ledger import Account
 
 Asked = Sequence[tuple[Download, Sequence[ClientTask]]]
 """Broadcasts, each with the tasks of the clients that start from it."""
@@ -221,12 +222,19 @@ def decoded(
 
 
 def account(
-    server: ServerState, methods: Sequence[Method], down: Mapping[str, int], asked: Sequence[ClientTask], aggregate: Aggregate
+    server: ServerState, round: Round, down: Mapping[str, int], asked: Sequence[ClientTask], aggregate: Aggregate
 ) -> None:
-    """Count the bytes of all clients' downloads, by sender, and of the uploads of the clients that were not dropped."""
+    """Count the bytes of all clients' downloads, by sender, and of the uploads of the clients that were not dropped; and book them."""
     for sender, size in down.items():
         server.ledger.add(sender, down=size)
-    if not all(method.communicates for method in methods):
+    for task, size in zip(asked, downloaded(server, round, asked) if asked else (), strict=True):
+        server.ledger.book(task.client, Account(down_bytes=size))
+    communicates, simulated = all(method.communicates for method in round.methods), round.timing and round.timing.taken()
+    for client in round.trained:
+        own = aggregate.accounts[client]._replace(steps=round.plans[client])
+        own = own if communicates else own._replace(up_bytes=0)
+        server.ledger.book(client, own._replace(seconds=simulated[client]) if simulated else own)
+    if not communicates:
         return
     server.note_whole_models(task.client for task in asked if any(mask.ndim == 0 for mask in task.masks.values()))
     for sender, size in aggregate.up_bytes.items():

@@ -39,7 +39,7 @@ from flcog.server.select import charge, remember, select
 from flcog.server.state import ServerState
 from flcog.server.traffic import Traffic
 from flcog.wire.envelope import addable
-from flcog.wire.ledger import Ledger
+from flcog.wire.ledger import Account, Ledger
 
 ServerStep = tuple[Params, Slot, Params]
 """The changed delta, the method's new state and the new buffers."""
@@ -81,7 +81,7 @@ def advance(
         # If the round does not count, clients keep the states with which they began it.
         counts = step(engine, server, round, aggregate)
         engine.clients.commit(round.trained if counts else [])
-        losses = aggregate.losses
+        losses = {client: account.loss for client, account in aggregate.accounts.items()}
         round.cohort.metrics.update(aggregate.figures())
     else:
         round.cohort.metrics["clients/participating"] = 0.0
@@ -89,6 +89,8 @@ def advance(
             warnings.warn(f"round {server.round + 1}: every sampled client dropped out; the model stays as it was", stacklevel=2)
     selected = selection if round.flights is None else round.flights.selected
     remember(engine, server, selected, round.trained, losses, round.timing)
+    for client in selected.clients:
+        server.ledger.book(client, Account(times_selected=1))
     times = pass_time(server, round.methods, round.asking, round.timing)
     server.round, server.steps = server.round + 1, server.steps + sum(round.plans.values())
     return released(engine, server, round.cohort.metrics | times | server.ledger.figures(before))
@@ -171,7 +173,7 @@ def train(engine: Engine, server: ServerState, round: Round, directions: bool) -
         asked = ask(server, round)
     plain = plain_sizes(server, round.methods, round.received, started)
     down = plain if round.down is None else {sender: sum(sizes.values()) for sender, sizes in round.down.items()}
-    account(server, round.methods, down, started, aggregate)
+    account(server, round, down, started, aggregate)
     if encoders_of(round.methods):
         metrics["comm/up_plain_bytes"] = aggregate.plain_bytes
     if round.down is not None:

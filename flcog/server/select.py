@@ -27,7 +27,7 @@ from flcog.server.privacy import seed_of_cohort
 from flcog.server.round_plan import Timing
 from flcog.server.state import ServerState
 from flcog.wire.envelope import message_bytes
-from flcog.wire.ledger import model_bytes
+from flcog.wire.ledger import Account, model_bytes
 
 
 class Start(NamedTuple):
@@ -104,6 +104,9 @@ def charge(engine: Engine, server: ServerState, selected: Participants, trains: 
         others = sum(client not in trains for client in selected.asked)
         down = others * model_bytes(server.params, server.buffers)
         server.ledger.add(method.name, up=len(selected.asked) * message_bytes(0.0), down=down)
+        for client in selected.asked:
+            own = 0 if client in trains else model_bytes(server.params, server.buffers)
+            server.ledger.book(client, Account(up_bytes=message_bytes(0.0), down_bytes=own))
 
 
 def remember(
@@ -117,7 +120,7 @@ def remember(
     """Let the selection update its state after a round, before the round's number changes."""
     method = method_of(engine.active(server.round), Selection)
     if method is not None:
-        known = [losses[client] for client in trained] if losses else []
+        known = [losses[client] for client in trained] if method.reads_losses and losses else []
         sizes = engine.roll_call.sizes[torch.tensor(trained, dtype=torch.int64)].tolist()
         record = RoundRecord(server.round, selected.clients, trained, known, timing.taken() if timing else {}, sizes)
         server.servers[method.name] = method.update(server.servers[method.name], record)

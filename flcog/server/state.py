@@ -6,13 +6,14 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
+from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from flcog.core.types import Params, Slot
 from flcog.method import Method, Uploads
 from flcog.server.traffic import Traffic
 from flcog.wire.envelope import message_bytes
-from flcog.wire.ledger import Ledger
+from flcog.wire.ledger import Account, Ledger
 
 
 @dataclass
@@ -39,6 +40,8 @@ class ServerState:
     """The single uploads of the current round, for methods that are also observers. They are deleted after the round."""
     messages: dict[str, dict[int, Any]] = field(default_factory=dict)
     """The first-contact messages by method and client; None for a client without a message."""
+    scores: dict[str, Tensor] = field(default_factory=dict, repr=False, compare=False)
+    """The clients' scores of the last evaluation, float64 [num_clients], by column; NaN without a held-out part."""
     evaluated: tuple[tuple[Any, ...], Params] | None = field(default=None, repr=False, compare=False)
     """The round, parameters and states that methods evaluated last, and the result."""
     _newcomers: list[tuple[str, int]] = field(default_factory=list, repr=False)
@@ -106,7 +109,9 @@ class ServerState:
             for client in sent.keys() - known:
                 known.add(client)
                 self._newcomers.append((name, client))
-                self.ledger.add(name, up=sum(map(message_bytes, pytree.tree_leaves(sent[client]))))
+                size = sum(map(message_bytes, pytree.tree_leaves(sent[client])))
+                self.ledger.add(name, up=size)
+                self.ledger.book(client, Account(up_bytes=size))
 
     def note_whole_models(self, clients: Iterable[int]) -> None:
         """Keep the clients that have received the parameters which they do not share."""

@@ -96,6 +96,9 @@ def test_a_run_is_predicted_with_exported_and_loaded(capsys: pytest.CaptureFixtu
     right = sum(row["prediction"] == row["target"] for row in rows)
     assert len(rows) == 355 and right / 355 == pytest.approx(float(last["test/accuracy"]), rel=1e-5)
     assert sum(float(rows[0][f"probability_{digit}"]) for digit in range(10)) == pytest.approx(1, abs=1e-5)
+    assert run("report", folder, "--confusion") == 0
+    page = (the_run() / "report.html").read_text()
+    assert "<h2>Each client</h2>" in page and "<h2>Confusion</h2>" in page
     np.save("some.npy", np.zeros((4, 28, 28), np.uint8))
     assert run("predict", folder, "--inputs", "some.npy", "--output", "some.npz") == 0
     with np.load("some.npz") as arrays:

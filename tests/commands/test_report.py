@@ -223,3 +223,7 @@ def test_a_mistake_gets_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         shown.startswith("flcog: error: nowhere holds no metrics.csv: give the directory of a run")
         and len(shown.splitlines()) == 1
     )
+    make_run(tmp_path, "a", [], [0.5]).joinpath("config.yaml").unlink()
+    with pytest.raises(SystemExit):
+        main(["report", "a", "--confusion"])
+    assert capsys.readouterr().err.startswith("flcog: error: a holds no config.yaml")

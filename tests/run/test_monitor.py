@@ -65,7 +65,7 @@ def test_the_best_checkpoint_is_the_best_rounds_model(
         ("test/class_accuracy_tail", False),
         ("test/class_accuracy_std", True),
         ("test/client_accuracy_std", True),
-        ("test/client_accuracy_variance", True),
+        ("test/client_accuracy_percent_variance", True),
         ("test/client_accuracy_jain", False),
         ("test/client_mae_jain", False),
         *((f"test/{name}", True) for name in ("nll", "ece", "brier", "brier_score", "wer", "mape", "cross_entropy", "log_loss")),

@@ -371,6 +371,9 @@ def test_plots_have_whole_rounds_and_what_was_asked_for(tmp_path: Path) -> None:
     assert list(accuracy.get_ydata()) == [row["test/accuracy"] for row in trainer.history]
     assert {text.get_text() for text in loss.get_legend().get_texts()} == {"test/loss", "train/loss"}
     assert trainer.plot("drift/norm")._repr_png_()[:4] == b"\x89PNG"
+    left, right = trainer.plot("test/accuracy", "train/loss").axes
+    assert list(right.get_lines()[0].get_ydata()) == [row["train/loss"] for row in trainer.history]
+    assert left.bbox.bounds == right.bbox.bounds and left.get_lines()[0].get_color() != right.get_lines()[0].get_color()
     with pytest.raises(ValueError, match="no column 'nothing' in this run"):
         trainer.plot("nothing")
 

@@ -7,18 +7,22 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from operator import methodcaller
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jinja2
 import pandas
 from matplotlib import rc_context
+from matplotlib.figure import Figure
 
 from flcog.commands.curves import Panel, figure_of
+from flcog.commands.of_a_run import IMPORT_FROM, checkpoint_of, open_run
 from flcog.commands.report import tables
 from flcog.commands.report.runs import Group, RunFiles, grouped, read_run
 from flcog.commands.report.tables import SPREAD, Table, is_percent
 from flcog.core.commands import parser_of
 from flcog.core.files import replacing, short
+from flcog.run.client_figure import client_figure
+from flcog.run.confusion_figure import confusion_figure
 
 MOST_PICTURES = 3
 """Pictures of one kind from one run: the first, the last and one between."""
@@ -47,21 +51,26 @@ def report(arguments: list[str]) -> None:
         help="the page; by default report.html in the run's directory, or in the working directory for several runs",
     )
     parser.add_argument("--title", help="its heading")
+    parser.add_argument(
+        "--confusion", action="store_true", help="add confusion matrices, for which the models predict the test set"
+    )
+    parser.add_argument("--import-from", type=Path, metavar="FOLDER", help=f"beside --confusion: {IMPORT_FROM}")
     options = parser.parse_args(arguments)
     runs = [read_run(directory) for directory in options.runs]
     if len({run.directory.resolve() for run in runs}) < len(runs):
         raise ValueError("a run is listed twice: list each run once")
     output = options.output or (runs[0].directory if len(runs) == 1 else Path()) / "report.html"
     with replacing(output, "w") as file:
-        file.write(page(runs, options.title))
+        file.write(page(runs, options.title, options.confusion, options.import_from))
     print(short(output))
 
 
-def page(runs: Sequence[RunFiles], title: str | None = None) -> str:
+def page(runs: Sequence[RunFiles], title: str | None = None, confusion: bool = False, import_from: Path | None = None) -> str:
     """The whole page."""
     groups = grouped(runs)
     template = Path(__file__).with_name("page.html").read_text(encoding="utf-8")
     charts = {name: list(panels) for name, panels in _charts(groups).items()}
+    firsts = [(group.name, group.runs[0]) for group in groups]
     configurations, differing = list(tables.whole_configurations(groups)), tables.differing_settings(groups)
     return (
         jinja2.Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
@@ -72,6 +81,8 @@ def page(runs: Sequence[RunFiles], title: str | None = None) -> str:
             results=list(tables.results(groups)),
             notes=list(tables.notes(groups)),
             charts={name: _drawn(name, panels, groups) for name, panels in charts.items() if panels},
+            clients=[_clients(name, run) for name, run in firsts if (run.directory / "clients.csv").is_file()],
+            confusions=[_confusion(name, run, import_from) for name, run in firsts if confusion],
             pictures=[picture for group in groups for run in group.runs for picture in _pictures(run, group.name)],
             answers=list(_answers(groups)),
             partitions=list(_partitions(runs)),
@@ -154,12 +165,46 @@ def _panel(
 
 
 def _drawn(name: str, panels: Sequence[Panel], groups: Sequence[Group]) -> Picture:
-    """The panels as one SVG picture, and in words for readers who cannot see it."""
+    """The panels as one picture, and in words for readers who cannot see it."""
+    ends = (f"{panel.title}, {of} ends at {line['mean'].iloc[-1]:.4g}" for panel in panels for of, line in panel.lines.items())
+    return _svg(f"{name}: {'; '.join(ends)}", figure_of(panels, [group.name for group in groups]))
+
+
+def _svg(title: str, figure: Figure) -> Picture:
     file = io.BytesIO()
     with rc_context({"svg.fonttype": "none", "svg.hashsalt": "flcog"}):  # equal runs give equal pages
-        figure_of(panels, [group.name for group in groups]).savefig(file, format="svg", metadata={"Date": None})
-    ends = (f"{panel.title}, {of} ends at {line['mean'].iloc[-1]:.4g}" for panel in panels for of, line in panel.lines.items())
-    return Picture(f"{name}: {'; '.join(ends)}", _address("svg+xml", file.getvalue()))
+        figure.savefig(file, format="svg", metadata={"Date": None})
+    return Picture(title, _address("svg+xml", file.getvalue()))
+
+
+def _clients(name: str, run: RunFiles) -> Picture:
+    table = pandas.read_csv(run.directory / "clients.csv")
+    return _svg(
+        f"Clients of {name}, seed {run.seed}", client_figure({column: table[column].to_numpy() for column in table}, run.rows)
+    )
+
+
+def _confusion(name: str, run: RunFiles, import_from: Path | None) -> Picture:
+    cli, checkpoint = open_run(run.directory, import_from), checkpoint_of(run.directory, None)
+    predictions = cli.trainer.predict(cli.model, cli.datamodule, str(checkpoint))
+    title = f"Confusion of {name}'s global model, seed {run.seed}, {checkpoint.stem} checkpoint"
+    return _svg(title, confusion_figure(predictions, getattr(cli.datamodule, "class_names", None)))
+
+
+def plot(runs: Sequence[Any], *columns: str) -> Figure:
+    """Compare runs by round in one figure: their main scores and losses, or the columns that are named, with a panel for each.
+
+    Args:
+        runs: folders of runs, or trainers that have run. Runs that differ only in their seed share a line, with a band.
+        columns: columns of ``metrics.csv``.
+    """
+    groups = grouped([read_run(Path(getattr(run, "run_dir", run))) for run in runs])
+    panels = list(_by_round(groups, columns)) if columns else list(_charts(groups)["Curves"])
+    missing = set(columns) - {panel.title for panel in panels}
+    if missing or not panels:
+        known = sorted({name for group in groups for run in group.runs for row in run.rows for name in row} - {"round"})
+        raise ValueError(f"no run has the column {min(missing, default='of a score')}; they have {', '.join(known)}")
+    return figure_of(panels, [group.name for group in groups])
 
 
 # Pictures, answers and partitions -----------------------------------------------------------------------------------------------------

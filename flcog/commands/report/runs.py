@@ -130,9 +130,10 @@ def _experiment(run: RunFiles) -> str:
 
 
 def _names(runs: Sequence[RunFiles]) -> list[str]:
-    """The shortest names that differ: the methods, then with the settings that differ between them, then with the folder."""
+    """The shortest names that differ: the methods, then with the settings that differ between them, with the folder, or with a number."""
     names = [run.methods for run in runs]
-    for part in (_distinct, lambda run, _: run.name, lambda run, _: str(run.directory)):
+    folders = (lambda run, _: run.name, lambda run, _: str(run.directory))
+    for part in (_distinct, *folders, lambda run, _: f"run {runs.index(run) + 1}"):
         doubled = {name for name in names if names.count(name) > 1}
         alike = [run for name, run in zip(names, runs, strict=True) if name in doubled]
         longer = [", ".join(filter(None, [run.methods, part(run, alike)])) for run in runs]

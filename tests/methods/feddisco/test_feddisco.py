@@ -166,5 +166,5 @@ def test_the_papers_analyses_run(name: str, tmp_path: Path) -> None:
     module = flcog.Classifier(flcog.models.SoftmaxRegression(784, 10))
     options: dict[str, Any] = {"eval_every": 1, "rounds": 1, "clients_per_round": 2}
     row = fit(tmp_path, *config.trainer.callbacks, FedDisco(), module=module, data=config.data, **options).history[0]
-    columns = {"test/class_accuracy_tail", "test/class_accuracy_9"} if classes else {"test/client_accuracy_variance"}
+    columns = {"test/class_accuracy_tail", "test/class_accuracy_9"} if classes else {"test/client_accuracy_percent_variance"}
     assert columns <= row.keys()

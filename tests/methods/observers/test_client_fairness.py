@@ -20,9 +20,9 @@ def test_variance_across_clients(tmp_path: Path) -> None:
     assert parts is not None
     scores = trainer.run.evaluator.on_clients(trainer.run.params, trainer.run.buffers, parts).numpy()
     percent = 100 * scores[~np.isnan(scores)]
-    assert row["test/client_accuracy_variance"] == pytest.approx(np.var(percent), rel=1e-9)
+    assert row["test/client_accuracy_percent_variance"] == pytest.approx(np.var(percent), rel=1e-9)
     assert row["test/client_accuracy_jain"] == pytest.approx(percent.sum() ** 2 / (len(percent) * np.square(percent).sum()))
-    assert row["test/personal_accuracy_variance"] == pytest.approx((100 * row["test/personal_accuracy_std"]) ** 2)
+    assert row["test/personal_accuracy_percent_variance"] == pytest.approx((100 * row["test/personal_accuracy_std"]) ** 2)
     assert not any("variance_variance" in name for name in row)
 
 

@@ -1,0 +1,49 @@
+"""A row for each client: its data, its part in the rounds, and the scores of the global model and of its own."""
+
+import math
+from typing import Any
+
+import numpy as np
+
+from flcog.data.label_statistics import label_table, num_labels
+from flcog.method import clock_of
+from flcog.server.engine import Engine
+from flcog.server.privacy import withhold
+from flcog.server.state import ServerState
+from flcog.wire.ledger import Account
+
+MOST_ROWS = 10_000
+"""A run writes ``clients.csv`` for at most this number of clients; ``trainer.clients`` has all."""
+
+MOST_LABELS = 100
+"""Data with more labels have no column for each of them."""
+
+
+def client_table(engine: Engine, server: ServerState) -> dict[str, np.ndarray]:
+    """The columns of ``clients.csv``, one value for each client, without those that a method withholds.
+
+    Clients in other processes tell neither their label counts nor the time that they take. Bytes are those of the rounds.
+    """
+    call, federation = engine.roll_call, engine.federation
+    accounts = [server.ledger.clients.get(client, Account()) for client in range(engine.num_clients)]
+    columns: dict[str, Any] = {"samples": call.sizes, "val_samples": call.val, "test_samples": call.test}
+    columns |= dict(zip(Account._fields, zip(*accounts, strict=True), strict=True))
+    columns["train/loss"] = columns.pop("loss")
+    if clock_of(engine.methods) is not None:
+        columns["simulated_seconds"] = columns.pop("seconds")
+    columns |= server.scores
+    if federation.is_complete and federation.train.labelled and num_labels(federation) <= MOST_LABELS:
+        names = federation.class_names or range(num_labels(federation))
+        columns |= {f"labels/{name}": counts for name, counts in zip(names, label_table(federation).toarray().T, strict=False)}
+    found = {f"clients/{name}" if "/" not in name else name: np.asarray(one) for name, one in columns.items() if one is not None}
+    withhold(engine, found)
+    return {name.removeprefix("clients/"): column for name, column in found.items()}
+
+
+def rows_of(table: dict[str, np.ndarray]) -> list[dict[str, Any]]:
+    """The rows as a file has them: without NaN."""
+    values = zip(*(column.tolist() for column in table.values()), strict=True)
+    return [
+        {"client": client} | {name: value for name, value in zip(table, row, strict=True) if not math.isnan(value)}
+        for client, row in enumerate(values)
+    ]
