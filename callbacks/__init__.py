@@ -62,6 +62,8 @@ if TYPE_CHECKING:
     from flcog.callbacks.fine_tune import FineTune as FineTune
     from flcog.callbacks.gradients import ClipGradient as ClipGradient
     from flcog.callbacks.gradients import GradientNoise as GradientNoise
+    from flcog.callbacks.keep_local import Freeze as Freeze
+    from flcog.callbacks.keep_local import KeepLocal as KeepLocal
     from flcog.callbacks.lora import FFALoRA as FFALoRA
     from flcog.callbacks.lora import FlexLoRA as FlexLoRA
     from flcog.callbacks.moon import MOON as MOON

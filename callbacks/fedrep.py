@@ -1,22 +1,21 @@
 """FedRep: clients share the features and keep their own head."""
 
-import re
-from collections.abc import Mapping
+from collections.abc import Collection
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from flcog.callbacks.keep_local import HEAD, KeepLocal, by_name, check_some, trained_names
 from flcog.core.checks import option
 from flcog.core.precision import count_on
 from flcog.core.types import Batch, Params, Slot
 from flcog.functional.apply import Apply
-from flcog.method import ClientView, Context, ParameterMask, Personal, Personalisation, Upload
+from flcog.method import Context, LocalParts
 
 
 @dataclass(frozen=True)
-class FedRep(Personalisation, ParameterMask):
+class FedRep(LocalParts):
     """Splits the model: each client first trains a head of its own, which it keeps, and then the body, which the server averages.
 
     With body b and head h_k of client k, whose T local steps end with B = max(1, round(body_share T)) on the body::
@@ -38,61 +37,34 @@ class FedRep(Personalisation, ParameterMask):
         body_share: share of the local steps for the body, in (0, 1). The authors take 1/11 for CIFAR-10 and 5/15 for CIFAR-100.
 
     Example:
-        >>> FedRep().init_client({"model.body.weight": torch.ones(2), "model.head.weight": torch.ones(1)}, {}, None)
-        {'head': {'model.head.weight': tensor([1.])}}
+        >>> import flcog
+        >>> sorted(FedRep().local(flcog.models.MLP(4, (8,), 3)))
+        ['head.bias', 'head.weight']
     """
 
-    head: str = r"(^|\.)head\."
+    head: str = HEAD
     body_share: float = option(0.1, "(0, 1)")
 
-    excludes: ClassVar[Mapping[str, str]] = {
-        "DENSE": "FedRep's clients keep their heads, and DENSE needs whole models to distil",
-        "FedGen": "FedRep's clients keep their heads, and FedGen needs them to train its generator",
-        **dict.fromkeys(
-            ("FedCOG", "FedDC", "FedDyn", "FedProx", "FedPVR", "FedReg", "SCAFFOLD"),
-            "it compares clients' models with the global model, whose head never trains beside FedRep",
-        ),
-        "LocalModels": "FedRep's clients keep their heads, and LocalModels needs whole models to measure",
-    }
+    excludes = KeepLocal.excludes
 
-    def mask(self, params: Params, client: int) -> dict[str, Tensor]:
-        return {name: torch.tensor(False) for name in params if re.search(self.head, name)}
-
-    def init_server(self, params: Params) -> Slot:
-        count = sum(1 for name in params if re.search(self.head, name))
-        if not 0 < count < len(params):
-            which = "none" if count == 0 else "all"
-            names = ", ".join(params)
-            raise ValueError(f"FedRep: head={self.head!r} matches {which} of the parameters' names: choose among {names}")
-        return {}
-
-    def init_client(self, params: Params, buffers: Params, client: ClientView) -> Slot:
-        return {"head": {name: value for name, value in params.items() if re.search(self.head, name)}}
-
-    def start(self, apply: Apply, params: Params, ctx: Context) -> tuple[Params, Slot]:
-        return params | ctx.state["head"], {}
+    def local(self, module: nn.Module) -> Collection[str]:
+        found = by_name(self.head, module.state_dict())
+        check_some("FedRep: head", self.head, found, trained_names(module))
+        return found
 
     def correct_gradient(self, gradient: Params, params: Params, ctx: Context) -> Params:
         on_head = self._on_head(ctx)
         # The part that is not trained gets a gradient that cancels the optimiser's weight decay, so that it gathers no momentum.
         return {
-            name: torch.where(on_head == (name in ctx.state["head"]), value, -ctx.optimisation.weight_decay * params[name])
+            name: torch.where(on_head == (name in ctx.state["own"]), value, -ctx.optimisation.weight_decay * params[name])
             for name, value in gradient.items()
         }
 
     def after_step(self, apply: Apply, params: Params, before: Params, batch: Batch, ctx: Context) -> tuple[Params, Slot]:
-        on_head, old = self._on_head(ctx), ctx.state["head"]
-        head = {name: torch.where(on_head, params[name], value) for name, value in old.items()}
-        body = {name: torch.where(on_head, ctx.received.params[name], value) for name, value in params.items() if name not in old}
-        return body | head, {"head": head}
-
-    def finish_client(self, delta: Params, params: Params, ctx: Context) -> Upload:
-        # The head is not sent: methods listed after this one see it unchanged.
-        kept = ctx.state["head"]
-        return Upload({name: torch.zeros_like(value) if name in kept else value for name, value in delta.items()}, ctx.state)
-
-    def personal(self, params: Params, ctx: Context) -> Personal:
-        return Personal(params | ctx.state["head"])
+        on_head, own = self._on_head(ctx), ctx.state["own"]
+        head = {name: torch.where(on_head, params[name], before[name]) for name in own}
+        body = {name: torch.where(on_head, ctx.received.params[name], value) for name, value in params.items() if name not in own}
+        return body | head, ctx.state
 
     def _on_head(self, ctx: Context) -> Tensor:
         # As tensors under both executors, so that both round the same way.

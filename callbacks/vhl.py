@@ -114,10 +114,10 @@ class VHL(Method):
 
     def init_server(self, params: Params) -> Slot:
         virtual, head = (
-            next(value.shape for name, value in params.items() if re.search(rf"(^|\.){name_of}\.weight$", name))
+            next((value.shape for name, value in params.items() if re.search(rf"(^|\.){name_of}\.weight$", name)), None)
             for name_of in ("virtual_head", "head")
         )
-        if virtual != head:
+        if virtual and head and virtual != head:  # clients may keep the head
             raise ValueError(
                 f"VHL's outputs need {virtual[1]} features, the model's head reads {head[1]}: a method listed after VHL has changed "
                 "the head (MOON does, unless projection=None). List VHL after it"

@@ -251,7 +251,7 @@ class RecordingTrainer(flcog.FederatedTrainer):
         original = self.run.evaluator.on_rows
 
         def on_rows(params: Params, buffers: Params, rows: np.ndarray, *own: Any) -> float:
-            self.measured.append(({name: value.clone() for name, value in params.items()}, rows))
+            self.measured.append(({name: value.clone() for name, value in (params | buffers).items()}, rows))
             return original(params, buffers, rows, *own)
 
         self.run.evaluator.on_rows = on_rows  # type: ignore[method-assign]

@@ -47,6 +47,7 @@ class EncodedBroadcast(BroadcastStage):
     codec: Codec = field(default_factory=Quantize)
 
     excludes: ClassVar[Mapping[str, str]] = {
+        "LocalParts": "its clients receive the shared parts of the model alone, and the broadcast is encoded whole for all clients",
         "ParameterMask": "its clients receive different parts of the model, and the broadcast is encoded once for all clients",
         "PowerOfChoice": "its candidates download the model before the broadcast is encoded",
     }

@@ -13,7 +13,19 @@ from flcog.core.progress import Progress
 from flcog.core.types import Batch, Params, Slot
 from flcog.functional.apply import Apply
 from flcog.functional.model_function import ModelFunction
-from flcog.method import Attack, ClientData, Context, GlobalModel, Gradient, GradientFunction, Method, Optimisation, Stage, Upload
+from flcog.method import (
+    Attack,
+    ClientData,
+    Context,
+    GlobalModel,
+    Gradient,
+    GradientFunction,
+    LocalParts,
+    Method,
+    Optimisation,
+    Stage,
+    Upload,
+)
 from flcog.method.method import with_measures
 from flcog.method.returned import as_given, as_tensors, check_params, is_checked, untouched
 from flcog.method.stage import ORDER
@@ -46,7 +58,8 @@ class ClientTensors(NamedTuple):
 class Program:
     """The client side of one round: the model with the active methods, and all values that clients share.
 
-    Clients train the parameters in ``unsent`` without sending them. ``masked`` clients have only parts of some parameters.
+    Clients train the parameters in ``unsent`` without sending them. ``masked`` clients have only parts of some parameters. Methods do
+    not see the parameters that may stay at the clients, ``local``.
     """
 
     model: ModelFunction
@@ -57,6 +70,7 @@ class Program:
     unsent: Collection[str] = ()
     masked: bool = False
     progress: Progress = field(default_factory=Progress)
+    local: Collection[str] = ()
 
     def __post_init__(self) -> None:
         self.starters, self.losses, self.wraps, self.corrections, self.followers, self.measurers = (
@@ -71,6 +85,24 @@ class Program:
         stages = [(i, method) for i, method in enumerate(self.methods) if isinstance(method, Stage)]
         self.stages = [(i, stage) for kind in ORDER for i, stage in stages if stage.kind == kind]
         self.needs_context = bool(self.losses or self.wraps or self.corrections or self.followers)
+        self.keeper = next((i for i, method in enumerate(self.methods) if isinstance(method, LocalParts)), -1)
+        """The position of the method that keeps the local parameters; -1 if none does in this round."""
+        self.local = [name for name in self.received.params if name in self.local]
+        self._shared = self.received._replace(params=self._shown(self.received.params))
+
+    @property
+    def changes_start(self) -> bool:
+        """Whether clients start from other parameters than the received ones."""
+        return bool(self.starters or self.masked or self.keeper >= 0)
+
+    def _shown(self, params: Params, to: int = -1) -> Params:
+        """The parameters as a method sees them: the shared ones, unless it is the one that keeps the others."""
+        own = () if to == self.keeper >= 0 else self.local
+        return {name: value for name, value in params.items() if name not in own} if own else dict(params)
+
+    def _completed(self, params: Params, seen: Params) -> Params:
+        """All parameters, with what a hook has made of those that it saw."""
+        return params | seen if self.local else seen
 
     def apply(self, buffers: Params, live: bool = False) -> Apply:
         """The model in training mode with these buffers, as hooks receive it."""
@@ -83,19 +115,28 @@ class Program:
         data = [ClientData(tensors.num_samples, tensors.weight, mean) for mean in means or [{}] * len(self.methods)]
         parts = zip(self.broadcasts, tensors.states, tensors.draws, tensors.inputs, data, strict=True)
         return [
-            as_given(Context(self.received, sent, state, draws, inputs, buffers, step, tensors.num_steps, own, self.optimisation))
-            for sent, state, draws, inputs, own in parts
+            as_given(
+                Context(
+                    self.received if i == self.keeper else self._shared,
+                    *(sent, state, draws, inputs, buffers, step, tensors.num_steps, own, self.optimisation),
+                )
+            )
+            for i, (sent, state, draws, inputs, own) in enumerate(parts)
         ]
 
     def start(self, params: Params, buffers: Params, tensors: ClientTensors) -> tuple[Params, ClientTensors]:
         """The parameters before the client's first step, and the client with the data that methods made for it."""
+        if self.keeper >= 0:
+            params = params | tensors.states[self.keeper]["own"]
         if self.starters:
             contexts, inputs = self.contexts(tensors, buffers, 0), list(tensors.inputs)
             for i, method in self.starters:
                 self.progress.enter(method.phase)
+                apply, seen = self.apply(buffers), self._shown(params, i)
+                apply.own = {name: params[name] for name in self.local}
                 with _watched(method, "start", contexts[i]):
-                    started, inputs[i] = method.start(self.apply(buffers), dict(params), contexts[i])
-                params = check_params(method, "start", started, params)
+                    started, inputs[i] = method.start(apply, dict(seen), contexts[i])
+                params = self._completed(params, check_params(method, "start", started, seen))
             tensors = tensors._replace(inputs=inputs)
             self.progress.enter("training")
         return _masked(params, tensors.masks), tensors
@@ -108,10 +149,10 @@ class Program:
 
     def with_terms(self, apply: Apply, params: Params, batch: Batch, task_loss: Tensor, contexts: list[Context]) -> Tensor:
         """The task loss plus the terms of all methods."""
-        total = task_loss
+        total, apply.own = task_loss, {name: params[name] for name in self.local}
         for i, method in self.losses:
             with _watched(method, "loss", contexts[i], params):
-                total = total + method.loss(apply, dict(params), batch, task_loss, contexts[i])
+                total = total + method.loss(apply, self._shown(params, i), batch, task_loss, contexts[i])
         return total
 
     def gradient(self, base: GradientFunction, params: Params, batch: Batch, contexts: list[Context], masks: Params) -> Gradient:
@@ -132,10 +173,12 @@ class Program:
     def corrected(self, values: Params, params: Params, contexts: list[Context], masks: Params) -> Params:
         """The gradient after all corrections and the masks."""
         for i, method in self.corrections:
+            seen = self._shown(params, i)
             with _watched(method, "correct_gradient", contexts[i], params):
-                values = method.correct_gradient(dict(values), dict(params), contexts[i])
+                corrected = method.correct_gradient(self._shown(values, i), dict(seen), contexts[i])
             if is_checked(contexts[i].step):
-                check_params(method, "correct_gradient", values, params)
+                check_params(method, "correct_gradient", corrected, seen)
+            values = self._completed(values, corrected)
         return _masked(values, masks)
 
     def pure_gradient(self, differentiate: Differentiate, buffers: Params, contexts: list[Context]) -> GradientFunction:
@@ -163,9 +206,11 @@ class Program:
         params, before = changed
         contexts, states = self.contexts(tensors, buffers, step), list(tensors.states)
         for i, method in self.followers:
+            apply, seen = self.apply(buffers), self._shown(params, i)
+            apply.own = {name: params[name] for name in self.local}
             with _watched(method, "after_step", contexts[i], params, before):
-                after, states[i] = method.after_step(self.apply(buffers), dict(params), dict(before), batch, contexts[i])
-            params = check_params(method, "after_step", after, params) if is_checked(step) else after
+                after, states[i] = method.after_step(apply, dict(seen), self._shown(before, i), batch, contexts[i])
+            params = self._completed(params, check_params(method, "after_step", after, seen) if is_checked(step) else after)
         return _masked(params, tensors.masks), tensors._replace(states=states)
 
     def over_data(self, params: Params, buffers: Params, batch: Batch) -> list[Slot]:
@@ -186,7 +231,7 @@ class Program:
         for i, method in enumerate(self.methods):
             if method.overrides("finish_client"):
                 with _watched(method, "finish_client", contexts[i], params):
-                    messages[method.name] = upload = method.finish_client(dict(delta), dict(params), contexts[i])
+                    messages[method.name] = upload = method.finish_client(self._shown(delta), self._shown(params, i), contexts[i])
                     states[i] = as_tensors(method, "finish_client", {} if upload.state is None else upload.state)
                     if upload.delta is not None:
                         delta = check_params(method, "finish_client", upload.delta, params, some=True)
@@ -196,10 +241,12 @@ class Program:
                         f"{method.name}: finish_client returns a state, and flcog keeps the states of methods with init_client alone: "
                         "let init_client return the first state, with the same structure"
                     )
+        if self.keeper >= 0:
+            states[self.keeper] = {**states[self.keeper], "own": {name: params[name] for name in self.local}}
         sent = {name: value for name, value in delta.items() if name not in self.unsent}
         envelope = Envelope(
             self._within_masks(sent, tensors.masks) if sends_weights else {},
-            {name: buffers[name] for name in self.model.shared_buffers} if sends_weights else {},
+            {name: buffers[name] for name in self.model.shared_buffers if name not in self.unsent} if sends_weights else {},
             {name: dict(upload.mean) for name, upload in messages.items()},
             {name: dict(upload.sum) for name, upload in messages.items()},
         )

@@ -1,6 +1,6 @@
 """The client runtime: it hosts clients with their data, random numbers, training, and states between rounds."""
 
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
@@ -26,7 +26,18 @@ from flcog.data.reading import Reader
 from flcog.functional.apply import OwnForward
 from flcog.functional.evaluation import Evaluator
 from flcog.functional.model_function import ModelFunction
-from flcog.method import ClientView, GlobalModel, Method, Personalisation, PrivateSum, SealedSum, drawn, first_contact, method_of
+from flcog.method import (
+    ClientView,
+    GlobalModel,
+    Method,
+    Personalisation,
+    PrivateSum,
+    SealedSum,
+    drawn,
+    first_contact,
+    local_names,
+    method_of,
+)
 from flcog.method.client_view import Population
 from flcog.metrics import reweighted
 from flcog.models.causal_lm import scales
@@ -79,6 +90,11 @@ class ClientRuntime:
         return self
 
     @cached_property
+    def local(self) -> Collection[str]:
+        """The parameters and buffers that stay at the clients."""
+        return local_names(self.methods, self.model)
+
+    @cached_property
     def stateful(self) -> bool:
         """Whether a method keeps state of each client. ``init_client`` of a method with ``weights`` may serve its message alone."""
         if residual_stages(self.methods) or self.executor.name == TRAINING:
@@ -87,7 +103,7 @@ class ClientRuntime:
         initial = (self.model.params, {name: self.model.buffers[name] for name in self.model.shared_buffers}, self.view(first, 0))
         return any(
             method.overrides("init_client")
-            and (not method.overrides("weights") or pytree.tree_leaves(first_contact(method, *initial).state))
+            and (not method.overrides("weights") or pytree.tree_leaves(first_contact(method, *initial, self.local).state))
             for method in self.methods
         )
 
@@ -121,7 +137,7 @@ class ClientRuntime:
         for method in self.methods:
             for client in newcomers.get(method.name, ()):
                 view = self.view(client, received.round)
-                state, message = first_contact(method, received.params, received.buffers, view)
+                state, message = first_contact(method, received.params, received.buffers, view, self.local)
                 self._initial.setdefault(client, {})[method.name] = state
                 messages.setdefault(method.name, {})[client] = message
         return messages
@@ -174,7 +190,9 @@ class ClientRuntime:
 
         def program(methods: list[Method], params: Params) -> Program:
             broadcasts = [received.server[method.name] for method in methods]
-            return Program(self.model, methods, broadcasts, GlobalModel(params, received.buffers), received.optimisation)
+            return Program(
+                self.model, methods, broadcasts, GlobalModel(params, received.buffers), received.optimisation, local=self.local
+            )
 
         one, buffers = work(1), received.buffers
         self.prepare([one], [chosen], first, buffers, received.round)
@@ -187,7 +205,7 @@ class ClientRuntime:
                 envelope = next(self.loop.run(assignment)).envelope
             own = {name: value + envelope.delta[name][0] for name, value in own.items()}
             buffers = {name: value[0].clone() for name, value in envelope.buffers.items()}
-        elif own_statistics and self.model.mixes_rows:
+        elif (own_statistics or not buffers.keys().isdisjoint(self.local)) and self.model.mixes_rows:
             buffers = self.evaluator.statistics(own, buffers, one.own)
         return PersonalModel(own, buffers, forward)
 
@@ -234,7 +252,7 @@ class ClientRuntime:
 
     def initial_state(self, method: Method, client: int, received: tuple[Params, Params], round: int) -> Slot:
         """The state that a method would make for a client at first contact."""
-        return first_contact(method, *received, self.view(client, round)).state
+        return first_contact(method, *received, self.view(client, round), self.local).state
 
     def assign(self, received: Download, tasks: Sequence[ClientTask]) -> Assignment:
         """Combine the tasks with the clients' data, states and random numbers, for an executor."""
@@ -257,6 +275,7 @@ class ClientRuntime:
             unsent,
             masked=any(work.masks for work in works),
             progress=self.progress,
+            local=self.local,
         )
         return Assignment(program, works, self.reader, received.rates, received.seed, received.round)
 
@@ -278,7 +297,7 @@ class ClientRuntime:
             draws.append([])
             for i, method in enumerate(methods):
                 if states[-1][i] is None:
-                    states[-1][i] = first_contact(method, params, buffers, view).state
+                    states[-1][i] = first_contact(method, params, buffers, view, self.local).state
                 rng = make_rng(self.seed, round, work.client, "draw", method.name)
                 draws[-1].append(drawn(method, rng, view) if method.overrides("draw") else {})
         for work, own_states, own_draws in zip(works, self._on_device(states), self._on_device(draws), strict=True):

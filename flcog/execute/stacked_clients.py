@@ -86,7 +86,7 @@ class StackedClients(ClientTrainer):
             masks=_stack([work.masks for work in works]),
         )
         with self.learner.layers():
-            if program.starters or program.masked:
+            if program.changes_start:
                 started, inputs = torch.func.vmap(partial(_started, program), randomness="different")(buffers, tensors)
                 tensors = tensors._replace(inputs=inputs)
                 for name, value in started.items():

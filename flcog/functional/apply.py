@@ -38,7 +38,14 @@ class Apply:
         self.model, self.buffers, self._live, self._step = model, dict(buffers), live, step
         self._seen: list[tuple[Params, Tree, Tensor, Tensor]] = []
 
+    own: Params = {}
+    """The parameters that the client keeps, which complete those that a hook gives."""
+
+    def _whole(self, params: Params) -> Params:
+        return {name: params[name] if name in params else self.own[name] for name in self.model.params} if self.own else params
+
     def _call(self, params: Params, function: Callable[..., Any], *args: Any) -> Any:
+        params = self._whole(params)
         if self._live and _are_same(params, self.model.params):
             with self.model.autocast():
                 return function(self.model.module, *args)
@@ -50,11 +57,12 @@ class Apply:
         if not _has_features(self.model):
             return self._call(params, forward, inputs)
         features, outputs = self._call(params, _features_and_outputs, inputs)
-        self._seen.append((dict(params), inputs, features, outputs))  # a hook may assign into its dict
+        self._seen.append((dict(self._whole(params)), inputs, features, outputs))  # a hook may assign into its dict
         return outputs
 
     def _recall(self, params: Params, inputs: Tree) -> tuple[Tensor, Tensor] | None:
         """Features and outputs of an earlier pass of this step over the same tensors."""
+        params = self._whole(params)
         return next((seen[2:] for seen in self._seen if seen[1] is inputs and _are_same(seen[0], params)), None)
 
     def features(self, params: Params, inputs: Tree) -> Tensor:
@@ -78,18 +86,21 @@ class Apply:
             return masked_mean(module.per_example_loss(self(params, batch.inputs), batch.targets), batch.mask)
         _require_loss(module)
         with self.model.log.of_a_step() as self.logged, logging_to(module, self.model.log.take):
-            if self._live and _are_same(params, self.model.params):
+            if self._live and _are_same(self._whole(params), self.model.params):
                 with self.model.autocast():
                     return loss_of(module, module.training_step(*step_arguments(module, batch.given, self._step)))
             return loss_of(module, self._call(params, call_step, batch.given, self._step))
 
     def with_buffers(self, buffers: Params) -> "Apply":
         """The same model in training mode with other buffers, for a second pass in the same local step."""
-        return type(self)(self.model, buffers, step=self._step)
+        apply = type(self)(self.model, buffers, step=self._step)
+        apply.own = self.own
+        return apply
 
     def frozen(self, params: Params, buffers: Params) -> "Frozen":
         """A model in evaluation mode, whose buffers stay as they are."""
-        return Frozen(self.model, params, buffers, self._step)
+        kept = {name: value.detach() for name, value in self.own.items()}
+        return Frozen(self.model, {**kept, **params}, buffers, self._step)
 
 
 class Frozen:

@@ -20,7 +20,7 @@ from flcog.method.context import (
 from flcog.method.data_exchange import Ask, DataExchange, DataHost, ExchangeSummary
 from flcog.method.method import CLIENT_HOOKS, HOOKS, OBSERVER_HOOKS, Method, method_of
 from flcog.method.observer import Callback, MethodRecord, Note, Notes, Run, Trackers
-from flcog.method.personal import ParameterMask, Personal, Personalisation
+from flcog.method.personal import LocalParts, ParameterMask, Personal, Personalisation, local_names, seen_by
 from flcog.method.private_sum import Normal, PrivateSum, Training, Withholding
 from flcog.method.returned import drawn, first_contact
 from flcog.method.sealed_sum import RoundKeys, SealedSum, SealedUploads
@@ -66,6 +66,7 @@ __all__ = [
     "GlobalModel",
     "Gradient",
     "GradientFunction",
+    "LocalParts",
     "Messages",
     "Method",
     "MethodRecord",
@@ -108,5 +109,7 @@ __all__ = [
     "drawn",
     "expected_cohort",
     "first_contact",
+    "local_names",
     "method_of",
+    "seen_by",
 ]

@@ -1,15 +1,17 @@
 """What clients keep for themselves: models of their own, which are evaluated, and parts of the model that they do not share."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from torch import Tensor
+from torch import Tensor, nn
 
-from flcog.core.types import Params
+from flcog.core.types import Params, Slot
 from flcog.functional.apply import OwnForward
+from flcog.functional.model_function import ModelFunction
+from flcog.method.client_view import ClientView
 from flcog.method.context import Context
-from flcog.method.method import Method
+from flcog.method.method import Method, method_of
 
 
 class Personal(NamedTuple):
@@ -47,9 +49,8 @@ class ParameterMask(Method, protocol=True):
     def mask(self, params: Params, client: int) -> Mapping[str, Tensor]:
         """A boolean tensor for each parameter that the client with this number does not share whole. *And; plain Python.*
 
-        ``torch.tensor(False)`` lets the client train a parameter without sending it. The mask alone does not store the trained value,
-        so the next round starts from the global value again. To keep it, return it as state from ``finish_client``, and put it back
-        in ``start``, as FedRep does with its heads.
+        ``torch.tensor(False)`` lets the client train a parameter without sending it. The mask does not store the trained value, so
+        the next round starts from the global value again; :class:`LocalParts` keeps it.
 
         A mask that broadcasts to the parameter's shape makes the client's model smaller. All other entries are 0 while the client
         trains, and are neither sent nor received. FlexLoRA cuts its adapters to a client's rank in this way.
@@ -57,3 +58,37 @@ class ParameterMask(Method, protocol=True):
         The masks of all clients must name the same parameters.
         """
         raise NotImplementedError
+
+
+@dataclass(frozen=True, kw_only=True)
+class LocalParts(Personalisation, protocol=True):
+    """Keeps parts of the model at each client: it trains them, goes on from them in its next round, and never sends them.
+
+    The server and the other methods of the run work with the shared parameters: the hooks of other methods receive these alone, and
+    ``apply`` completes them with the client's own. Only ``wrap_gradient`` sees all parameters, because a clipped or a perturbed gradient
+    concerns each number. FedProx thus acts on the shared parameters, and SCAFFOLD's control variates, a codec and the noise of DPFedAvg
+    exist for them alone. The client's own parameters are ``ctx.state["own"]``. A first state has the initial ones.
+    """
+
+    def local(self, module: nn.Module) -> Collection[str]:
+        """The names of the parameters and buffers that stay at the client. A function of the module's form. *Plain Python.*"""
+        raise NotImplementedError
+
+    def init_client(self, params: Params, buffers: Params, client: ClientView) -> Slot:
+        """``params`` are the ones that stay at the client."""
+        return {"own": dict(params)}
+
+    def personal(self, params: Params, ctx: Context) -> Personal:
+        return Personal(params | ctx.state["own"])
+
+
+def local_names(methods: Sequence[Method], model: ModelFunction) -> Collection[str]:
+    """The names of the parameters and buffers that stay at the clients."""
+    keeper = method_of(methods, LocalParts)
+    return frozenset() if keeper is None else frozenset(keeper.local(model.module)) & {*model.params, *model.shared_buffers}
+
+
+def seen_by(method: Method, params: Params, local: Collection[str]) -> Params:
+    """The parameters that a method's states know: the shared ones, or those that stay if the method keeps them."""
+    keeps = isinstance(method, LocalParts)
+    return {name: value for name, value in params.items() if (name in local) == keeps} if local else dict(params)

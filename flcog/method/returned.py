@@ -3,7 +3,7 @@
 The checks run no operator of torch, so that they also work under ``torch.func.vmap`` and ``torch.func.grad``.
 """
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -17,6 +17,7 @@ from flcog.core.types import Params, Slot
 from flcog.method.client_view import ClientView
 from flcog.method.context import Context, FirstContact, GlobalModel
 from flcog.method.method import Method
+from flcog.method.personal import seen_by
 
 
 def is_checked(step: Tensor | int) -> bool:
@@ -56,9 +57,11 @@ def as_given(ctx: Context) -> Context:
     return type(ctx)._make((model, *map(containers_copied, trees), dict(buffers), *facts))
 
 
-def first_contact(method: Method, params: Params, buffers: Params, client: ClientView) -> FirstContact:
+def first_contact(
+    method: Method, params: Params, buffers: Params, client: ClientView, local: Collection[str] = ()
+) -> FirstContact:
     """A new client's state and its message to the server, or None for methods without a message."""
-    returned = method.init_client(dict(params), dict(buffers), client)
+    returned = method.init_client(seen_by(method, params, local), dict(buffers), client)
     contact = returned if isinstance(returned, FirstContact) else FirstContact(returned)
     return contact._replace(state=as_tensors(method, "init_client", contact.state))
 

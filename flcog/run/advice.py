@@ -113,8 +113,10 @@ class Trial:
         self.view = engine.clients.here.view(0, server.round)
         received = GlobalModel(server.params, server.buffers)
         broadcast = broadcast_of(method, server.servers[method.name])
-        self.program = Program(engine.model, [method], [broadcast], received, engine.optimisation(server.round))
-        state = first_contact(method, server.params, server.buffers, self.view).state
+        self.program = Program(
+            engine.model, [method], [broadcast], received, engine.optimisation(server.round), local=engine.local
+        )
+        state = first_contact(method, server.params, server.buffers, self.view, engine.local).state
         draws = engine.to_device(drawn(method, make_rng(0, "order", method.name), self.view))
         self.tensors = ClientTensors([state], [draws], [{}], 2, self.view.num_samples, 1.0)
         self.tensors = self.program.start(dict(server.params), self.buffers, self.tensors)[1]

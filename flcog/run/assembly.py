@@ -24,7 +24,9 @@ from flcog.method import (
     Note,
     Notes,
     Selection,
+    local_names,
     method_of,
+    seen_by,
 )
 from flcog.models.causal_lm import scales
 from flcog.run.advice import missing_feedback
@@ -124,12 +126,12 @@ class Assembly(ClientSide):
         self, clients: Clients, own: ClientRuntime, server: ServerState, roll_call: RollCall, notes: Notes
     ) -> tuple[Engine, ServerState]:
         """Make the methods' states at the server, and the engine, and check numbers of clients."""
-        num_clients = len(roll_call.sizes)
+        num_clients, local = len(roll_call.sizes), local_names(self.methods, self.client.function)
         for method in self.methods:
             if isinstance(method, Selection):
                 server.servers[method.name] = method.init_selection(num_clients)
             else:
-                server.servers[method.name] = method.init_server(dict(server.params))
+                server.servers[method.name] = method.init_server(seen_by(method, server.params, local))
             if isinstance(method, AvailabilityModel | Attack | Clock):
                 method.check_clients(num_clients)
         engine = Engine(

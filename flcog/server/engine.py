@@ -1,6 +1,6 @@
 """The engine: everything that the rounds of a run use and never change."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -21,7 +21,7 @@ from flcog.data.batching import Batching
 from flcog.data.reading import Reader
 from flcog.functional.evaluation import Evaluator
 from flcog.functional.model_function import ModelFunction
-from flcog.method import ClientView, Method, Notes, Optimisation
+from flcog.method import ClientView, Method, Notes, Optimisation, local_names
 from flcog.method.client_view import Population
 from flcog.server.state import ServerState
 from flcog.settings import Settings
@@ -65,6 +65,11 @@ class Engine:
     def sample_ends(self) -> np.ndarray:
         """The running sum of the clients' sizes, for selections by size."""
         return np.cumsum(self.roll_call.sizes.numpy())
+
+    @cached_property
+    def local(self) -> Collection[str]:
+        """The parameters and buffers that stay at the clients."""
+        return local_names(self.methods, self.model)
 
     @property
     def num_clients(self) -> int:

@@ -37,8 +37,9 @@ def evaluated_params(engine: Engine, server: ServerState) -> Params:
     for method in engine.active(max(0, server.round - 1)):
         if method.overrides("evaluate_at"):
             state = containers_copied(server.servers[method.name])
-            new = method.evaluate_at(state, dict(params))
-            params = check_params(method, "evaluate_at", new, params)
+            shared = {name: value for name, value in params.items() if name not in engine.local}
+            new = method.evaluate_at(state, dict(shared))
+            params = params | check_params(method, "evaluate_at", new, shared)
     server.keep_evaluated(params)
     return params
 

@@ -46,11 +46,11 @@ ServerStep = tuple[Params, Slot, Params]
 
 
 def take_step(server: ServerState, method: Method, delta: Params, messages: Messages, cohort: Cohort) -> ServerStep:
-    """Run one method's server step."""
-    state = containers_copied(server.servers[method.name])
+    """Run one method's server step on the shared parameters, which ``delta`` names."""
+    state, params = containers_copied(server.servers[method.name]), {n: p for n, p in server.params.items() if n in delta}
     with untouched(method, "server_step", server.params, cohort.buffers):
-        change, state, *buffers = method.server_step(state, dict(server.params), delta, messages, cohort)
-    check_params(method, "server_step", change, server.params)
+        change, state, *buffers = method.server_step(state, dict(params), delta, messages, cohort)
+    check_params(method, "server_step", change, params)
     return change, state, cohort.buffers | dict(*buffers)
 
 
@@ -138,12 +138,12 @@ def _with_arrivals(engine: Engine, server: ServerState, method: AsynchronousRoun
     return replace(round, selection=selection, plans=plans, cohort=cohort, asking=0.0, timing=time, flights=flights)
 
 
-def ask(server: ServerState, round: Round) -> list[tuple[Download, list[ClientTask]]]:
+def ask(engine: Engine, server: ServerState, round: Round) -> list[tuple[Download, list[ClientTask]]]:
     """The broadcasts of the round, each with the tasks of the clients that start from it."""
     flights = round.flights
     # A client's training is a function of the facts at its start, when its staleness is unknown.
     weights = round.cohort.weights.tolist() if flights is None else [flights.weight] * len(round.plans)
-    tasks = tasks_of(server.params, round.methods, round.plans, weights)
+    tasks = tasks_of(server.params, round.methods, round.plans, weights, engine.local)
     return [(round.received, tasks)] if flights is None else flights.asked(tasks)
 
 
@@ -154,7 +154,7 @@ def train(engine: Engine, server: ServerState, round: Round, directions: bool) -
     their work exactly, because random numbers depend only on their keys. The returned round has no lost clients either.
     """
     metrics = round.cohort.metrics
-    asked = ask(server, round)
+    asked = ask(engine, server, round)
     started = asked[0][1] if round.flights is None else round.flights.tasks
     while True:
         whole = round
@@ -170,7 +170,7 @@ def train(engine: Engine, server: ServerState, round: Round, directions: bool) -
         round = or_stand_in(engine, server, whole.without(engine, server, gone))
         if not round.plans:
             break
-        asked = ask(server, round)
+        asked = ask(engine, server, round)
     plain = plain_sizes(server, round.methods, round.received, started)
     down = plain if round.down is None else {sender: sum(sizes.values()) for sender, sizes in round.down.items()}
     account(server, round, down, started, aggregate)
@@ -204,7 +204,8 @@ def step(
     mean = aggregate.mean("delta")
     if round.selection.weights is not None:
         mean = {name: round.cohort.total_weight * value for name, value in mean.items()}
-    delta: Params = {n: mean[n].to(p.dtype) if n in mean else torch.zeros_like(p) for n, p in server.params.items()}
+    whole: Params = {n: mean[n].to(p.dtype) if n in mean else torch.zeros_like(p) for n, p in server.params.items()}
+    delta = {name: value for name, value in whole.items() if name not in engine.local}
     # Stages step first, because their order is fixed.
     for method in sorted(round.methods, key=lambda method: not isinstance(method, Stage)):
         # Methods that train on the server use this round's statistics.
@@ -215,7 +216,8 @@ def step(
         if method.individual_uploads and any(map(method.overrides, OBSERVER_HOOKS)):
             server.uploads[method.name] = Uploads(server.params, received, uploads)
         delta, server.servers[method.name], buffers = take(server, method, delta, messages, cohort)
-    params = {name: (value + delta[name]).detach() for name, value in server.params.items()}
+    whole |= delta  # clients may share the other parameters in this round
+    params = {name: (value + whole[name]).detach() for name, value in server.params.items()}
     stepping = [method.name for method in round.methods if method.overrides("server_step") or isinstance(method, CHANGES)]
     if stepping or engine.processes.replicas > 1:
         # Every process computes the server's step. Kernels of an accelerator may differ in the last digits, and so do the buffers of

@@ -12,7 +12,18 @@ from flcog.core.randomness import make_rng
 from flcog.core.types import Params
 from flcog.functional.apply import Apply
 from flcog.functional.model_function import without_negative_variances
-from flcog.method import Broadcast, BroadcastStage, Cohort, Method, ParameterMask, Participants, PrivateSum, Workload, method_of
+from flcog.method import (
+    Broadcast,
+    BroadcastStage,
+    Cohort,
+    LocalParts,
+    Method,
+    ParameterMask,
+    Participants,
+    PrivateSum,
+    Workload,
+    method_of,
+)
 from flcog.method.returned import broadcast_of
 from flcog.server.engine import Engine
 from flcog.server.state import ServerState
@@ -157,11 +168,14 @@ def planned_steps(engine: Engine, methods: Sequence[Method], round: int, clients
     return plans
 
 
-def tasks_of(params: Params, methods: Sequence[Method], plans: Mapping[int, int], weights: Iterable[float]) -> list[ClientTask]:
+def tasks_of(
+    params: Params, methods: Sequence[Method], plans: Mapping[int, int], weights: Iterable[float], local: Collection[str] = ()
+) -> list[ClientTask]:
     """The task of each client, from its number of steps and its weight."""
     masking = [method for method in methods if isinstance(method, ParameterMask)]
+    kept = dict.fromkeys(local if method_of(methods, LocalParts) else (), torch.tensor(False))
     return [
-        ClientTask(client, steps, weight, masks_of(masking, params, client) if masking else {})
+        ClientTask(client, steps, weight, masks_of(masking, params, client) | kept)
         for (client, steps), weight in zip(plans.items(), weights, strict=True)
     ]
 
@@ -207,6 +221,7 @@ def plain_sizes(
     }
     if all(method.communicates for method in methods):
         met = server.reported.get("model", set())
-        kept = sum(unsent_bytes(received.params, task.masks, task.client in met) for task in asked if task.masks)
+        values = {**received.params, **received.buffers}
+        kept = sum(unsent_bytes(values, task.masks, task.client in met) for task in asked if task.masks)
         sizes["model"] = len(asked) * model_bytes(received.params, received.buffers) - kept
     return sizes

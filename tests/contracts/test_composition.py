@@ -37,6 +37,7 @@ from flcog.callbacks import (
     FedNova,
     FedNovaInFedDisco,
     FedProx,
+    Freeze,
     Krum,
     MultiKrum,
     PowerOfChoice,
@@ -55,6 +56,7 @@ for _method in (Availability(), PowerOfChoice(), UniformSelection(), WeightedSel
     FORMS[_method.name] = _method
 FORMS |= {method.name: method for method in (Bucketing(s=1), Bulyan(f=0), Krum(f=0), MultiKrum(f=0))}
 FORMS |= {name: replace(method, clients=(1,)) for name, method in FORMS.items() if isinstance(method, Attack)}
+FORMS["Freeze"] = Freeze(r"hidden\.0\.bias")  # with FedRep the head is no shared part
 FORMS["MOON-projected"] = MOON(mu=2.0, projection=5)  # with a projection, MOON changes the model
 
 NAMES = sorted(FORMS, key=str.lower)
@@ -74,7 +76,7 @@ EXCLUSIVE = {pair for pair in itertools.combinations(NAMES, 2) if refusal(*pair)
 
 REASONS = {
     ("Ditto", "FedRep"): "both give clients models of their own",
-    ("FedRep", "FedProx"): "it compares clients' models with the global model, whose head never trains beside FedRep",
+    ("FedRep", "DENSE"): "it needs whole models, and clients keep parts of theirs",
     ("FedNovaInFedDisco", "FedExP"): "it reads the changes of clients' models",
     ("Oort", "RoundRobin"): "both select the clients of a round",
     ("Bulyan", "Krum"): "both replace the mean of the clients' changes",

@@ -31,7 +31,7 @@ def test_fedrep_keeps_heads_and_freezes_the_part_at_rest(optimizer: Any, executo
     trainer = train(FedRep(body_share=0.4), module=classifier(optimizer), **setting)
     state, heads = fedrep.solve(problem_of(trainer, classifier(optimizer), optimizer), 0.4)
     assert_close(trainer.state, state, 1e-11)
-    kept = states_by_client(trainer, "FedRep", "head")
+    kept = states_by_client(trainer, "FedRep", "own")
     assert kept.keys() == heads.keys()
     for client, head in heads.items():
         assert_close(kept[client], head, 1e-11)
@@ -50,7 +50,7 @@ def test_fedrep_at_rest_means_not_a_bit(executor: str) -> None:
     assert torch.equal(heads_only.state["head.weight"], untouched["head.weight"])
     assert distance({"x": heads_only.state["hidden.0.weight"]}, {"x": untouched["hidden.0.weight"]}) > 1e-4
     # With one step there is no step for the head.
-    for head in states_by_client(train(method, module=classifier(MOMENTUM), local_steps=1, **setting), "FedRep", "head").values():
+    for head in states_by_client(train(method, module=classifier(MOMENTUM), local_steps=1, **setting), "FedRep", "own").values():
         assert all(torch.equal(value, untouched[name]) for name, value in head.items())
 
 

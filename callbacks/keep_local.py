@@ -1,0 +1,125 @@
+"""KeepLocal and Freeze: parts of the model that stay at each client, and parts that nobody trains."""
+
+import re
+from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _NormBase
+
+from flcog.core.types import Params, Slot
+from flcog.method import Context, LocalParts, ParameterMask
+from flcog.models.lora import Adapter
+
+Parts = str | Sequence[str] | Callable[[nn.Module], Iterable[str]]
+
+HEAD = r"(^|\.)head\."
+
+
+def by_name(part: str, names: Iterable[str]) -> set[str]:
+    """The names of the head, of the body, or that match a regular expression.
+
+    >>> sorted(by_name("body", ["features.weight", "head.weight"]))
+    ['features.weight']
+    """
+    return {name for name in names if bool(re.search(HEAD if part in ("head", "body") else part, name)) != (part == "body")}
+
+
+def trained_names(module: nn.Module) -> list[str]:
+    return [name for name, value in module.named_parameters() if value.requires_grad]
+
+
+def check_some(option: str, parts: object, found: Collection[str], names: Collection[str]) -> None:
+    """Refuse parts that are none or all of the parameters."""
+    if not 0 < sum(name in found for name in names) < len(names):
+        which = "all" if any(name in found for name in names) else "none"
+        raise ValueError(f"{option}={parts!r} matches {which} of the parameters' names: choose among {', '.join(names)}")
+
+
+@dataclass(frozen=True)
+class KeepLocal(LocalParts):
+    """Keeps parts of the model at each client, which trains them with the rest and never sends them.
+
+    The server averages the shared parameters x alone; client k keeps its own parameters h_k from round to round::
+
+        (x_k, h_k) <- local steps on F_k(x, h_k)        x <- sum_k p_k x_k
+
+    With ``parts: head`` this is FedPer, with ``parts: body`` LG-FedAvg, with ``parts: BatchNorm`` FedBN, whose statistics stay as well:
+    in the evaluation they are those of the client's own samples. Other methods of the run act on the shared parameters. The global
+    model's own values of the kept parts never train, so look at ``test/personal_accuracy_mean`` (set ``data.client_test``). A client
+    that has not trained yet has the initial values.
+
+    Arivazhagan et al., Federated Learning with Personalization Layers, 2019, https://arxiv.org/abs/1912.00818 (FedPer); Liang et al.,
+    Think Locally, Act Globally, 2020, https://arxiv.org/abs/2001.01523 (LG-FedAvg); Li et al., FedBN: Federated Learning on Non-IID
+    Features via Local Batch Normalization, ICLR 2021, https://arxiv.org/abs/2102.07623.
+
+    Args:
+        parts: ``head``, ``body``, ``BatchNorm`` or ``adapters`` (LoRA's), a regular expression for names of parameters, or a list of
+            these; from Python also a function of the module that returns names.
+
+    Example:
+        >>> import flcog
+        >>> sorted(KeepLocal("head").local(flcog.models.MLP(4, (8,), 3)))
+        ['head.bias', 'head.weight']
+    """
+
+    parts: Parts = "head"
+
+    excludes = {
+        **dict.fromkeys(("DENSE", "FedGen", "LocalModels"), "it needs whole models, and clients keep parts of theirs"),
+    }
+
+    def local(self, module: nn.Module) -> Collection[str]:
+        names, found = list(module.state_dict()), set[str]()
+        kinds = {"BatchNorm": _NormBase, "adapters": Adapter}
+        for part in [self.parts] if isinstance(self.parts, str) or callable(self.parts) else self.parts:
+            if callable(part):
+                found |= set(part(module))
+            elif part in kinds:
+                layers = [name for name, layer in module.named_modules() if isinstance(layer, kinds[part])]
+                found |= {name for name in names if name.rpartition(".")[0] in layers}
+            else:
+                found |= by_name(part, names)
+        check_some("KeepLocal: parts", self.parts, found, trained_names(module))
+        return found
+
+
+@dataclass(frozen=True)
+class Freeze(ParameterMask):
+    """Leaves parts of the model as they are at the start: nobody trains or sends them.
+
+    With b the other parameters and h the frozen ones, which keep their initial values::
+
+        b_k <- local steps on F_k(b, h) by b alone        b <- sum_k p_k b_k
+
+    With ``parts: head`` and FineTune this is FedBABU: clients share a body that they train under a common random head, and each client
+    trains the whole model when it is evaluated.
+
+    Oh et al., FedBABU: Toward Enhanced Representation for Federated Image Classification, ICLR 2022, https://arxiv.org/abs/2106.06042.
+
+    Args:
+        parts: ``head``, ``body``, a regular expression for names of parameters, or a list of these.
+
+    Example:
+        >>> Freeze("head").parts
+        'head'
+    """
+
+    parts: str | Sequence[str] = "head"
+
+    def mask(self, params: Params, client: int) -> dict[str, Tensor]:
+        return dict.fromkeys(self._names(params), torch.tensor(False))
+
+    def init_server(self, params: Params) -> Slot:
+        check_some("Freeze: parts", self.parts, self._names(params), params)
+        return {}
+
+    def correct_gradient(self, gradient: Params, params: Params, ctx: Context) -> Params:
+        # This gradient cancels the optimiser's weight decay, so that a frozen parameter gathers no momentum.
+        return gradient | {name: -ctx.optimisation.weight_decay * params[name] for name in self._names(params)}
+
+    def _names(self, params: Params) -> set[str]:
+        return set[str]().union(
+            *(by_name(part, params) for part in ([self.parts] if isinstance(self.parts, str) else self.parts))
+        )
