@@ -10,7 +10,7 @@ from lightning.pytorch.loops.optimization.automatic import Closure, ClosureResul
 from lightning.pytorch.loops.training_epoch_loop import _TrainingEpochLoop
 from lightning.pytorch.loops.utilities import _select_data_fetcher
 from lightning.pytorch.trainer.connectors.logger_connector.logger_connector import _LoggerConnector
-from lightning.pytorch.trainer.connectors.logger_connector.result import _ResultCollection, _Sync
+from lightning.pytorch.trainer.connectors.logger_connector.result import _ResultCollection, _ResultMetric, _Sync
 from lightning.pytorch.trainer.states import RunningStage
 from lightning.pytorch.utilities import CombinedLoader
 
@@ -110,7 +110,20 @@ class ClientOptimization(_AutomaticOptimization):
         return closure if self.contributions is None else cast(Closure, self.contributions.wrapped(closure, kwargs))
 
 
-class ClientResults(_ResultCollection):
+class _Settled(_ResultMetric):
+    """A logged value that is not moved to its device again with each step, which takes a sixth of a small step's time."""
+
+    def to(self, *args: Any, **kwargs: Any) -> Any:
+        return self if self.is_tensor and args == (self.value.device,) else super().to(*args, **kwargs)
+
+
+class _Results(_ResultCollection):
+    def __setitem__(self, key: str, metric: Any) -> None:
+        metric.__class__ = _Settled
+        super().__setitem__(key, metric)
+
+
+class ClientResults(_Results):
     """The logged values, and beside them the mean of each over the steps of the client in hand."""
 
     of_client: _ResultCollection | None = None
@@ -123,7 +136,7 @@ class ClientResults(_ResultCollection):
 
     def begin_client(self) -> None:
         """Collect the values of another client."""
-        self.of_client = _ResultCollection(training=True)
+        self.of_client = _Results(training=True)
 
     def end_client(self) -> tuple[Mapping[str, Any], set[str]]:
         """The means of the client's values by name, and the names of those that are logged for steps and for epochs.
