@@ -30,7 +30,7 @@ from flcog.core.text import TopicList, guess
 from flcog.data import FederatedDataModule
 from flcog.lightning.observer import LightningHooks
 from flcog.lightning.trainer import RoundsTrainer, one_line
-from flcog.method import Callback, Method, check_methods
+from flcog.method import Callback, Method, Personalisation, check_methods, method_of
 from flcog.method.gradient_clip import GradientClip
 from flcog.run.advice import Finding, advise
 from flcog.run.client_table import client_table
@@ -326,15 +326,24 @@ class FederatedTrainer(TopicList):
 
     @verb
     def test(
-        self, model: nn.Module | None = None, datamodule: Data | None = None, ckpt_path: str | None = None, verbose: bool = True
+        self,
+        model: nn.Module | None = None,
+        datamodule: Data | None = None,
+        ckpt_path: str | None = None,
+        verbose: bool = True,
+        new_clients: bool = False,
     ) -> Figures:
         """Evaluate on the test sets, from a checkpoint or as the model is.
 
         Args:
             model: without one, the last run's best checkpoint.
             verbose: whether to print the figures.
+            new_clients: whether to measure the clients that ``new_clients`` of the data has kept out of the training, in place of the
+                others: the global model as it is (``test/client_...``) and, if a method keeps personal models, each client's own
+                (``test/personal_...``), after a round of training that changes nothing at the server. For a global model with local
+                fine-tuning list :class:`~flcog.callbacks.FineTune`.
         """
-        return self._measure("test", verbose, model, datamodule, ckpt_path)
+        return self._measure("test", verbose, model, datamodule, ckpt_path, new_clients)
 
     @verb
     def check(self, model: nn.Module, datamodule: Data) -> list[Finding]:
@@ -401,7 +410,7 @@ class FederatedTrainer(TopicList):
         if columns == ("confusion",):
             return confusion_figure(self.predict(), self.run.federation.class_names)
         if columns == ("clients",):
-            return client_figure({name: self.clients[name].to_numpy() for name in self.clients}, self.history)
+            return client_figure({name: column.to_numpy() for name, column in self.clients.items()}, self.history)
         return history_figure(self.history, columns)
 
     @verb
@@ -413,10 +422,8 @@ class FederatedTrainer(TopicList):
             ckpt_path: a checkpoint to resume from.
             keep_files: whether methods may keep files that runs share, under ``default_root_dir``.
         """
-        self._session, self._trained = (
-            self._open(model, datamodule, Plan("by hand", ckpt_path, keep_files=keep_files)),
-            (model, datamodule),
-        )
+        self._session = self._open(model, datamodule, Plan("by hand", ckpt_path, keep_files=keep_files))
+        self._trained, self._measured = (model, datamodule), None
 
     @verb
     def train_round(self) -> dict[str, float]:
@@ -551,6 +558,8 @@ class FederatedTrainer(TopicList):
 
             datamodule = federated(adopt(datamodule))
         adopt(datamodule.hooked)
+        if plan.new_clients:  # of this process's data, all in a round
+            datamodule, settings = datamodule.newcomers, replace(self.settings, clients_per_round=1.0)
         if not self._launched:
             lost_processes.launch(self.fabric, self._num_nodes)
             self._launched = True
@@ -567,13 +576,23 @@ class FederatedTrainer(TopicList):
             model=model,
             datamodule=datamodule,
             lightning=self.lightning,
-            clients=self._clients,
+            clients=None if plan.new_clients else self._clients,
         )
         return open_run(request, plan)
 
-    def _measure(self, split: Split, verbose: bool, *given: Any) -> Figures:
+    def _measure(
+        self,
+        split: Split,
+        verbose: bool,
+        model: nn.Module | None,
+        datamodule: Data | None,
+        ckpt_path: str | None,
+        new_clients: bool = False,
+    ) -> Figures:
         stage = TrainerFn.VALIDATING if split == "val" else TrainerFn.TESTING
-        with self._evaluation(stage, *given) as run:
+        with self._evaluation(stage, model, datamodule, ckpt_path, new_clients) as run:
+            if new_clients and method_of(run.methods, Personalisation) is not None and run.engine.clients.stateful:
+                rounds.join(run.engine, run.server)
             figures, self._measured = measure(run, self.hooks, split), run
         if verbose and self.fabric.is_global_zero:
             for name, value in figures.items():
@@ -582,15 +601,25 @@ class FederatedTrainer(TopicList):
 
     @contextmanager
     def _evaluation(
-        self, stage: TrainerFn, model: nn.Module | None, datamodule: Data | None, ckpt_path: str | None
+        self,
+        stage: TrainerFn,
+        model: nn.Module | None,
+        datamodule: Data | None,
+        ckpt_path: str | None,
+        new_clients: bool = False,
     ) -> Iterator[Session]:
         """A run to evaluate in the stage of a verb, with the hooks around it."""
-        run = self._run_to_evaluate(model, datamodule, ckpt_path, stage)
+        run = self._run_to_evaluate(model, datamodule, ckpt_path, stage, new_clients)
         with self.hooks.verb(run, stage, again=run is self._session):
             yield run
 
     def _run_to_evaluate(
-        self, model: nn.Module | None, datamodule: Data | None, ckpt_path: str | None, stage: TrainerFn = TrainerFn.TESTING
+        self,
+        model: nn.Module | None,
+        datamodule: Data | None,
+        ckpt_path: str | None,
+        stage: TrainerFn = TrainerFn.TESTING,
+        new_clients: bool = False,
     ) -> Session:
         """Open a run to evaluate a checkpoint or a model as it is. A model or data that are left out are those of the last run.
 
@@ -598,13 +627,18 @@ class FederatedTrainer(TopicList):
         """
         if ckpt_path == "best" or (ckpt_path is None and model is None):
             ckpt_path = getattr(self.lightning.checkpoint_callback, "best_model_path", None) or ckpt_path
-        if model is None and datamodule is None and ckpt_path is None:
+        as_it_is = model is None and datamodule is None and ckpt_path is None
+        if as_it_is and not new_clients:
             return self.run
         if model is None or datamodule is None:
             self.run.engine.hand_over(self.run.server, self.run.evaluated_params())
             assert self._trained is not None
             model, datamodule = model or self._trained[0], self._trained[1] if datamodule is None else datamodule
-        return self._open(model, datamodule, Plan("evaluate", ckpt_path, stage))
+        opened = self._open(model, datamodule, Plan("evaluate", ckpt_path, stage, new_clients))
+        if as_it_is:
+            for name in ("params", "buffers", "servers", "round", "steps", "rates"):
+                setattr(opened.server, name, getattr(self.run.server, name))
+        return opened
 
     def _how_to_go_on(self) -> str:
         """The advice about a run that was cut off."""

@@ -118,6 +118,12 @@ class Federation(TopicList):
             edges=self.bin_edges if self.task == "regression" else None,
         )
 
+    def between(self, first: int, end: int) -> "Federation":
+        """The same with the clients from ``first`` up to ``end`` alone, which are numbered from 0 again."""
+        names = ("partition", "client_val", "client_test", "whole")
+        parts: dict[str, Partition | None] = {name: getattr(self, name) for name in names}
+        return replace(self, **{name: part and part.between(first, end) for name, part in parts.items()})  # type: ignore[arg-type]
+
     def sums(self, clients: Sequence[int], mean: Tensor | None) -> Tensor:
         """The sums over each client's rows, held-out ones too, for :func:`flcog.data.preprocess.standardisation`."""
         parts = [part for part in (self.partition, self.client_val, self.client_test) if part is not None]

@@ -42,6 +42,7 @@ class FederatedDataModule(TopicList, L.LightningDataModule):
             (classification; FedCOG's "personalized test dataset", Figure 2 and Table 9, https://arxiv.org/abs/2312.05966). That costs
             an evaluation of each client's own model, where a method keeps such.
         client_val: fraction of each client's samples held out for the client's own choices.
+        new_clients: how many of the clients, the last ones, never train; ``trainer.test(new_clients=True)`` measures them.
         drop_last: drop the last, smaller batch of each local epoch (a client smaller than one batch still trains on all its
             samples).
         test_like_clients: reduce the test set until each class has the same share as in all clients' samples together, as in
@@ -67,9 +68,11 @@ class FederatedDataModule(TopicList, L.LightningDataModule):
         client_val: float = 0.0,
         drop_last: bool = False,
         test_like_clients: bool = False,
+        new_clients: int = 0,
     ) -> None:
         super().__init__()
         checks.whole(self, 1, num_clients=num_clients, batch_size=batch_size, eval_batch_size=eval_batch_size)
+        checks.whole(self, 0, new_clients=new_clients)
         self.reweighted_test = client_test == "reweighted"
         held_out = client_test if not isinstance(client_test, str) else 0.0 if self.reweighted_test else -1.0
         if not (held_out >= 0 and client_val >= 0 and held_out + client_val < 1):
@@ -81,7 +84,9 @@ class FederatedDataModule(TopicList, L.LightningDataModule):
         self.batch_size, self.eval_batch_size, self.drop_last = batch_size, eval_batch_size, drop_last
         self.client_test, self.client_val, self.test_like_clients = held_out, client_val, test_like_clients
         checks.seed(self, "partition_seed")
+        self.new_clients = new_clients
         self._federation: Federation | None = None
+        self._newcomers: Federation | None = None
 
     @property
     def hooked(self) -> L.LightningDataModule:
@@ -153,6 +158,15 @@ class FederatedDataModule(TopicList, L.LightningDataModule):
             whole=whole if self.client_test or self.client_val else None,
             facts=self.facts() | _facts(splits.train),
         )
+        if self.new_clients:
+            known = self._federation.num_clients - self.new_clients
+            if known < 1:
+                raise ValueError(f"new_clients={self.new_clients} leaves none of {whole.num_clients} clients to train: lower it")
+            self._newcomers, self._federation = (
+                self._federation.between(known, whole.num_clients),
+                self._federation.between(0, known),
+            )
+            self.notes += (f"{self.new_clients:,} of {whole.num_clients:,} clients never train: test with new_clients=true",)
         preprocess = self._federation.preprocess
         if isinstance(preprocess, Preprocess) and preprocess.fitted:
             preprocess.take(*standardisation(partial(self._federation.sums, range(self._federation.num_clients))))
@@ -176,6 +190,18 @@ class FederatedDataModule(TopicList, L.LightningDataModule):
         """A copy with the data of some clients alone, as their own machine has them. The clients keep their numbers."""
         own = copy.copy(self)
         own._federation = self.federation.only(clients)
+        return own
+
+    @property
+    def newcomers(self) -> "FederatedDataModule":
+        """A copy with the data of the new clients alone."""
+        own, federation = copy.copy(self), self.federation
+        if self._newcomers is None or (federation.client_test is None and not federation.reweighted_test):
+            raise ValueError(
+                "new clients are measured on held-out parts of their own: set new_clients and client_test of the data, to 5 and 0.2 for "
+                f"example; got {self.new_clients} and {self.client_test}"
+            )
+        own._federation = self._newcomers
         return own
 
     def _check(self, splits: Splits) -> None:

@@ -60,6 +60,11 @@ class Partition:
         """The sample indices of client k (a view)."""
         return self.indices[self.offsets[k] : self.offsets[k + 1]]
 
+    def between(self, first: int, end: int) -> "Partition":
+        """The clients from ``first`` up to ``end``, which are numbered from 0 again."""
+        offsets = self.offsets[first : end + 1]
+        return Partition(self.indices[offsets[0] : offsets[-1]], offsets - offsets[0])
+
     @property
     def hash(self) -> str:
         """Eight hex digits that identify the split, for papers to cite."""

@@ -45,6 +45,8 @@ class Plan:
     ckpt_path: str | None = None
     """``auto`` resumes the run of this configuration under the root, or starts one."""
     stage: TrainerFn = TrainerFn.FITTING
+    new_clients: bool = False
+    """Whether the clients are others than those of the checkpoint, without states."""
     keep_files: bool = True
     """Whether methods may keep files that runs share."""
     resume_changed: bool = False
@@ -113,7 +115,7 @@ def open_run(request: Request, plan: Plan) -> Session:
         datamodule=request.datamodule,
     )
     if path is not None and saved is not None:
-        run.restore(path, saved, resume=plan.reason != "evaluate")
+        run.restore(path, saved, resume=plan.reason != "evaluate", new_clients=plan.new_clients)
     if plan.reason == "by hand":
         privacy.begin(engine, server)
     if plan.reason == "fit":

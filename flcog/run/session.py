@@ -263,8 +263,8 @@ class Session:
             "resumable": resumable,
         }
 
-    def restore(self, path: Path, saved: dict[str, Any], resume: bool) -> None:
-        """Restore a checkpoint: only the model for an evaluation, or everything for a resumed run."""
+    def restore(self, path: Path, saved: dict[str, Any], resume: bool, new_clients: bool = False) -> None:
+        """Restore a checkpoint: only the model for an evaluation, or everything for a resumed run. New clients have no states yet."""
         server = self.server
         if resume:
             checkpoint.check_same_exchange(path, saved["exchanged"], self.engine.exchanges)
@@ -278,7 +278,8 @@ class Session:
         if saved["methods"] == names:
             server.servers = self.engine.to_device(saved["servers"])
         server.round, server.seconds = saved["round"], saved["seconds"]
-        server.steps, server.rates, server.ledger = saved["steps"], saved["rates"], Ledger.from_state(saved["ledger"])
+        server.steps, server.rates = saved["steps"], saved["rates"]
+        server.ledger = Ledger() if new_clients else Ledger.from_state(saved["ledger"])
         if is_users(self.model.module, "on_load_checkpoint"):
             self.load_global_model()
             self.model.module.on_load_checkpoint(dict(saved))
@@ -288,7 +289,7 @@ class Session:
             raise ValueError(f"{path} holds a global model alone, and {method.name} has none: give last.ckpt beside it")
         elif saved["methods"] != names:
             server.keep_evaluated(server.params)  # the run's methods have evaluated these already
-        elif saved["resumable"]:
+        elif saved["resumable"] and not new_clients:
             self._load_states(saved["clients"])  # personal models are evaluated too
 
     def _resume(self, path: Path, saved: dict[str, Any]) -> None:

@@ -96,6 +96,18 @@ def advance(
     return released(engine, server, round.cohort.metrics | times | server.ledger.figures(before))
 
 
+def join(engine: Engine, server: ServerState) -> None:
+    """Let all clients train once more with the last round's optimiser, and keep their new states; the server keeps nothing of it.
+
+    So a client that is new to the run gets the state from which a method makes its own model.
+    """
+    last = server.copy(max(0, server.round - 1))
+    round = plan(engine, last, Participants(list(range(engine.num_clients))))
+    received = round.received._replace(rates=engine.rates(last.round, server.rates))
+    round, _ = train(engine, last, replace(round, received=received), directions=False)
+    engine.clients.commit(round.trained)
+
+
 def or_stand_in(engine: Engine, server: ServerState, round: Round) -> Round:
     """The round, or a round of noise alone if it has a private sum and no client. The noise of a sealed sum comes from clients."""
     if round.plans or method_of(round.methods, PrivateSum) is None or method_of(round.methods, SealedSum) is not None:

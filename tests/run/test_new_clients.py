@@ -1,0 +1,87 @@
+"""Clients that never train: ``trainer.test(new_clients=True)`` measures the global model and their own models on them."""
+
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from harness import SIZES, RecordingTrainer, TinyData, classifier, fit, make_trainer, without_times
+from torch import Tensor
+
+from flcog.callbacks import Ditto, FedRep, FineTune, SystemModel
+from flcog.core.types import Params
+from flcog.method import Method
+
+NEW = partial(TinyData, batch_size=64, client_test=0.4, new_clients=3)
+"""A batch is all of a client's samples, so that every local step is one of gradient descent."""
+
+Loss = Callable[[Params], Tensor]
+
+
+def descend(params: Params, loss: Loss, names: list[str], steps: int, pull: Params | None = None) -> Params:
+    """Steps of gradient descent on some parameters."""
+    for _ in range(steps):
+        gradient = torch.func.grad(loss)(params)
+        pulled = {name: gradient[name] + (params[name] - pull[name] if pull else 0) for name in names}
+        params = params | {name: params[name] - 0.1 * pulled[name] for name in names}
+    return params
+
+
+def own_model(method: Method | None, start: Params, loss: Loss) -> Params:
+    """A new client's own model, in plain torch: four local steps with a learning rate of 0.1."""
+    everything, head = list(start), [name for name in start if "head" in name]
+    if isinstance(method, FedRep):  # three steps on the head, and the last on the body, which the client does not keep
+        return descend(start, loss, head, 3)
+    if isinstance(method, Ditto):
+        return descend(start, loss, everything, 4, pull=start)
+    return descend(start, loss, everything, 3 if method == FineTune(3) else 4)
+
+
+@pytest.mark.parametrize("method", [FineTune(3), FineTune(None), FedRep(), Ditto()], ids=repr)
+def test_new_clients_are_measured_without_and_with_training_of_their_own(method: Method, tmp_path: Path) -> None:
+    trainer, data = fit(tmp_path, method, data=NEW()), NEW().newcomers.federation
+    before = {name: value.clone() for name, value in trainer.run.params.items()}
+    figures = trainer.test(new_clients=True, verbose=False)
+    assert all(torch.equal(value, before[name]) for name, value in trainer.run.params.items())
+    module, rows = trainer.run.model.module, trainer.clients
+    assert data.sizes.sum() + data.client_test.sizes.sum() == sum(SIZES[-3:]) and len(rows) == 3  # type: ignore[union-attr]
+
+    def outputs(params: Params, part: Any, client: int) -> tuple[Tensor, Tensor]:
+        chosen = torch.from_numpy(part.client(client))
+        return torch.func.functional_call(module, params, data.train.inputs[chosen].double()), data.train.targets[chosen]
+
+    for client in range(3):
+        own = own_model(method, before, lambda p, k=client: torch.nn.functional.cross_entropy(*outputs(p, data.partition, k)))
+        for column, params in (("client", before), ("personal", own)):
+            found, targets = outputs(params, data.client_test, client)
+            expected = (found.argmax(1) == targets).double().mean()
+            assert rows[f"test/{column}_accuracy"][client] == pytest.approx(float(expected))
+    assert figures["test/personal_accuracy_mean"] == pytest.approx(rows["test/personal_accuracy"].mean())
+
+
+def test_the_others_train_as_if_new_clients_did_not_exist(tmp_path: Path) -> None:
+    few, all_but_two = (fit(tmp_path, data=data, eval_every=1) for data in (TinyData(order=range(6)), TinyData(new_clients=2)))
+    assert without_times(few.history) == without_times(all_but_two.history)
+    assert len(all_but_two.clients) == 6
+
+
+def test_a_checkpoint_and_another_method_give_the_same_scores(tmp_path: Path) -> None:
+    """A client's number among the new ones is another client's among those that trained."""
+    trainer = fit(tmp_path, FedRep(), SystemModel(), data=NEW())
+    here = trainer.test(new_clients=True, verbose=False)
+    again = make_trainer(tmp_path, FedRep(), SystemModel(), clients_per_round=5)
+    there = again.test(classifier(), NEW(), str(trainer.run.directory), verbose=False, new_clients=True)
+    assert there == here
+    tuned = RecordingTrainer([FineTune(2)], local_steps=4, precision="64-true", logger=False)
+    found = tuned.test(classifier(), NEW(), str(trainer.run.directory), verbose=False, new_clients=True)
+    assert found["test/client_accuracy_mean"] == here["test/client_accuracy_mean"] and "test/personal_accuracy_mean" in found
+
+
+def test_settings_without_new_clients_are_refused(tmp_path: Path) -> None:
+    trainer = fit(tmp_path)
+    with pytest.raises(ValueError, match=r"set new_clients and client_test of the data, .*; got 0 and 0\.0"):
+        trainer.test(new_clients=True)
+    with pytest.raises(ValueError, match="new_clients=8 leaves none of 8 clients to train"):
+        TinyData(new_clients=8).setup()
