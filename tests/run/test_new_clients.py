@@ -7,15 +7,23 @@ from typing import Any
 
 import pytest
 import torch
-from harness import SIZES, RecordingTrainer, TinyData, classifier, fit, make_trainer, without_times
+from harness import SGD, SIZES, RecordingTrainer, TinyData, fit, make_trainer, without_times
 from torch import Tensor
 
+import flcog
 from flcog.callbacks import Ditto, FedRep, FineTune, SystemModel
 from flcog.core.types import Params
 from flcog.method import Method
+from flcog.models import MLP
 
-NEW = partial(TinyData, batch_size=64, client_test=0.4, new_clients=3)
-"""A batch is all of a client's samples, so that every local step is one of gradient descent."""
+NEW = partial(TinyData, batch_size=64, targets="regression", client_test=0.4, new_clients=3)
+"""A batch is all of a client's samples, so that every local step is one of gradient descent. Errors tell models apart, unlike shares."""
+
+
+def regressor() -> flcog.Regressor:
+    torch.manual_seed(0)
+    return flcog.Regressor(MLP(6, (8,), 1), optimizer=SGD)
+
 
 Loss = Callable[[Params], Tensor]
 
@@ -41,7 +49,7 @@ def own_model(method: Method | None, start: Params, loss: Loss) -> Params:
 
 @pytest.mark.parametrize("method", [FineTune(3), FineTune(None), FedRep(), Ditto()], ids=repr)
 def test_new_clients_are_measured_without_and_with_training_of_their_own(method: Method, tmp_path: Path) -> None:
-    trainer, data = fit(tmp_path, method, data=NEW()), NEW().newcomers.federation
+    trainer, data = fit(tmp_path, method, module=regressor(), data=NEW()), NEW().newcomers.federation
     before = {name: value.clone() for name, value in trainer.run.params.items()}
     figures = trainer.test(new_clients=True, verbose=False)
     assert all(torch.equal(value, before[name]) for name, value in trainer.run.params.items())
@@ -50,15 +58,15 @@ def test_new_clients_are_measured_without_and_with_training_of_their_own(method:
 
     def outputs(params: Params, part: Any, client: int) -> tuple[Tensor, Tensor]:
         chosen = torch.from_numpy(part.client(client))
-        return torch.func.functional_call(module, params, data.train.inputs[chosen].double()), data.train.targets[chosen]
+        predicted = torch.func.functional_call(module, params, data.train.inputs[chosen].double())
+        return predicted.squeeze(-1), data.train.targets[chosen].double()
 
     for client in range(3):
-        own = own_model(method, before, lambda p, k=client: torch.nn.functional.cross_entropy(*outputs(p, data.partition, k)))
+        own = own_model(method, before, lambda p, k=client: torch.nn.functional.mse_loss(*outputs(p, data.partition, k)))
         for column, params in (("client", before), ("personal", own)):
-            found, targets = outputs(params, data.client_test, client)
-            expected = (found.argmax(1) == targets).double().mean()
-            assert rows[f"test/{column}_accuracy"][client] == pytest.approx(float(expected))
-    assert figures["test/personal_accuracy_mean"] == pytest.approx(rows["test/personal_accuracy"].mean())
+            expected = torch.nn.functional.l1_loss(*outputs(params, data.client_test, client))
+            assert rows[f"test/{column}_mae"][client] == pytest.approx(float(expected), rel=1e-6)
+    assert figures["test/personal_mae_mean"] == pytest.approx(rows["test/personal_mae"].mean())
 
 
 def test_the_others_train_as_if_new_clients_did_not_exist(tmp_path: Path) -> None:
@@ -69,14 +77,14 @@ def test_the_others_train_as_if_new_clients_did_not_exist(tmp_path: Path) -> Non
 
 def test_a_checkpoint_and_another_method_give_the_same_scores(tmp_path: Path) -> None:
     """A client's number among the new ones is another client's among those that trained."""
-    trainer = fit(tmp_path, FedRep(), SystemModel(), data=NEW())
+    trainer = fit(tmp_path, FedRep(), SystemModel(), module=regressor(), data=NEW())
     here = trainer.test(new_clients=True, verbose=False)
     again = make_trainer(tmp_path, FedRep(), SystemModel(), clients_per_round=5)
-    there = again.test(classifier(), NEW(), str(trainer.run.directory), verbose=False, new_clients=True)
+    there = again.test(regressor(), NEW(), str(trainer.run.directory), verbose=False, new_clients=True)
     assert there == here
     tuned = RecordingTrainer([FineTune(2)], local_steps=4, precision="64-true", logger=False)
-    found = tuned.test(classifier(), NEW(), str(trainer.run.directory), verbose=False, new_clients=True)
-    assert found["test/client_accuracy_mean"] == here["test/client_accuracy_mean"] and "test/personal_accuracy_mean" in found
+    found = tuned.test(regressor(), NEW(), str(trainer.run.directory), verbose=False, new_clients=True)
+    assert found["test/client_mae_mean"] == here["test/client_mae_mean"] and "test/personal_mae_mean" in found
 
 
 def test_settings_without_new_clients_are_refused(tmp_path: Path) -> None:
