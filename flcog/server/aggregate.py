@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from typing import Any, Literal, NamedTuple, cast
 
 import torch
@@ -92,8 +93,8 @@ class Aggregate:
         self.dropped: list[int] = []
         self.up_bytes: dict[str, int] = {"model": 0} | {method.name: 0 for method in methods}
         """Bytes that the clients sent, by sender."""
-        self.accounts: dict[int, Account] = {}
-        """Of each client that has sent a reply: its bytes up, its seconds, and its loss if the server reads it."""
+        self._arrived: list[tuple[int, Tensor, int, float]] = []
+        """Each client that has sent a reply, with its loss, its bytes and its seconds."""
         self.plain_bytes = 0
         """The total bytes without any encoding."""
         self._rule: Aggregator | None = next(
@@ -170,9 +171,11 @@ class Aggregate:
     def count_bytes(self, reply: ClientReply) -> None:
         """Count the bytes that clients have sent."""
         count, own = len(reply.clients), sum(reply.manifest.sizes.values())
-        losses = reply.envelope.measured["loss"].tolist() if "loss" in reply.envelope.measured else [math.nan] * count
-        for client, masked, loss in zip(reply.clients, reply.masked_bytes, losses, strict=True):
-            self.accounts[client] = Account(up_bytes=own - masked, seconds=reply.seconds, loss=loss)
+        losses = reply.envelope.measured.get("loss", torch.full((count,), math.nan))
+        self._arrived += [
+            (client, loss, own - masked, reply.seconds)
+            for client, loss, masked in zip(reply.clients, losses.unbind(), reply.masked_bytes, strict=True)
+        ]
         for sender, size in reply.manifest.sizes.items():
             self.up_bytes[sender] = self.up_bytes.get(sender, 0) + size * count
         self.up_bytes["model"] -= sum(reply.masked_bytes)
@@ -222,6 +225,15 @@ class Aggregate:
             bad = torch.tensor([int(client in self.dropped) for client in self._weights], device=processes.device)
             self.dropped = [client for client, times in zip(self._weights, processes.total(bad), strict=True) if times]
         return bool(self.dropped)
+
+    @cached_property
+    def accounts(self) -> dict[int, Account]:
+        """Of each client, once all have sent their replies: its bytes up, its seconds, and its loss if the server reads it."""
+        losses = torch.stack([loss for _, loss, *_ in self._arrived]).tolist() if self._arrived else []  # from the device once
+        return {
+            client: Account(up_bytes=size, seconds=seconds, loss=loss)
+            for (client, _, size, seconds), loss in zip(self._arrived, losses, strict=True)
+        }
 
     def total_bytes(self, processes: Processes) -> None:
         """Add up the bytes of all processes' clients, and share the clients' accounts."""
