@@ -2,8 +2,7 @@
 
 import os
 import sys
-import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -19,9 +18,7 @@ from flcog.commands.errors import shown_errors
 from flcog.commands.parser import DATA, Parser
 from flcog.commands.shipped_configs import with_paths
 from flcog.core.commands import TrainerCommand
-from flcog.core.files import OWNER_ONLY, replacing
 from flcog.core.lazy import exported
-from flcog.core.masking import masked
 from flcog.method import Callback, Run
 from flcog.run.directory import keep_earlier
 from flcog.trainer import FederatedTrainer
@@ -63,6 +60,8 @@ class FederatedCLI(LightningCLI):
     trainer: FederatedTrainer  # type: ignore[assignment]
     needs_model: bool = True
     """Whether the user must give a model."""
+    modules: Path | None = Path(".")
+    """The folder whose modules class paths may name, as with ``python -m flcog``; None for none."""
 
     def __init__(
         self,
@@ -82,7 +81,8 @@ class FederatedCLI(LightningCLI):
     ) -> None:
         for package in (sys.modules["flcog"], flcog.callbacks, flcog.datamodules):
             exported(package)  # jsonargparse finds a class by its name alone only after it was imported
-        self.find_modules()
+        if self.modules is not None and (folder := os.path.abspath(self.modules)) not in sys.path:
+            sys.path.append(folder)  # last: a file there called random.py or torch.py must not replace the module of that name
         with shown_errors() if run else nullcontext():
             super().__init__(
                 model_class=model_class,  # type: ignore[arg-type]
@@ -101,15 +101,6 @@ class FederatedCLI(LightningCLI):
                 auto_configure_optimizers=auto_configure_optimizers,
                 load_from_checkpoint_support=False,
             )
-
-    @staticmethod
-    def find_modules() -> None:
-        """Let class paths name modules in the working directory, as ``python -m flcog`` does and an installed script does not.
-
-        The directory comes last on the path: a file called random.py or torch.py there must not replace the module of that name.
-        """
-        if os.getcwd() not in sys.path:
-            sys.path.append(os.getcwd())
 
     @staticmethod
     def subcommands() -> dict[str, set[str]]:
@@ -172,16 +163,6 @@ class FederatedCLI(LightningCLI):
         config = self.config[self.subcommand] if self.subcommand else self.config
         return [SavedConfig(kind(self._parser(self.subcommand), config, **self.save_config_kwargs), self)]
 
-    def _run_subcommand(self, subcommand: str) -> None:
-        self._call_if_defined(f"before_{subcommand}")
-        verb = getattr(self, subcommand, getattr(self.trainer, subcommand))
-        verb(**self._prepare_subcommand_kwargs(subcommand))
-        self._call_if_defined(f"after_{subcommand}")
-
-    def _call_if_defined(self, name: str) -> None:
-        if callable(hook := getattr(self, name, None)):
-            hook()
-
 
 class SavedConfig(Callback):
     """Writes the configuration once, in the main process, when a run begins, and calls the user's ``save_config``.
@@ -191,37 +172,34 @@ class SavedConfig(Callback):
 
     def __init__(self, saver: SaveConfigCallback, cli: Any) -> None:
         self._saver, self._cli = saver, cli
-        self._own_file = saver.save_to_log_dir and saver.config_filename != "config.yaml"
 
     def on_fit_start(self, run: Run) -> None:
         if not run.processes.is_first:
             return
-        if self._own_file:
-            self._write(run.directory)
-        self._saver.save_config(self._cli.trainer, self._cli.model, "fit")
-
-    def _write(self, directory: Path) -> None:
-        saver, config = self._saver, self._cli.trainer.config
-        permissions = OWNER_ONLY if masked(config) != config else None
-        with tempfile.TemporaryDirectory() as folder:
-            saver.parser.save(saver.config, str(Path(folder, saver.config_filename)), skip_none=False, multifile=saver.multifile)
-            for file in Path(folder).iterdir():
-                content, path = file.read_text(), directory / file.name
-                if path.is_file() and path.read_text() != content and not saver.overwrite:
-                    keep_earlier(path)
-                with replacing(path, "w", permissions=permissions) as written:
-                    written.write(content)
+        saver, path = self._saver, run.directory / self._saver.config_filename
+        if saver.save_to_log_dir and path.name != "config.yaml":
+            if path.is_file() and not saver.overwrite:
+                keep_earlier(path)
+            saver.parser.save(saver.config, str(path), skip_none=False, overwrite=True, multifile=saver.multifile)
+        saver.save_config(self._cli.trainer, self._cli.model, "fit")
 
 
 class CommandCLI(FederatedCLI):
     """Constructs trainer, model and data from the command line, and runs one command on them; without a command it only constructs them."""
 
-    def __init__(self, args: list[str] | None = None, command: TrainerCommand | None = None) -> None:
-        self.command = command
+    def __init__(
+        self,
+        args: list[str] | None = None,
+        command: TrainerCommand | None = None,
+        modules: Path | None = Path("."),
+        observers: Sequence[Callback] = (),
+    ) -> None:
+        self.command, self.modules = command, modules
         self.needs_model = command is None or command.runs_model
         super().__init__(
             save_config_callback=None,
             trainer_class=_trainer_with(command),
+            trainer_defaults={"callbacks": list(observers)},
             args=args,
             run=command is not None,
             auto_configure_optimizers=False,

@@ -78,14 +78,6 @@ def import_only_from(folder: Path | None) -> None:
     sys.path.append(str(folder.resolve()))
 
 
-class _RunReader(CommandCLI):
-    """Makes the objects that a config describes, and imports nothing from the working directory."""
-
-    @staticmethod
-    def find_modules() -> None:
-        pass
-
-
 def open_run(run: Path, import_from: Path | None) -> CommandCLI:
     """Make the trainer, model and data of a run from its config.yaml, on one device of this machine and without trackers."""
     import_only_from(import_from)
@@ -93,7 +85,7 @@ def open_run(run: Path, import_from: Path | None) -> CommandCLI:
     if not config.is_file():
         raise ValueError(f"{run} holds no config.yaml: give the directory of a run started by `flcog fit`")
     here = ["--trainer.accelerator", "auto", "--trainer.strategy", "auto", "--trainer.devices", "1"]  # the run's may be elsewhere
-    return _RunReader(["--config", str(config), "--trainer.logger", "false", *here])
+    return CommandCLI(["--config", str(config), "--trainer.logger", "false", *here], modules=None)
 
 
 def checkpoint_of(run: Path, given: str | None) -> Path:

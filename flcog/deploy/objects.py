@@ -1,6 +1,5 @@
 """Makes the trainer, the model and the data of an app from its YAML files, on the server and on each node."""
 
-import sys
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
@@ -21,22 +20,6 @@ SERVER = "server.yaml"
 ONE_PROCESS = ("--trainer.devices", "1", "--trainer.num_nodes", "1", "--trainer.strategy", "auto")
 
 
-class _Objects(CommandCLI):
-    """Makes the objects of an app. Class paths may name modules in the app's folder."""
-
-    def __init__(self, app: Path, observers: Sequence[Callback], options: Sequence[str]) -> None:
-        self._app, self._observers = str(app), list(observers)
-        super().__init__(list(options))
-
-    def find_modules(self) -> None:  # type: ignore[override]
-        if self._app not in sys.path:
-            sys.path.append(self._app)
-
-    def instantiate_trainer(self, **kwargs: Any) -> Any:
-        self.trainer_defaults = {"callbacks": self._observers}
-        return super().instantiate_trainer(**kwargs)
-
-
 def make_objects(app: Path, configs: Sequence[Path], *options: str, observers: Sequence[Callback] = ()) -> CommandCLI:
     """The trainer, model and data of an app. Any mistake raises a ValueError in one line.
 
@@ -49,7 +32,7 @@ def make_objects(app: Path, configs: Sequence[Path], *options: str, observers: S
     try:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "LightningCLI's args parameter")
-            objects = _Objects(app, observers, [*files, *ONE_PROCESS, *options])
+            objects = CommandCLI([*files, *ONE_PROCESS, *options], modules=app, observers=observers)
     except SystemExit as error:
         raise ValueError(str(error.__cause__)) from None
     except Exception as error:
