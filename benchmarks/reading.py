@@ -18,7 +18,7 @@ from torch.utils.data import DataLoader, Dataset
 from torchvision import transforms
 
 from flcog.client.work import samples_per_block
-from flcog.commands.bench.variations import wait_for_device
+from flcog.commands.bench.bare import wait_for_device
 from flcog.commands.federated_cli import CommandCLI
 from flcog.core.commands import TrainerCommand
 from flcog.core.randomness import fold_each

@@ -3,7 +3,6 @@
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from flcog.commands.errors import refusal
 from flcog.commands.federated_cli import CommandCLI

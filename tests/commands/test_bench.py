@@ -14,12 +14,9 @@ from harness import ROOT, TinyData, assert_close, classifier, make_trainer, trai
 
 import flcog
 from flcog.callbacks import FedProx
-from flcog.commands.bench import variations
 from flcog.commands.bench.bare import BareLoop, batches_of
 from flcog.commands.bench.batches import Batches
-from flcog.commands.bench.command import bench, profile_round
-from flcog.commands.bench.results import uncertainty
-from flcog.commands.bench.variations import Contestant
+from flcog.commands.bench.command import Contestant, bench, profile_round, uncertainty, variations
 from flcog.commands.cli import main
 from flcog.models import MLP, SimpleCNN
 
@@ -109,7 +106,7 @@ def test_methods_are_timed_against_none(capsys: pytest.CaptureFixture[str]) -> N
     bench(trainer, classifier(), TinyData(), repeats=1, seconds=0, vary={"callbacks": ["none", "Quantize", clip]})
     _, _, *rows = table(capsys.readouterr().out)
     assert [row[0] for row in rows] == ["none", "Quantize", "ClipUpdate(norm=0.5)", "bare"] and rows[0][4] == "1.000"
-    contestants = variations.variations(trainer, {"callbacks": ["none", "Quantize", clip]})
+    contestants = variations(trainer, {"callbacks": ["none", "Quantize", clip]})
     assert [[m.name for m in each.trainer.methods] for each in contestants] == [
         ["FedProx"],
         ["FedProx", "Quantize"],
@@ -142,10 +139,10 @@ def test_a_value_that_is_no_list() -> None:
 def test_ctrl_c_prints_what_was_measured(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     rounds, calls = Contestant.round, iter(range(100))
 
-    def interrupted(self: Any) -> float:
+    def interrupted(self: Any, number: int, clients: list[int]) -> float:
         if next(calls) == 2:  # after the first round and one timed round
             raise KeyboardInterrupt
-        return rounds(self)
+        return rounds(self, number, clients)
 
     monkeypatch.setattr(Contestant, "round", interrupted)
     with pytest.raises(KeyboardInterrupt):

@@ -11,7 +11,6 @@ from torch.utils import _pytree as pytree
 
 from flcog.client_module import trains_itself
 from flcog.commands.bench.batches import Batches
-from flcog.commands.bench.variations import wait_for_device
 from flcog.core.fabric import num_cores
 from flcog.core.trees import map_leaves
 from flcog.functional.apply import masked_mean
@@ -27,6 +26,12 @@ def batches_of(trainer: Any) -> tuple[Batches, Any]:
         starts, sizes, passes = engine.batching.layout(size, engine.batching.num_steps(size))
         layouts[size] = (starts.tolist(), sizes.tolist(), passes)
     return Batches(leaves, federation.partition.offsets.tolist(), layouts), structure
+
+
+def wait_for_device(device: torch.device) -> None:
+    """Wait for computations to finish, so that a clock measures all of them."""
+    if device.type != "cpu":
+        torch.get_device_module(device).synchronize()
 
 
 class BareLoop:

@@ -1,22 +1,45 @@
-"""The command ``flcog bench``: seconds per round of a config's run, against a bare PyTorch loop."""
+"""The command ``flcog bench``: seconds per round of a config's run, as it is or varied, against a bare PyTorch loop."""
 
 import copy
+import dataclasses
+import itertools
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Protocol
 
+import numpy as np
+import torch
+from lightning.pytorch.cli import instantiate_class
 from torch._C._profiler import _ExperimentalConfig
 from torch.profiler import ProfilerActivity, profile
 
+from flcog.client.executor import Choice
 from flcog.commands import cli
-from flcog.commands.bench.bare import BareLoop, batches_of
-from flcog.commands.bench.results import print_table, settled
-from flcog.commands.bench.variations import Contestant, synchronise, variations, warmed_up
+from flcog.commands.bench.bare import BareLoop, batches_of, wait_for_device
 from flcog.core.checks import at_least
 from flcog.core.output import say
+from flcog.core.text import first_line, human, markdown
 from flcog.core.text import seconds as in_seconds
+from flcog.method import check_methods
+
+SECONDS_BETWEEN_REPORTS = 5
+
+STABLE = 0.05
+"""The greatest uncertainty of the median of a ratio."""
+
+CALLBACKS = "callbacks"
+"""The name of the variation of single methods. Each one joins the config's own methods in a run of its own."""
+
+MAY_VARY = {
+    "executor": "loop, vmap, vmap-patches",
+    "chunk_size": "1, 10, 50",
+    "compile": "false, true",
+    "precision": "32-true, bf16-mixed",
+    "tf32": "false, true",
+}
+"""Arguments of the trainer that change how a round is computed, but not its result, each with an example."""
 
 
 def bench(
@@ -86,40 +109,184 @@ def time_rounds(
         for rival in rivals:
             say(f"first round of {rival.name}: {rival.round(0, trainer.sample(0)):.4f} s")
         with others(rivals[0], trainer.sample(0)) if rivals else nullcontext(()) as further:  # type: ignore[arg-type]
-            rivals += further
             contestants = warmed_up(contestants, model, datamodule)
+            first, programs = contestants[0].trainer, [*contestants, *rivals, *further]
+            began, reported, going_on = time.perf_counter(), -math.inf, True
             try:
-                for times in _in_turn(contestants, rivals, repeats, seconds):
-                    rounds.append(times)
+                while going_on:
+                    number = 1 + len(rounds)
+                    rounds.append([program.round(number, first.sample(number)) for program in programs])
+                    synchronise(first)
+                    now = time.perf_counter()
+                    enough = now - began >= seconds or settled(rounds, len(contestants))
+                    going_on = processes.agree(number < repeats or not enough)
+                    if processes.is_first and now - reported >= SECONDS_BETWEEN_REPORTS:
+                        reported = now
+                        told = (f"{program.name} {took:.4f} s" for program, took in zip(programs, rounds[-1], strict=True))
+                        say(f"round {number} took {', '.join(told)}")
             finally:
                 if processes.is_first and rounds:
-                    print_table(contestants, [rival.name for rival in rivals], rounds)
+                    print_table(contestants, [program.name for program in programs[len(contestants) :]], rounds)
     if processes.is_first and cli.began is not None:  # no script called this function
         print(f"start: the first round can begin {ready - cli.began:.1f} s after the command (imports, configuration, data)")
-    return contestants[0].trainer
+    return first
 
 
-def _in_turn(contestants: Sequence[Contestant], rivals: Sequence[Rival], repeats: int, seconds: float) -> Iterator[list[float]]:
-    """Time rounds until the ratios are known well enough or the time is up, and report the times now and then."""
-    trainer, rounds, going_on = contestants[0].trainer, list[list[float]](), True
-    began, reported = time.perf_counter(), -math.inf
-    while going_on:
-        times = [contestant.round() for contestant in contestants]
-        times += [rival.round(1 + len(rounds), trainer.sample(1 + len(rounds))) for rival in rivals]
-        synchronise(trainer)
-        rounds.append(times)
-        yield times
-        now = time.perf_counter()
-        enough = now - began >= seconds or settled(rounds, len(contestants))
-        going_on = trainer.run.processes.agree(len(rounds) < repeats or not enough)
-        if trainer.run.processes.is_first and now - reported >= SECONDS_BETWEEN_REPORTS:
-            reported = now
-            names = [*(contestant.name for contestant in contestants), *(rival.name for rival in rivals)]
-            told = (f"{name} {took:.4f} s" for name, took in zip(names, times, strict=True))
-            say(f"round {len(rounds)} took {', '.join(told)}")
+class Contestant:
+    """A trainer whose rounds are timed."""
+
+    def __init__(self, trainer: Any, values: Mapping[str, Any] | None = None) -> None:
+        self.trainer, self.values = trainer, dict(values or {})
+        self.first_round, self.memory = 0.0, 0
+
+    def round(self, number: int, clients: list[int]) -> float:
+        """Train the trainer's next round and return its seconds. The number of bytes that it took on a GPU is kept."""
+        device = self.trainer.run.processes.device
+        held = 0
+        if device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats(device)
+            held = torch.cuda.memory_allocated(device)
+        began = time.perf_counter()
+        self.trainer.train_round()
+        synchronise(self.trainer)
+        took = time.perf_counter() - began
+        if device.type == "cuda":
+            self.memory = max(self.memory, torch.cuda.max_memory_allocated(device) - held)
+        return took
+
+    @property
+    def name(self) -> str:
+        """Its variations in words."""
+        return ", ".join(f"{name} {as_yaml(value)}" for name, value in self.values.items()) or "flcog"
+
+    @property
+    def ran_as(self) -> str:
+        """Its executor, which may differ from the requested one."""
+        executor = self.trainer.run.engine.clients.executor
+        return str(Choice(executor.name, executor.clients_at_once, executor.compiled))
 
 
-SECONDS_BETWEEN_REPORTS = 5
+def synchronise(trainer: Any) -> None:
+    """Wait for the device and for the other processes."""
+    wait_for_device(trainer.run.processes.device)
+    trainer.fabric.barrier()
+
+
+def variations(trainer: Any, vary: Mapping[str, Any] | None) -> list[Contestant]:
+    """Make a trainer for each combination of values; without any, the config's own alone."""
+    if vary is None:
+        return [Contestant(trainer)]
+    examples = {**MAY_VARY, CALLBACKS: "none, NAME"}
+    for name, values in vary.items():
+        if name not in examples or not isinstance(values, list) or not values:
+            raise ValueError(
+                f"vary.{name}={values!r}: give a list of values of one or several of "
+                f"{', '.join(f'{known} ([{example}])' for known, example in examples.items())}"
+            )
+    return [_varied(trainer, dict(zip(vary, values, strict=True))) for values in itertools.product(*vary.values())]
+
+
+def _varied(trainer: Any, values: Mapping[str, Any]) -> Contestant:
+    other, settings = copy.copy(trainer), {name: value for name, value in values.items() if name != CALLBACKS}
+    other.settings = dataclasses.replace(trainer.settings, **settings)
+    other.methods, added = copy.deepcopy(trainer.methods), values.get(CALLBACKS)
+    if added not in (None, "none"):  # a name, or a class path and arguments as in configs
+        path = added if isinstance(added, str) else ""
+        given = {"class_path": path if "." in path else f"flcog.callbacks.{path}"} if path else added
+        other.methods.append(instantiate_class((), given))
+    check_methods(other.methods)
+    return Contestant(other, values)
+
+
+def warmed_up(contestants: Sequence[Contestant], model: Any, datamodule: Any) -> list[Contestant]:
+    """Prepare and warm up the contestants.
+
+    Prints why others are left out, for example because memory ran out.
+    """
+    ready, reasons = [], list[Exception]()
+    for contestant in contestants:
+        try:
+            contestant.trainer.prepare(copy.deepcopy(model), datamodule)
+            contestant.first_round = contestant.round(0, [])
+            if contestant.trainer.run.processes.is_first:
+                say(f"first round of {contestant.name}: {contestant.first_round:.4f} s")
+        except Exception as error:
+            if contestant.trainer.fabric.world_size > 1:  # the other processes may have succeeded
+                raise
+            reasons.append(error)
+            print(f"{contestant.name} is left out: {first_line(error)}")
+        else:
+            ready.append(contestant)
+    if not ready:
+        raise reasons[0]
+    return ready
+
+
+def as_yaml(value: Any) -> str:
+    """Format a value as in configs; a method with its arguments by its name and these."""
+    if isinstance(value, dict):
+        arguments = ", ".join(f"{name}={as_yaml(each)}" for name, each in value.get("init_args", {}).items())
+        return f"{value['class_path'].rpartition('.')[2]}({arguments})"
+    return "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def uncertainty(values: Sequence[float]) -> float:
+    """Half of the median's confidence interval, relative to the median, by McGill, Tukey and Larsen, 1978.
+
+    It is 1.57 times the distance of the quartiles, divided by the square root of the number of values.
+    """
+    if len(values) < 2:
+        return math.inf
+    low, middle, high = np.quantile(values, [0.25, 0.5, 0.75])
+    return float(1.57 * (high - low) / middle / len(values) ** 0.5)
+
+
+def ratios(rounds: Sequence[Sequence[float]], count: int) -> list[list[list[float]]]:
+    """For each of our times, its ratios in every round to each rival's and, if we have several, to our first."""
+    times = list(zip(*rounds, strict=True))
+    others = [*times[count:], *times[: count > 1]]
+    return [[[own / other for own, other in zip(ours, theirs, strict=True)] for theirs in others] for ours in times[:count]]
+
+
+def settled(rounds: Sequence[Sequence[float]], count: int) -> bool:
+    """Whether the median of each ratio is known well enough. The first ``count`` times are ours."""
+    return all(uncertainty(values) <= STABLE for values in itertools.chain(*ratios(rounds, count)))
+
+
+def print_table(contestants: Sequence[Contestant], names: Sequence[str], rounds: Sequence[Sequence[float]]) -> None:
+    """Print a table with a line for each combination of varied values, and for each rival."""
+    trainer, count = contestants[0].trainer, len(contestants)
+    on_gpu = trainer.run.processes.device.type == "cuda"
+    medians = [np.median(times) for times in zip(*rounds, strict=True)]
+    found = ratios(rounds, count)
+    header = [*(contestants[0].values or ["program"]), "ran as", "a round", *(f"of {name}" for name in names)]
+    header += ["of the first"] * (count > 1) + ["first round"] + ["memory"] * on_gpu
+    rows = [
+        [
+            *(map(as_yaml, contestant.values.values()) if contestant.values else ["flcog"]),
+            contestant.ran_as,
+            in_seconds(median),
+            *map(_ratio, own),
+            in_seconds(contestant.first_round),
+            *([human(contestant.memory)] if on_gpu else []),
+        ]
+        for contestant, median, own in zip(contestants, medians, found, strict=False)
+    ]
+    for name, median in zip(names, medians[count:], strict=True):
+        row = [name, *[""] * (header.index("a round") - 1), in_seconds(median)]
+        rows.append(row + [""] * (len(header) - len(row)))
+    print(f"{trainer.run.processes.count} process(es), {torch.get_num_threads()} thread(s) each, {len(rounds)} rounds in turn")
+    if trainer.methods:
+        print(f"{' + '.join(type(method).__name__ for method in trainer.methods)}: in flcog's rounds alone")
+    print(markdown(header, rows))
+    doubt = max(uncertainty(values) for values in itertools.chain(*found))
+    if STABLE < doubt < math.inf:
+        print(f"this machine is noisy: a ratio is known to {doubt:.0%} only; free it, or give more --seconds")
+
+
+def _ratio(values: Sequence[float]) -> str:
+    median, doubt = np.median(values), uncertainty(values)
+    return f"{median:.3f} +- {doubt * median:.3f}" if doubt < math.inf else f"{median:.3f}"
 
 
 def profile_round(trainer: Any, path: str) -> None:
