@@ -79,7 +79,8 @@ def bench(
 class Rival(Protocol):
     """Another program that trains the same clients' rounds."""
 
-    name: str
+    @property
+    def name(self) -> str: ...
 
     def round(self, number: int, clients: list[int]) -> float:
         """Train a round of these clients and return its seconds."""
@@ -110,7 +111,8 @@ def time_rounds(
             say(f"first round of {rival.name}: {rival.round(0, trainer.sample(0)):.4f} s")
         with others(rivals[0], trainer.sample(0)) if rivals else nullcontext(()) as further:  # type: ignore[arg-type]
             contestants = warmed_up(contestants, model, datamodule)
-            first, programs = contestants[0].trainer, [*contestants, *rivals, *further]
+            programs: list[Rival] = [*contestants, *rivals, *further]
+            first = contestants[0].trainer
             began, reported, going_on = time.perf_counter(), -math.inf, True
             try:
                 while going_on:
@@ -141,8 +143,7 @@ class Contestant:
 
     def round(self, number: int, clients: list[int]) -> float:
         """Train the trainer's next round and return its seconds. The number of bytes that it took on a GPU is kept."""
-        device = self.trainer.run.processes.device
-        held = 0
+        device, held = self.trainer.run.processes.device, 0
         if device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(device)
             held = torch.cuda.memory_allocated(device)
