@@ -102,7 +102,7 @@ def main() -> None:
         data = FLAIR(str(given.folder), decode=given.decode, batch_size=16, **options)
     with measured("open the index"):
         images = data._images["train"]
-    print(f"{len(images.names):,} training images of {int(images.owners.max()) + 1:,} users", flush=True)
+    print(f"{len(images):,} training images of {len({image.user for image in images}):,} users", flush=True)
     with measured("decode"):
         data.prepare_data()
     with measured("set up"):

@@ -3,7 +3,6 @@
 import json
 import multiprocessing
 import time
-import tracemalloc
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -18,10 +17,9 @@ from torch import Tensor
 from datamodules import flair_at_full_size
 from flcog import FederatedTrainer, MultiLabelClassifier
 from flcog.commands.cli import main
-from flcog.core.randomness import fold
-from flcog.datamodules import FLAIR, decoded_images, flair
+from flcog.datamodules import FLAIR, decoded_images
 from flcog.datamodules.decoded_images import DecodedImages
-from flcog.datamodules.flair import COARSE_LABELS, _Index, read_objects
+from flcog.datamodules.flair import COARSE_LABELS
 from flcog.datamodules.row_file import RowFile
 from flcog.models import SimpleCNN
 
@@ -99,7 +97,7 @@ def test_fine_labels(tmp_path: Path, entries: list[dict[str, Any]]) -> None:
 def users_of(data: FLAIR, entries: list[dict[str, Any]], part: str) -> set[str]:
     """The users whose images a data module has selected."""
     user_of = {entry["image_id"]: entry["user_id"] for entry in entries}
-    return {user_of[name.decode()] for name in data._images[part].names}
+    return {user_of[image.file.removesuffix(".jpg")] for image in data._images[part]}
 
 
 def test_max_users_decodes_only_theirs(tmp_path: Path, entries: list[dict[str, Any]]) -> None:
@@ -125,28 +123,6 @@ def test_samples_of_users_are_nested_and_ignore_the_order(tmp_path: Path, entrie
     assert chosen(4, seed=1) != chosen(4)
     (tmp_path / "labels_and_metadata.json").write_text(json.dumps(entries[::-1], indent=2))
     assert chosen(4) == samples[3]
-
-
-@pytest.mark.parametrize("limit", [None, 50])
-def test_the_index_of_many_users_is_small_and_in_their_order(limit: int | None) -> None:
-    rng = np.random.default_rng(0)
-    drawn = [(f"user{n}", f"{k}", rng.integers(17, size=n % 4).tolist()) for k, n in enumerate(rng.integers(3000, size=20_000))]
-    tracemalloc.start()
-    index = _Index(7, limit)
-    for entry in drawn:
-        index.add(*entry)
-    images = index.images()
-    del index
-    size = tracemalloc.get_traced_memory()[0]
-    tracemalloc.stop()
-    selected = sorted(sorted({user for user, _, _ in drawn}, key=lambda user: fold(7, user))[:limit])
-    place_of = {user: place for place, user in enumerate(selected)}
-    expected = sorted(((place_of[entry[0]], entry) for entry in drawn if entry[0] in place_of), key=lambda pair: pair[0])
-    assert images.owners.tolist() == [place for place, _ in expected]
-    assert images.names.tolist() == [image.encode() for _, (_, image, _) in expected]
-    found = [images.labels[images.labelled == row].tolist() for row in range(0, len(expected), 97)]
-    assert found == [labels for _, (_, _, labels) in expected[::97]]
-    assert size < 40 * len(expected) + 20_000  # bytes; as Python objects, an image would take 300
 
 
 def test_a_large_set_stays_on_disk(tmp_path: Path, entries: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -221,7 +197,7 @@ def test_a_killed_decode_goes_on_where_it_stopped(tmp_path: Path) -> None:
     assert 5 <= np.count_nonzero(done) < 40
 
     data = FLAIR(str(tmp_path), image_size=16)
-    images = [name.decode() for name in data._images["train"].names]
+    images = [image.file.removesuffix(".jpg") for image in data._images["train"]]
     expected = np.stack([decoded(tmp_path, image) for image in images])
     for image in np.array(images)[done]:
         (tmp_path / "small_images" / f"{image}.jpg").unlink()  # decoding it again would fail
@@ -266,18 +242,6 @@ def test_images_of_other_sizes(tmp_path: Path) -> None:
     assert load((10, 30), mode="L").shape == (2, 10, 30, 1)
     with pytest.raises(ValueError, match=r"wide.png is 30x10, unlike the first image of 10x10: set an image_size"):
         load((10, 10), shape_by="reject")
-
-
-def test_objects_one_by_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    values = [{"a": "x" * (i % 7), "b": [i, {"c": "]}, {"}]} for i in range(50)]
-    path = tmp_path / "list.json"
-    for text in (json.dumps(values), json.dumps(values, indent=4), " \n" + json.dumps(values) + "\n"):
-        path.write_text(text)
-        for block in (80, 128, 10_000):
-            monkeypatch.setattr(flair, "_BLOCK", block)
-            assert list(read_objects(path)) == values
-    path.write_text("[]")
-    assert list(read_objects(path)) == []
 
 
 def test_broken_and_missing_files_are_named(tmp_path: Path, entries: list[dict[str, Any]]) -> None:
