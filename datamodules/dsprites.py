@@ -1,6 +1,5 @@
 """dSprites: images of white squares, ellipses and hearts, split over twelve clients by shape and place."""
 
-import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,6 @@ from flcog.datamodules.partitioners import Natural
 
 _FILE = "dsprites_ndarray_co1sh3sc6or40x32y32_64x64.npz"
 _URL = f"https://github.com/google-deepmind/dsprites-dataset/raw/master/{_FILE}"
-_CHUNK = 4096
 
 
 class DSprites(FederatedDataModule):
@@ -30,7 +28,7 @@ class DSprites(FederatedDataModule):
     Client 4 s + 2 b + r has shape s, in the bottom half if b = 1, and in the right half if r = 1. A partitioner other than the
     default, ``Natural``, replaces this split.
 
-    Memory holds only the images that are used, 3 GB for all of them, because the file is unpacked as a stream.
+    All images take 3 GB of memory, and as much again while they are read.
 
     Args:
         data_dir: the folder with the file.
@@ -55,15 +53,14 @@ class DSprites(FederatedDataModule):
             if factors.dtype.kind not in "iu" or factors.ndim != 2 or factors.shape[1] != 6 or len(factors) == 0:
                 raise ValueError(f"latents_classes has type {factors.dtype} and shape {factors.shape}, not whole numbers [N, 6]")
             require_labels(factors[:, 1], self.num_classes, "latents_classes")
+            images = arrays["imgs"]
+            if images.shape != (len(factors), 64, 64) or images.dtype != np.uint8:
+                raise ValueError(f"imgs has shape {images.shape} and type {images.dtype}, not bytes of {len(factors)} x 64 x 64")
         shape, right, bottom = factors[:, 1], factors[:, 4] >= 16, factors[:, 5] >= 16
         clients = 4 * shape + 2 * bottom + right
-        train, test = self._choose(clients)
-        images = _read_rows(path, "imgs", np.concatenate([train, test]))
         targets = torch.from_numpy(shape.astype(np.int64))
-        return Splits(
-            Samples(images[: len(train)], targets[train], clients[train]),
-            Samples(images[len(train) :], targets[test], clients[test]),
-        )
+        parts = self._choose(clients)
+        return Splits(*(Samples(torch.from_numpy(images[own, ..., None]), targets[own], clients[own]) for own in parts))
 
     def preprocess(self) -> Callable[[Tensor], Tensor]:
         # Pixels are 0 and 1 as bytes, not 0 and 255.
@@ -86,20 +83,3 @@ class DSprites(FederatedDataModule):
             test.append(own[:num_test])
             train.append(own[num_test:])
         return np.sort(np.concatenate(train)), np.sort(np.concatenate(test))
-
-
-def _read_rows(path: Path, key: str, rows: np.ndarray) -> Tensor:
-    """Some rows of an array in an .npz file, [N, 64, 64, 1], without the others ever being in memory."""
-    images = np.empty((len(rows), 64, 64, 1), dtype=np.uint8)
-    order = np.argsort(rows)
-    rows = rows[order]
-    with reading(path), zipfile.ZipFile(path) as archive, archive.open(f"{key}.npy") as stream:
-        np.lib.format.read_magic(stream)
-        (length, *shape), _, dtype = np.lib.format.read_array_header_1_0(stream)
-        if shape != [64, 64] or dtype != np.uint8 or rows[-1] >= length:
-            raise ValueError(f"{key} has shape {(length, *shape)} and type {dtype}, not bytes of 64x64")
-        for start in range(0, length, _CHUNK):
-            block = np.frombuffer(stream.read(_CHUNK * 64 * 64), dtype=np.uint8).reshape(-1, 64, 64, 1)
-            first, last = np.searchsorted(rows, (start, start + _CHUNK))
-            images[order[first:last]] = block[rows[first:last] - start]
-    return torch.from_numpy(images)

@@ -3,7 +3,6 @@
 from pathlib import Path
 
 import numpy as np
-import pytest
 import torch
 
 from datamodules.common import everything, one_line
@@ -25,8 +24,7 @@ def write_dsprites(root: Path) -> np.ndarray:
     return grid
 
 
-def test_dsprites(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(dsprites, "_CHUNK", 37)
+def test_dsprites(tmp_path: Path) -> None:
     grid = write_dsprites(tmp_path)
     federation = DSprites(str(tmp_path)).federation
     assert federation.num_clients == 12 and federation.test is not None
