@@ -1,4 +1,4 @@
-"""The base of all codecs: the walk over an envelope's tensors, the random numbers of encoding, and the bytes of an encoded tensor."""
+"""The base of all codecs: the walk over an envelope's tensors, the random numbers of encoding, and the length of an encoded tensor."""
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
@@ -141,17 +141,6 @@ class Codec(Stage, ABC, protocol=True):
         }
 
 
-def layout(codec: Codec, size: int, dtype: torch.dtype) -> Any:
-    """The encoded form of a vector, as a tree of tensors without values.
-
-    >>> from flcog.callbacks import Quantize
-    >>> {name: (each.dtype, list(each.shape)) for name, each in layout(Quantize(bits=4), 100, torch.float32).items()}
-    {'scale': (torch.float32, [1]), 'levels': (torch.uint8, [50])}
-    """
-    key = torch.empty((), dtype=torch.int64, device="meta")
-    return codec.encode(torch.empty(size, dtype=dtype, device="meta"), Noise(key, 0))
-
-
 @lru_cache(maxsize=1024)
 def encoded_bytes(codec: Codec, size: int, dtype: torch.dtype) -> int:
     """The length of the encoded form of a vector.
@@ -160,7 +149,9 @@ def encoded_bytes(codec: Codec, size: int, dtype: torch.dtype) -> int:
     >>> encoded_bytes(Quantize(bits=4), 100, torch.float32)
     54
     """
-    return sum(map(message_bytes, pytree.tree_leaves(layout(codec, size, dtype))))
+    key = torch.empty((), dtype=torch.int64, device="meta")
+    encoded = codec.encode(torch.empty(size, dtype=dtype, device="meta"), Noise(key, 0))
+    return sum(map(message_bytes, pytree.tree_leaves(encoded)))
 
 
 def names_of(tree: Any) -> Any:
@@ -171,36 +162,3 @@ def names_of(tree: Any) -> Any:
     """
     paths, spec = pytree.tree_flatten_with_path(tree)
     return pytree.tree_unflatten([pytree.keystr(path) for path, _ in paths], spec)
-
-
-def to_bytes(codec: Codec, value: Tensor, noise: Noise) -> bytes:
-    """A tensor as the bytes that a client sends. Numbers are little-endian on the machines that torch supports.
-
-    >>> from flcog.callbacks import Quantize
-    >>> codec, value = Quantize(bits=4, stochastic=False), torch.linspace(-7, 7, 15).repeat(2)
-    >>> data = to_bytes(codec, value, Noise(torch.tensor(1), place=0))
-    >>> len(data), torch.equal(from_bytes(codec, data, Field((30,), torch.float32)), value)
-    (19, True)
-    """
-    parts = pytree.tree_leaves(codec.encode(value.reshape(-1), noise)) if codec.encodes(value) else [value]
-    return b"".join(part.contiguous().reshape(-1).view(torch.uint8).cpu().numpy().tobytes() for part in parts)
-
-
-def from_bytes(codec: Codec, data: bytes, field: Field) -> Tensor:
-    """The tensor that the receiver of these bytes sees."""
-    size, begin, parts = torch.Size(field.shape).numel(), 0, []
-    expected: Any = (
-        layout(codec, size, field.dtype) if codec.encodes(field) else torch.empty(size, dtype=field.dtype, device="meta")
-    )
-    leaves, spec = pytree.tree_flatten(expected)
-    if len(data) != sum(map(message_bytes, leaves)):
-        raise ValueError(
-            f"{codec.name}: a tensor of shape {list(field.shape)} takes {sum(map(message_bytes, leaves))} bytes; got {len(data)}"
-        )
-    for leaf in leaves:
-        part = torch.frombuffer(bytearray(data[begin : begin + message_bytes(leaf)]), dtype=leaf.dtype)
-        parts.append(part.view(leaf.shape))
-        begin += message_bytes(leaf)
-    encoded = pytree.tree_unflatten(parts, spec)
-    decoded = codec.decode(encoded, Field((size,), field.dtype)) if codec.encodes(field) else encoded
-    return decoded.to(field.dtype).view(field.shape)

@@ -11,10 +11,11 @@ from torch import Tensor
 
 from flcog.callbacks import SCAFFOLD, FedCOG, FedDisco, FedNova, LowPrecision, Quantize, RandomK, RotatedQuantize, SignSGD, TopK
 from flcog.callbacks.codecs.bits import pack_bits, packed_bytes, unpack_bits
-from flcog.callbacks.codecs.codec import Codec, Noise, from_bytes, to_bytes
+from flcog.callbacks.codecs.codec import Codec, Noise
 from flcog.method import Context, Envelope, GlobalModel, Method
 from flcog.server.aggregate import BadUpdate
 from flcog.wire.envelope import Field, fields_of, map_fields, sizes_of
+from methods.codecs.byte_strings import from_bytes, to_bytes
 
 CODECS: Sequence[Codec] = (Quantize(bits=5, bucket=30), Quantize(bits=16, stochastic=False), LowPrecision())
 ALL_CODECS: Sequence[Codec] = (

@@ -28,8 +28,9 @@ from flcog.callbacks import (
     SystemModel,
     TopK,
 )
-from flcog.callbacks.codecs.codec import Codec, Noise, to_bytes
+from flcog.callbacks.codecs.codec import Codec, Noise
 from flcog.method import Broadcast, Method
+from methods.codecs.byte_strings import to_bytes
 
 FRACTION = 0.3
 
