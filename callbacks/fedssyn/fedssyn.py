@@ -17,13 +17,8 @@ from flcog.callbacks.fedssyn.generators.beta_vae import BetaVAE
 from flcog.callbacks.fedssyn.generators.private_training import PrivateTraining
 from flcog.callbacks.fedssyn.shuffling import (
     SampleExchange,
-    add_samples,
     answer_of_shuffle,
-    capacity,
-    deal,
-    digest_of,
     mix_real,
-    num_bytes,
     share_real,
     share_synthetic,
 )
@@ -32,6 +27,7 @@ from flcog.callbacks.parts.image_grid import image_grid
 from flcog.core.checks import option
 from flcog.core.files import RUN_REMEDY, short, write_table
 from flcog.core.randomness import fold
+from flcog.core.trees import num_bytes
 from flcog.data import LABELLED, Exchange, Federation, Partition
 from flcog.method import Ask, DataExchange, DataHost, ExchangeSummary, Run
 
@@ -132,65 +128,23 @@ class Fedssyn(DataExchange):
         if step == "generate":
             synthesis = self._synthesis(next(iter(messages.values())), host.seed)
             check_generator(synthesis.generator, Form.of(host.federation.train).images)
-            sets, _ = synthetic_sets(synthesis, host.federation, self._root(host.workspace), list(messages))
-            host.memory["sets"] = dict(zip(messages, sets, strict=True))
+            sets, folder = synthetic_sets(synthesis, host.federation, self._root(host.workspace), list(messages))
+            host.memory |= {"sets": dict(zip(messages, sets, strict=True)), "folder": folder}
             return {client: len(labels) for client, (_, labels) in host.memory["sets"].items()}
         return answer_of_shuffle(step, messages, host, self.keep_own)
 
     def prepare_data(self, federation: Federation, rng: torch.Generator, workspace: Path | None) -> Exchange:
-        """The same exchange by indices instead of messages, where all clients are in this process: no sample is copied twice."""
+        """Where all clients are in this process, real samples change hands by indices, so that none is copied."""
+        if self.share != "real":
+            return super().prepare_data(federation, rng, workspace)
         self._check_rounds()
-        if self.share == "none":
-            return Exchange(federation)
-        seed = rng.initial_seed()
-        shuffle = np.random.default_rng(fold(seed, "shuffle"))
-        if self.share == "real":
-            return self._exchange_real(federation, shuffle)
-        return self._exchange_synthetic(federation, seed, shuffle, workspace)
-
-    def _exchange_real(self, federation: Federation, shuffle: np.random.Generator) -> SampleExchange:
-        sizes = federation.partition.sizes
-        count = self._count(sizes)
-        fractions = count / (sizes + count) if self.p is None else np.full(len(sizes), self.p)
-        kept, got = mix_real(federation.partition, fractions, shuffle)
-        clients = [np.concatenate([kept.client(k), got.client(k)]) for k in range(len(sizes))]
+        before, shuffle = federation.partition, np.random.default_rng(fold(rng.initial_seed(), "shuffle"))
+        own, received = mix_real(before, self._count(before.sizes), self.p, shuffle)
+        clients = [np.concatenate([own.client(k), received.client(k)]) for k in range(federation.num_clients)]
         changed = replace(federation, partition=Partition.from_clients(clients), whole=federation.split)
-        size = num_bytes(changed.train, len(got.indices))
-        return SampleExchange(
-            changed, (size, size), digest_of(kept, got), before=federation.partition, own=kept, received=got, sent=got.sizes
-        )
-
-    def _exchange_synthetic(
-        self, federation: Federation, seed: int, shuffle: np.random.Generator, workspace: Path | None
-    ) -> SampleExchange:
-        sizes = federation.partition.sizes
-        synthesis = self._synthesis(self._count(sizes), seed)
-        check_generator(synthesis.generator, Form.of(federation.train).images)
-        sets, folder = synthetic_sets(synthesis, federation, self._root(workspace))
-        made = np.array([len(labels) for _, labels in sets])
-        sent = capacity(sizes, self.p, made)
-        chosen = [torch.from_numpy(np.sort(shuffle.permutation(n)[:count])) for n, count in zip(made, sent, strict=True)]
-        inputs = torch.cat([part[rows] for (part, _), rows in zip(sets, chosen, strict=True)])
-        targets = torch.cat([part[rows] for (_, part), rows in zip(sets, chosen, strict=True)])
-        if self.share == "local":
-            received = Partition(np.arange(sent.sum()), np.concatenate([[0], np.cumsum(sent)]))
-        else:
-            received = deal(sent, capacity(sizes, self.p, np.full(len(sizes), sent.sum())), shuffle)
-        changed, received = add_samples(federation, inputs, targets, received)
-        own = federation.partition
-        if not self.keep_own:
-            own, changed = Partition(own.indices[:0], np.zeros_like(own.offsets)), replace(changed, partition=received)
-        size = num_bytes(changed.train, 0 if self.share == "local" else int(sent.sum()))
-        return SampleExchange(
-            changed,
-            bytes_sent=(size, size),
-            digest=digest_of(own, received, inputs, targets),
-            folder=folder,
-            before=federation.partition,
-            own=own,
-            received=received,
-            sent=sent,
-        )
+        sample = num_bytes(federation.train.gather(torch.zeros(1, dtype=torch.int64))) + 8  # and its label
+        sent = (len(received.indices) * sample,) * 2
+        return SampleExchange(changed, sent, changed.partition.hash, before=before, own=own, received=received)
 
     def on_fit_start(self, run: Run) -> None:
         exchange = run.method_record(self.name).exchange

@@ -1,4 +1,4 @@
-"""The shuffle of Fedssyn: the server mixes the samples that clients sent, and distributes them, by indices or by messages."""
+"""The shuffle of Fedssyn: the server mixes the samples that clients sent, and distributes them."""
 
 import hashlib
 from collections.abc import Mapping, Sequence
@@ -19,33 +19,16 @@ from flcog.wire.envelope import Field
 
 @dataclass(frozen=True, kw_only=True)
 class SampleExchange(Exchange):
-    """The clients' data before and after an exchange. Its digest identifies each client's samples (see :func:`digest_of`).
-
-    ``own`` are a client's own samples that remain after the exchange, and ``sent`` counts the samples that each client sent.
-    """
+    """The clients' data before and after an exchange: ``own`` are a client's own samples that remain after it."""
 
     before: Partition
     own: Partition
     received: Partition
-    sent: np.ndarray
 
     @property
     def shares(self) -> np.ndarray:
         """p of each client: the received part of its data."""
         return self.received.sizes / (self.own.sizes + self.received.sizes)
-
-
-def digest_of(own: Partition, received: Partition, *added: Tensor) -> str:
-    """Eight hex digits that identify two partitions and the added samples, which are on the CPU.
-
-    >>> nobody, all_ = Partition.from_clients([np.arange(0)]), Partition.from_clients([np.arange(2)])
-    >>> len({digest_of(nobody, all_), digest_of(all_, nobody), digest_of(nobody, all_, torch.zeros(2))})
-    3
-    """
-    digest = hashlib.sha256(f"{own.hash} {received.hash}".encode())
-    for part in added:
-        digest.update(part.contiguous().numpy().data)
-    return digest.hexdigest()[:8]
 
 
 class JointInputs:
@@ -108,48 +91,31 @@ def deal(counts: np.ndarray, capacities: np.ndarray, rng: np.random.Generator) -
     return Partition(order, np.concatenate([[0], np.cumsum(sizes)]))
 
 
-def add_samples(federation: Federation, inputs: Tensor, targets: Tensor, received: Partition) -> tuple[Federation, Partition]:
-    """Append new samples, which ``received`` assigns to clients; returns the federation and ``received`` by new positions."""
-    train, first = federation.train, len(federation.train)
-    targets = torch.cat([train.targets, targets.to(train.targets)])
-    joined: Any
-    if isinstance(train.inputs, Tensor):
-        joined = torch.cat([train.inputs, inputs.to(train.inputs.device)])
-    else:
-        joined = JointInputs(train.inputs, inputs.numpy())
-    moved = Partition(received.indices + first, received.offsets)
-    clients = [np.concatenate([federation.partition.client(k), moved.client(k)]) for k in range(federation.num_clients)]
-    return replace(
-        federation,
-        train=Samples(joined, targets),
-        partition=Partition.from_clients(clients),
-        whole=federation.split,  # papers cite the split of the real samples
-    ), moved
+def plan_real(
+    sizes: np.ndarray, count: int, p: float | None, rng: np.random.Generator
+) -> tuple[list[np.ndarray], np.ndarray, Partition]:
+    """An order of each client's samples, the number of them that it gives, and the given samples that each client receives.
+
+    Each client gives the fraction ``p`` of its samples, or ``count`` / (``count`` + its samples), and gets as many back.
+    """
+    orders = [rng.permutation(n) for n in sizes]
+    given = np.rint(sizes * (count / (sizes + count) if p is None else p)).astype(np.int64)
+    return orders, given, Partition(rng.permutation(int(given.sum())), np.concatenate([[0], np.cumsum(given)]))
 
 
-def mix_real(partition: Partition, fractions: np.ndarray, rng: np.random.Generator) -> tuple[Partition, Partition]:
-    """Each client gives a random fraction of its samples to a pool and gets as many back; returns kept and received samples.
+def mix_real(partition: Partition, count: int, p: float | None, rng: np.random.Generator) -> tuple[Partition, Partition]:
+    """The samples that clients keep, and those that they receive of others, by indices: no sample is copied.
 
     >>> one_class_each = Partition.from_clients([np.arange(10), np.arange(10, 20)])
-    >>> kept, got = mix_real(one_class_each, np.array([0.3, 0.3]), np.random.default_rng(0))
+    >>> kept, got = mix_real(one_class_each, 0, 0.3, np.random.default_rng(0))
     >>> kept.sizes.tolist(), got.sizes.tolist()
     ([7, 7], [3, 3])
     """
-    kept, given = [], []
-    for client in range(partition.num_clients):
-        own = rng.permutation(partition.client(client))
-        count = round(float(fractions[client]) * len(own))
-        given.append(own[:count])
-        kept.append(own[count:])
-    sizes = np.array([len(part) for part in given])
-    pool = rng.permutation(np.concatenate(given))
-    return Partition.from_clients(kept), Partition(pool, np.concatenate([[0], np.cumsum(sizes)]))
-
-
-def num_bytes(samples: Samples, count: int) -> int:
-    """The bytes of ``count`` labelled samples in a message: inputs as stored, and eight bytes for a label."""
-    first = samples.gather(torch.zeros(1, dtype=torch.int64, device=samples.labels.device))
-    return count * (trees.num_bytes(first) + 8)
+    orders, given, received = plan_real(partition.sizes, count, p, rng)
+    own = [partition.client(client)[order] for client, order in enumerate(orders)]
+    kept = Partition.from_clients([rows[number:] for rows, number in zip(own, given, strict=True)])
+    pool = np.concatenate([rows[:number] for rows, number in zip(own, given, strict=True)])
+    return kept, Partition(pool[received.indices], received.offsets)
 
 
 Rows = tuple[Any, Any]
@@ -182,13 +148,10 @@ def share_synthetic(
 
 def share_real(ask: Ask, sizes: np.ndarray, count: int, p: float | None, shuffle: np.random.Generator) -> ExchangeSummary:
     """The server's part for real samples: each client gives a fraction of its samples and gets as many back."""
-    fractions = count / (sizes + count) if p is None else np.full(len(sizes), p)
-    orders = [shuffle.permutation(n) for n in sizes]
-    given = np.array([round(float(fraction) * n) for fraction, n in zip(fractions, sizes, strict=True)])
+    orders, given, received = plan_real(sizes, count, p, shuffle)
     positions = {client: torch.from_numpy(order) for client, order in enumerate(orders)}
     counts = {client: (positions[client], int(given[client])) for client in positions}
     pool = _joined(list(ask("give", counts, _samples_like(given)).values()))
-    received = Partition(shuffle.permutation(int(given.sum())), np.concatenate([[0], np.cumsum(given)]))
     shares = {client: _rows(pool, received.client(client)) for client in positions}
     return _summary(_num_bytes(pool), sizes - given, given, ask("receive", shares, ""))
 
@@ -236,18 +199,39 @@ def _give(messages: Mapping[int, tuple[Tensor, int]], host: DataHost) -> dict[in
 
 def _receive(messages: Mapping[int, Rows], host: DataHost, keep_own: bool) -> dict[int, Any]:
     """Add the received samples to the clients' data, and answer with a digest of each client's new data."""
-    federation, train = host.federation, host.federation.train
-    first, device = len(train), train.labels.device
-    joined = _joined([_rows((train.inputs, train.targets), slice(None)), *messages.values()], device)
-    parts, digests = [federation.partition.indices[:0]] * federation.num_clients, {}
+    federation, train, first = host.federation, host.federation.train, len(host.federation.train)
+    own, received = ([federation.partition.indices[:0]] * federation.num_clients for _ in range(2))
+    digests = {}
     for client, rows in messages.items():
-        own = federation.partition.client(client) if keep_own else parts[client]
-        count = len(trees.first_leaf(rows[1]))
-        parts[client] = np.concatenate([own, np.arange(first, first + count)])
-        digests[client] = _digest(own, rows)
-        first += count
-    host.federation = replace(federation, train=Samples(*joined), partition=Partition.from_clients(parts), whole=federation.split)
+        if keep_own:
+            own[client] = federation.partition.client(client)
+        received[client] = np.arange(first, first + len(trees.first_leaf(rows[1])))
+        digests[client] = _digest(own[client], rows)
+        first += len(received[client])
+    inputs, targets = (
+        pytree.tree_map(_appended, stored, *added)
+        for stored, *added in zip((train.inputs, train.targets), *messages.values(), strict=True)
+    )
+    host.federation = replace(
+        federation,
+        train=Samples(inputs, targets),
+        partition=Partition.from_clients([np.concatenate(pair) for pair in zip(own, received, strict=True)]),
+        whole=federation.split,  # papers cite the split of the real samples
+    )
+    host.exchange = SampleExchange(
+        host.federation,
+        folder=host.memory.get("folder"),
+        before=federation.partition,
+        own=Partition.from_clients(own),
+        received=Partition.from_clients(received),
+    )
     return digests
+
+
+def _appended(stored: Any, *added: Tensor) -> Any:
+    if isinstance(stored, Tensor):
+        return torch.cat([stored, *(part.to(stored) for part in added)])
+    return JointInputs(stored, torch.cat(added).numpy())
 
 
 def _summary(num_bytes: int, own: np.ndarray, received: np.ndarray, digests: Mapping[int, str]) -> ExchangeSummary:
@@ -270,11 +254,10 @@ def _rows(samples: Rows, rows: Any) -> Rows:
     return inputs, targets
 
 
-def _joined(parts: Sequence[Rows], device: torch.device | str = "cpu") -> Rows:
+def _joined(parts: Sequence[Rows]) -> Rows:
     """The samples of several clients, one after another."""
     inputs, targets = (
-        pytree.tree_map(lambda *leaves: torch.cat([leaf.to(device) for leaf in leaves]), *side)
-        for side in zip(*parts, strict=True)
+        pytree.tree_map(lambda *leaves: torch.cat([leaf.cpu() for leaf in leaves]), *side) for side in zip(*parts, strict=True)
     )
     return inputs, targets
 
