@@ -13,9 +13,6 @@ from torch import Tensor, nn
 from flcog.core.checks import at_least, positive
 from flcog.models.base import FeatureModel
 
-HIGHEST_RANK = 64
-"""Any network may have adapters up to this rank, a larger network also up to the longest side of its weights."""
-
 
 class Adapter(nn.Module):
     """A frozen layer and, beside it, its trained change: ``layer(x) + alpha / rank * B A x``.
@@ -117,7 +114,6 @@ def _lora(
     if trained is None:
         trained = [r"^head\."] if isinstance(model, FeatureModel) else []
     chosen = _chosen(model, targets, trained)
-    _require_low_rank(model, chosen, rank)
     for name, parameter in model.named_parameters():
         parameter.requires_grad_(_is_named(name, trained))
     for name in chosen:
@@ -149,16 +145,6 @@ def _chosen(model: nn.Module, targets: Sequence[str] | None, trained: Sequence[s
             f"LoRA finds no {wanted} in {type(model).__name__} that it can adapt; it has {', '.join(able) or 'none of either'}"
         )
     return chosen
-
-
-def _require_low_rank(model: nn.Module, chosen: Sequence[str], rank: int) -> None:
-    """Refuse a rank that makes the adapters far larger than the weights."""
-    shapes = [_shape_of(model.get_submodule(name)) for name in chosen]
-    sides = [max(outputs, math.prod(inputs)) for outputs, *inputs in shapes]
-    if rank > max(HIGHEST_RANK, *sides):
-        raise ValueError(
-            f"LoRA: rank must be at most {max(HIGHEST_RANK, *sides)} for this network, and is best far below; got {rank}"
-        )
 
 
 def _is_named(name: str, patterns: Sequence[str]) -> bool:
