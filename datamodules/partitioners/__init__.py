@@ -22,30 +22,20 @@ program.
 splits by label need a table of clients by classes, and are fast up to about 100,000 clients.
 """
 
-from flcog.data import IID, Partitioner
-from flcog.datamodules.partitioners.client_mixes import ClientDirichlet, InnerDirichlet
-from flcog.datamodules.partitioners.dirichlet import Dirichlet, EqualDirichlet, NIIDBench, Quantity
-from flcog.datamodules.partitioners.draws import class_labels
-from flcog.datamodules.partitioners.label_shards import BiasedUnbiased, ByClass, LabelShards, SortedShards
-from flcog.datamodules.partitioners.natural import Natural, Saved
-from flcog.datamodules.partitioners.wrapping import LongTail, Shuffled
-
-__all__ = [
-    "IID",
-    "BiasedUnbiased",
-    "ByClass",
-    "ClientDirichlet",
-    "Dirichlet",
-    "EqualDirichlet",
-    "InnerDirichlet",
-    "LabelShards",
-    "LongTail",
-    "NIIDBench",
-    "Natural",
-    "Partitioner",
-    "Quantity",
-    "Saved",
-    "Shuffled",
-    "SortedShards",
-    "class_labels",
-]
+from flcog.data import IID as IID
+from flcog.data import Partitioner as Partitioner
+from flcog.datamodules.partitioners.client_mixes import ClientDirichlet as ClientDirichlet
+from flcog.datamodules.partitioners.client_mixes import InnerDirichlet as InnerDirichlet
+from flcog.datamodules.partitioners.dirichlet import Dirichlet as Dirichlet
+from flcog.datamodules.partitioners.dirichlet import EqualDirichlet as EqualDirichlet
+from flcog.datamodules.partitioners.dirichlet import NIIDBench as NIIDBench
+from flcog.datamodules.partitioners.dirichlet import Quantity as Quantity
+from flcog.datamodules.partitioners.draws import class_labels as class_labels
+from flcog.datamodules.partitioners.label_shards import BiasedUnbiased as BiasedUnbiased
+from flcog.datamodules.partitioners.label_shards import ByClass as ByClass
+from flcog.datamodules.partitioners.label_shards import LabelShards as LabelShards
+from flcog.datamodules.partitioners.label_shards import SortedShards as SortedShards
+from flcog.datamodules.partitioners.natural import Natural as Natural
+from flcog.datamodules.partitioners.natural import Saved as Saved
+from flcog.datamodules.partitioners.wrapping import LongTail as LongTail
+from flcog.datamodules.partitioners.wrapping import Shuffled as Shuffled

@@ -1,34 +1,21 @@
 """Networks of the literature, each split into features and a head, and LoRA, which fine-tunes any network."""
 
-from flcog.models.base import Dropout, FeatureModel
-from flcog.models.causal_lm import CausalLM
-from flcog.models.hugging_face import HuggingFace
-from flcog.models.images import CIFAR100CNN, VGG11, FedDynCNN, FedRepCNN, LeNet, ResNet18, SimpleCNN
-from flcog.models.instruction_tuning import InstructionTuning
-from flcog.models.lora import LoRA
-from flcog.models.pfl_cnn import PflCNN
-from flcog.models.sample_conv_net import SampleConvNet
-from flcog.models.timm import Timm
-from flcog.models.vectors import MLP, SoftmaxRegression, TextCNN
-
-__all__ = [
-    "CIFAR100CNN",
-    "MLP",
-    "VGG11",
-    "CausalLM",
-    "Dropout",
-    "FeatureModel",
-    "FedDynCNN",
-    "FedRepCNN",
-    "HuggingFace",
-    "InstructionTuning",
-    "LeNet",
-    "LoRA",
-    "PflCNN",
-    "ResNet18",
-    "SampleConvNet",
-    "SimpleCNN",
-    "SoftmaxRegression",
-    "TextCNN",
-    "Timm",
-]
+from flcog.models.base import Dropout as Dropout
+from flcog.models.base import FeatureModel as FeatureModel
+from flcog.models.causal_lm import CausalLM as CausalLM
+from flcog.models.hugging_face import HuggingFace as HuggingFace
+from flcog.models.images import CIFAR100CNN as CIFAR100CNN
+from flcog.models.images import VGG11 as VGG11
+from flcog.models.images import FedDynCNN as FedDynCNN
+from flcog.models.images import FedRepCNN as FedRepCNN
+from flcog.models.images import LeNet as LeNet
+from flcog.models.images import ResNet18 as ResNet18
+from flcog.models.images import SimpleCNN as SimpleCNN
+from flcog.models.instruction_tuning import InstructionTuning as InstructionTuning
+from flcog.models.lora import LoRA as LoRA
+from flcog.models.pfl_cnn import PflCNN as PflCNN
+from flcog.models.sample_conv_net import SampleConvNet as SampleConvNet
+from flcog.models.timm import Timm as Timm
+from flcog.models.vectors import MLP as MLP
+from flcog.models.vectors import SoftmaxRegression as SoftmaxRegression
+from flcog.models.vectors import TextCNN as TextCNN
