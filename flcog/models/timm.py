@@ -53,10 +53,8 @@ class Timm(FeatureModel):
         body: Any
         if weights is not None:
             body = _with_weights(timm, name, Path(weights), num_classes, arguments)
-        elif pretrained:
-            body = _from_hub(timm, name, num_classes, arguments)
         else:
-            body = _random(timm, name, num_classes, arguments)
+            body = _made(timm, name, num_classes, arguments, pretrained)
         head: Any = body.get_classifier()
         body.reset_classifier(0)
         self.num_features = (
@@ -74,30 +72,26 @@ class Timm(FeatureModel):
         return self.body(x)
 
 
-def _random(timm: Any, name: str, num_classes: int, arguments: dict[str, Any]) -> Any:
+def _made(timm: Any, name: str, num_classes: int, arguments: dict[str, Any], pretrained: bool = False) -> Any:
     try:
-        return timm.create_model(name, num_classes=num_classes, **arguments)
+        return timm.create_model(name, pretrained, num_classes=num_classes, **arguments)
     except TypeError as error:
         raise ValueError(
             f"Timm: timm does not take these arguments for {name} ({reason(error)}): correct or remove them"
         ) from error
-
-
-def _from_hub(timm: Any, name: str, num_classes: int, arguments: dict[str, Any]) -> nn.Module:
-    try:
-        network: nn.Module = timm.create_model(name, pretrained=True, num_classes=num_classes, **arguments)
     except Exception as error:  # the hub's client raises nearly every kind where there is no network
+        if not pretrained:
+            raise
         raise ValueError(
             f"Timm: the pretrained weights of {name} are neither in the hub's cache nor could they be downloaded ({reason(error)}): "
             "give a file with them as weights, or set pretrained to false"
         ) from error
-    return network
 
 
 def _with_weights(timm: Any, name: str, path: Path, num_classes: int, arguments: dict[str, Any]) -> nn.Module:
     """Return the network with the file's weights and number of outputs."""
     state = read_weights(path, "Timm")
-    network = _random(timm, name, num_classes, arguments)
+    network = _made(timm, name, num_classes, arguments)
     key = next((f"{key}.weight" for key, layer in network.named_modules() if layer is network.get_classifier()), "")
     outputs = len(state[key]) if key in state else 0
     overlay = {"state_dict": state, "num_classes": outputs}
