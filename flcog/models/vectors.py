@@ -80,7 +80,6 @@ class MLP(FeatureModel):
         in_features: values per sample; 53 in Facebook's comment volumes.
         hidden: widths of the hidden layers; with none the model is linear.
         num_classes: the number of outputs: classes, labels, or the values of a regression (1 by default).
-        num_outputs: an older name of ``num_classes``.
     """
 
     def __init__(
@@ -88,11 +87,8 @@ class MLP(FeatureModel):
         in_features: int = 53,
         hidden: Sequence[int] = (64, 64),
         num_classes: int = 1,
-        num_outputs: int | None = None,
     ) -> None:
         super().__init__()
-        if num_outputs is not None:
-            num_classes = num_outputs
         at_least(self, 1, in_features=in_features, num_classes=num_classes)
         all_at_least(self, 1, hidden=hidden or None)
         self.in_features = in_features
