@@ -9,12 +9,12 @@ from flcog.models.images import VGG11 as VGG11
 from flcog.models.images import FedDynCNN as FedDynCNN
 from flcog.models.images import FedRepCNN as FedRepCNN
 from flcog.models.images import LeNet as LeNet
+from flcog.models.images import PflCNN as PflCNN
 from flcog.models.images import ResNet18 as ResNet18
+from flcog.models.images import SampleConvNet as SampleConvNet
 from flcog.models.images import SimpleCNN as SimpleCNN
 from flcog.models.instruction_tuning import InstructionTuning as InstructionTuning
 from flcog.models.lora import LoRA as LoRA
-from flcog.models.pfl_cnn import PflCNN as PflCNN
-from flcog.models.sample_conv_net import SampleConvNet as SampleConvNet
 from flcog.models.timm import Timm as Timm
 from flcog.models.vectors import MLP as MLP
 from flcog.models.vectors import SoftmaxRegression as SoftmaxRegression
