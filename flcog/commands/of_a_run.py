@@ -3,8 +3,10 @@
 They make its trainer, model and data from its config, and find its checkpoint.
 """
 
+import argparse
 import os
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 from flcog.commands.federated_cli import CommandCLI
@@ -26,13 +28,9 @@ def predict(arguments: list[str]) -> None:
     Inputs are prepared as the training set is: a table's rows, images and texts. Arrays are given as the data set stores them: images
     are uint8, channels last, before any normalisation.
     """
-    parser = parser_of("predict", predict)
-    parser.add_argument("run", type=Path, help="the run's directory")
+    parser = _parser("predict", predict, "a .csv or .npz; predictions.csv in the run's directory by default")
     inputs = "a table (.csv, .tsv, .parquet), an image or a folder of images, lines of text (.txt), or arrays (.npy, .npz)"
     parser.add_argument("--inputs", type=Path, help=inputs)
-    parser.add_argument("--checkpoint", help="best (by default), last, or a file")
-    parser.add_argument("--output", type=Path, help="a .csv or .npz; predictions.csv in the run's directory by default")
-    parser.add_argument("--import-from", type=Path, metavar="FOLDER", help=IMPORT_FROM)
     options = parser.parse_args(arguments)
     output = options.output or options.run / "predictions.csv"
     if output.suffix not in (".csv", ".npz"):
@@ -46,22 +44,27 @@ def predict(arguments: list[str]) -> None:
 
 def export(arguments: list[str]) -> None:
     """Write a run's trained network for others: a torch state dict, safetensors, ONNX, or LoRA's adapters for peft."""
-    parser = parser_of("export", export)
-    parser.add_argument("run", type=Path, help="the run's directory")
+    files = "the file; model.pt, model.safetensors, model.onnx or the folder model in the run's directory"
+    parser = _parser("export", export, files)
     formats = "state_dict by default, as torch.load reads it"
     # A shell's completion reads the names from here.
     parser.add_argument("--format", choices=["state_dict", "safetensors", "onnx", "peft"], default="state_dict", help=formats)
-    parser.add_argument("--checkpoint", help="best (by default), last, or a file")
-    parser.add_argument(
-        "--output", type=Path, help="the file; model.pt, model.safetensors, model.onnx or the folder model in the run's directory"
-    )
-    parser.add_argument("--import-from", type=Path, metavar="FOLDER", help=IMPORT_FROM)
     options = parser.parse_args(arguments)
     output = options.output or options.run / f"model{SUFFIXES.get(options.format, '')}"
     checkpoint = checkpoint_of(options.run, options.checkpoint)
     cli = open_run(options.run, options.import_from)
     cli.trainer.export(output, options.format, cli.model, cli.datamodule, str(checkpoint))
     print(f"{short(output)}: {type(getattr(cli.model, 'model', cli.model)).__name__} of {short(checkpoint)}")
+
+
+def _parser(name: str, command: Callable[[list[str]], None], output: str) -> argparse.ArgumentParser:
+    """The parser of a command that reads a run's model and writes a file."""
+    parser = parser_of(name, command)
+    parser.add_argument("run", type=Path, help="the run's directory")
+    parser.add_argument("--checkpoint", help="best (by default), last, or a file")
+    parser.add_argument("--output", type=Path, help=output)
+    parser.add_argument("--import-from", type=Path, metavar="FOLDER", help=IMPORT_FROM)
+    return parser
 
 
 def import_only_from(folder: Path | None) -> None:

@@ -2,6 +2,7 @@
 
 import difflib
 import itertools
+import os
 import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -29,7 +30,7 @@ def find(given: str, within: str = "") -> str:
     A user's file is preferred to a shipped config. Returns ``given`` itself if there is neither. A folder is no config: ``flcog
     compare digits --out digits`` makes a folder, and the same command can be repeated.
     """
-    return given if _is_file(Path(given)) else str(shipped(given, within) or given)
+    return given if _is_file(given) else str(shipped(given, within) or given)
 
 
 def shipped(given: str, within: str = "") -> Path | None:
@@ -52,7 +53,7 @@ def with_paths(arguments: Iterable[str]) -> list[str]:
     for before, word in itertools.pairwise(["", *arguments]):
         option, config = split_config(before, word)
         path = find(config) if config else ""
-        if path and not (_is_file(Path(path)) or re.search(r"[:{\n]", path)):  # neither an address nor a config's own text
+        if path and not (_is_file(path) or re.search(r"[:{\n]", path)):  # neither an address nor a config's own text
             raise ValueError(f"-c takes a YAML file, or a name that flcog configs lists: there is no file {path}.{near(path)}")
         words.append(option + path)
     return words
@@ -75,11 +76,8 @@ def configs(arguments: Sequence[str]) -> None:
         print(f"{name:<{width}}  {summary(folder() / f'{name}.yaml')}".rstrip())
 
 
-def _is_file(path: Path) -> bool:
-    try:
-        return path.exists() and not path.is_dir()
-    except OSError:  # no name of a file can be that long
-        return False
+def _is_file(path: str | Path) -> bool:
+    return os.path.exists(path) and not os.path.isdir(path)  # also for a pipe, and for a text that is too long for a name
 
 
 def summary(path: Path) -> str:

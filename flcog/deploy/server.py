@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from flcog.commands.errors import complain, refusal
+from flcog.core.checks import whole
 from flcog.core.commands import parser_of
 from flcog.core.extras import require
 from flcog.deploy.application import FLOWER, PACKAGE
@@ -59,27 +60,18 @@ def train(folder: Path, grid: Any, options: Mapping[str, Any]) -> None:
     from flcog.deploy.clients import DeployedClients, FlowerNode, Progress  # these need Flower's packages
     from flcog.deploy.post import Post
 
+    counts = {name: options[name] for name in ("clients", "max_client_samples", "min_clients")}
+    whole(None, 1, hint="set it in pyproject.toml or --run-config", **counts)
     post = Post(grid, float(options["poll"]), float(options["timeout"]))
     progress = Progress(post)
     root = ("--trainer.default_root_dir", str(options["root"])) if options["root"] else ()
     objects = make_objects(folder, [folder / SERVER], *root, observers=[progress])
     check_run(objects.trainer.methods, objects.trainer.observers)
-    facts = facts_of(objects.datamodule, int(options["clients"]))
+    facts = facts_of(objects.datamodule, counts["clients"])
     nodes = [FlowerNode(post, number, progress, facts) for number in connected(post, int(options["nodes"]))]
     print(f"{len(nodes)} nodes are connected, and load the model and their data", flush=True)
-    counts = [options_of(options, name) for name in ("clients", "max_client_samples", "min_clients")]
-    objects.trainer.connect(DeployedClients(nodes, progress, *counts))
+    objects.trainer.connect(DeployedClients(nodes, progress, *counts.values()))
     objects.trainer.fit(objects.model, objects.datamodule, ckpt_path=options["ckpt_path"] or None)
-
-
-def options_of(options: Mapping[str, Any], name: str) -> int:
-    """A whole number among a run's options."""
-    value = options.get(name)
-    if type(value) is not int or value < 1:
-        raise ValueError(
-            f"the run's option {name} must be a whole number of at least 1; got {value!r}: set it in pyproject.toml or --run-config"
-        )
-    return value
 
 
 def connected(post: Any, wanted: int) -> list[int]:

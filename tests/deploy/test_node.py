@@ -14,9 +14,8 @@ from torch.utils import _pytree as pytree
 from deploy.deployments import config
 from flcog.client.messages import ClientReply
 from flcog.client.remote import RemoteClients
-from flcog.deploy.node import VERSIONS, Node, Place
+from flcog.deploy.node import VERSIONS, Node, NodeStates, Place
 from flcog.deploy.objects import make_objects
-from flcog.deploy.states import NodeStates
 from flcog.wire.packing import Limits, pack, unpack
 
 FACTS = {**VERSIONS, "batch_size": 8, "drop_last": False, "clients": 6}
