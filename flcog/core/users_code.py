@@ -1,10 +1,12 @@
-"""Find the user's code in an error."""
+"""Find the user's code and the layer in an error."""
 
 import os
 import sysconfig
 import traceback
 from pathlib import Path
 from types import FrameType
+
+from torch import nn
 
 from flcog.core.files import short
 
@@ -48,3 +50,13 @@ def place_in_users_code(error: BaseException) -> str:
     """The file and line of the user's code where the error arose, such as ``my_model.py, line 12``; empty if it arose elsewhere."""
     lines = [(frame, line) for frame, line in traceback.walk_tb(error.__traceback__) if is_users(frame)]
     return f"{short(Path(lines[-1][0].f_code.co_filename))}, line {lines[-1][1]}" if lines else ""
+
+
+def layer_of(error: BaseException, module: nn.Module) -> str:
+    """The layer of torch's in which the error arose, such as ``model.0, Linear(in_features=6, ...)``; empty if in none of the module's."""
+    names = {id(layer): name for name, layer in module.named_modules()}
+    for frame, _ in reversed([*traceback.walk_tb(error.__traceback__)]):
+        layer = frame.f_locals.get("self")
+        if name := names.get(id(layer)):
+            return f"{name}, {type(layer).__name__}({layer.extra_repr()})" if layer.__module__.startswith("torch.") else ""
+    return ""

@@ -17,6 +17,7 @@ from flcog.core.global_streams import seed_streams
 from flcog.core.precision import number_dtype
 from flcog.core.trees import copied_from, map_once, whole
 from flcog.core.types import Batch, Params, Slot
+from flcog.core.users_code import layer_of
 from flcog.execute.optimizer import stepper
 from flcog.functional.model_function import ModelFunction
 from flcog.functional.own_steps import add_step, among_rounds, means
@@ -81,6 +82,8 @@ def add_note(error: Exception, assignment: Assignment, works: Sequence[ClientWor
             "BatchNorm cannot train on a batch of one sample: data.drop_last=True leaves out the last, smaller batch, or choose another "
             "data.batch_size"
         )
+    if layer := layer_of(error, assignment.program.model.module):
+        error.add_note(f"in the layer {layer}")
     clients = "client" + "s" * (len(works) > 1) + " " + ", ".join(str(work.client) for work in works)
     error.add_note(f"in {clients}, round {assignment.round + 1}{where}")
 

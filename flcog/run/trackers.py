@@ -26,6 +26,9 @@ Answer = TypeVar("Answer")
 QUIET = {"silent": True, "console": "off", "x_disable_meta": True, "disable_git": True, "init_timeout": 30.0}
 """W&B prints nothing of its own, sends no command line, in which secrets may be, and is offline if its server does not answer."""
 
+PATIENCE = {"MLFLOW_HTTP_REQUEST_TIMEOUT": "4", "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1"}
+"""MLflow's variables, where the user has not set them: its server is given up after eight seconds, instead of a quarter of an hour."""
+
 _before_any_fit: WeakKeyDictionary[Logger, dict[str, Any]] = WeakKeyDictionary()
 """The attributes of loggers before their first fit, so that a second fit with the same logger has its own run and directory."""
 
@@ -51,15 +54,20 @@ class Trackers:
 
     def begin(self, setting: dict[str, Any]) -> list[str]:
         """Open them, and send them the run's settings. Returns the address or folder of each."""
-        self.loggers = [each for each in self.loggers if not _is_wandb(each) or self._ask(each, self._open_wandb)]
+        self.loggers = [each for each in self.loggers if self._ask(each, self._open)]
         self.log_setting(setting)
         return [self._ask(each, _describe) or type(each).__name__ for each in self.loggers]
 
     def log_setting(self, setting: dict[str, Any]) -> None:
         self._tell(lambda logger: logger.log_hyperparams(masked(setting)))
 
-    def _open_wandb(self, logger: Any) -> bool:
-        """Open a W&B run, offline if its server cannot be reached. A run that the user has opened is used as it is."""
+    def _open(self, logger: Any) -> bool:
+        """Open a run of a tracker with a server, in W&B offline if that cannot be reached. W&B uses a run that the user has opened."""
+        if not _is_wandb(logger):
+            if lightning_base(logger, "MLFlowLogger") is not None:
+                os.environ.update(PATIENCE | os.environ)
+                logger.experiment  # noqa: B018 - opens it
+            return True
         import wandb
 
         others = wandb.run is not None

@@ -144,6 +144,9 @@ def test_a_search_of_some_rows_keeps_the_choices_of_the_others(tmp_path: Path) -
     whole = yaml.safe_load((tmp_path / "out" / FILE).read_text())
     (tmp_path / "out" / STUDIES).unlink()
     tune(select(given, ["B", "y"]), tmp_path / "out", [], train)
+    count, baseline = len(train.seen), quickstart(tmp_path, rows={"A": rows["A"], "C": None})
+    tune(select(baseline, ["C"]), tmp_path / "new", [], train)
+    assert len(train.seen) == count and not (tmp_path / "new").exists()
     assert yaml.safe_load((tmp_path / "out" / FILE).read_text()) == whole and len(whole["searches"]) == 4
 
 

@@ -1,12 +1,13 @@
 """A tracker that fails in any of its calls costs a warning and nothing else."""
 
+import os
 import warnings
 from pathlib import Path
 from typing import Any
 
 import pytest
 from harness import TinyData, classifier
-from lightning.pytorch.loggers import Logger
+from lightning.pytorch.loggers import Logger, MLFlowLogger
 from matplotlib.figure import Figure
 
 import flcog
@@ -54,6 +55,18 @@ class Faulty(Logger):
         self._touched("finalize")
 
 
+class Silent(MLFlowLogger):
+    """A tracker whose server does not answer."""
+
+    def __init__(self) -> None:
+        self.asked = list[tuple[str, str]]()
+
+    @property
+    def experiment(self) -> Any:
+        self.asked.append((os.environ["MLFLOW_HTTP_REQUEST_TIMEOUT"], os.environ["MLFLOW_HTTP_REQUEST_MAX_RETRIES"]))
+        raise RuntimeError("no answer")
+
+
 class Draws(Callback):
     def on_round_end(self, run: Any, round: int, metrics: dict[str, float]) -> None:
         run.trackers.log_figure("drawn", Figure(figsize=(1, 1)), round)
@@ -64,6 +77,16 @@ def fit(root: Path, *loggers: Logger, ckpt_path: str | None = None, rounds: int 
     trainer = flcog.FederatedTrainer(rounds=rounds, logger=list(loggers), default_root_dir=str(root), **options)
     trainer.fit(classifier(), TinyData(), ckpt_path)
     return trainer
+
+
+def test_a_silent_server_is_asked_once_with_the_users_own_patience(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_TIMEOUT", "3")
+    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "")  # restored when the test ends
+    monkeypatch.delenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES")
+    silent = Silent()
+    with pytest.warns(UserWarning, match=r"Silent failed \(RuntimeError: no answer\)"):
+        assert len(fit(tmp_path, silent).history) == 2
+    assert silent.asked == [("3", "1")]
 
 
 @pytest.mark.parametrize("places", [*((place,) for place in PLACES), PLACES], ids=" ".join)

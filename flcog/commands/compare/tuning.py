@@ -159,7 +159,7 @@ def studies_of(table: Table, out: Path, extra: Sequence[str]) -> dict[tuple[str,
         for row, part in table.rows.items()
         if part.tune.keys() - part.columns.get(column, {})
     ]
-    if not places:
+    if not any(part.tune for part in table.file.rows.values()):  # --only may choose rows without tune
         raise ValueError(f"--tune: no row of {table.name} has tune, the values to try: tune: {{model.optimizer.lr: [0.01, 0.1]}}")
     return {(row, column): Study(table, row, column, out, extra) for row, column in places}
 
@@ -176,7 +176,8 @@ def tune(table: Table, out: Path, extra: Sequence[str], fill: Fill) -> None:
     found = _searches(table, out / FILE) if (out / FILE).is_file() else {}
     found |= {place: study.result() for place, study in studies.items()}
     searches = [{"row": row, "column": column, **search} for (row, column), search in found.items()]
-    write_yaml(out / FILE, {"table": table.name, "seed": max(table.file.seeds) + 1, "searches": searches})
+    if searches:
+        write_yaml(out / FILE, {"table": table.name, "seed": max(table.file.seeds) + 1, "searches": searches})
 
 
 def _searches(table: Table, path: Path) -> dict[tuple[str, str], dict[str, Any]]:
