@@ -1,5 +1,6 @@
 """The life of a training run: its rounds with their timing, signals, the writer's lock, and the calls of observers' hooks."""
 
+import math
 import time
 import warnings
 from collections.abc import Callable, Sequence
@@ -12,9 +13,11 @@ from lightning.fabric import Fabric
 from flcog.core import signals
 from flcog.core.signals import RoundDropped, StopSignals
 from flcog.core.speed import Calibration, CoreWaiting
+from flcog.core.text import figure
 from flcog.core.users_code import place_in_users_code
 from flcog.core.writer_lock import WriterLock
 from flcog.lightning.observer import LightningHooks
+from flcog.method import Note
 from flcog.run.session import Session
 from flcog.server import privacy
 from flcog.server import round as rounds
@@ -34,7 +37,7 @@ class Lifecycle:
         self._observers, self._hooks, self.lock = observers, hooks, WriterLock()
         self._run: Session | None = None
         self._stop = StopSignals(lambda text: signals.say(text) if fabric.is_global_zero else None)
-        self._calibration = Calibration()
+        self._calibration, self._grows = Calibration(), False
 
     def __enter__(self) -> Self:
         self._stop.listen()
@@ -119,11 +122,20 @@ class Lifecycle:
             self._observe("on_evaluation_end", run.round, metrics)
         self._observe("on_round_metrics", run.round, metrics)
         run.table.append(metrics)
+        self._note_growth(run)
         run.record_executor()
         self._deliver_notes(run)
         self._observe("on_round_end", run.round, metrics)
         run.server.uploads.clear()
         run.trackers.log_metrics(metrics)  # last: a tracker that fails, or is killed while it tries, costs no round
+
+    def _note_growth(self, run: Session) -> None:
+        """Warn once of a loss that keeps growing, before it is infinite, where a run ends."""
+        first, *last = [row.get("train/loss", math.nan) for row in (run.history[0], *run.history[-3:])]
+        if not self._grows and 10 * abs(first) < last[0] < last[-1] == max(last):
+            self._grows = True
+            text = f"the training loss grows: it was {figure(first)} in the first round, and is {figure(last[-1])}. Lower the learning rate"
+            run.engine.notes.add(Note("warning", f"{text}, or clip gradients (`flcog methods` lists methods that do)"))
 
     def _deliver_notes(self, run: Session) -> None:
         for note in run.engine.notes.undelivered():

@@ -1,5 +1,6 @@
 """Choices made on the user's behalf, which the summary shows."""
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -8,6 +9,7 @@ import pytest
 import torch
 from harness import NUM_CLASSES, NUM_FEATURES, TinyData, classifier, fit, make_trainer
 
+from flcog.datamodules import LeastSquares, Quadratics
 from flcog.method import Callback, Method, Note
 
 
@@ -90,3 +92,17 @@ def test_observers_receive_each_note_once(tmp_path: Path) -> None:
         Note("warning", "in round 2"),
         2,
     ]
+
+
+@pytest.mark.parametrize(("rate", "grows"), [(0.001, False), (2.5, True)])
+def test_a_loss_that_grows_without_end_is_noted_once(rate: float, grows: bool, tmp_path: Path) -> None:
+    """Gradient descent on a quadratic of curvature c multiplies the distance to its minimum by 1 - rate * c in each step."""
+    module = LeastSquares(torch.nn.Linear(1, 3, bias=False), partial(torch.optim.SGD, lr=rate))
+    seen = list[str]()
+
+    class Watcher(Callback):
+        def on_note(self, run: Any, note: Note) -> None:
+            seen.extend([note.text] if note.topic == "warning" else [])
+
+    fit(tmp_path, Watcher(), module=module, data=Quadratics(dimension=3), rounds=8, local_steps=1)
+    assert ["loss grows" in text for text in seen].count(True) == grows
