@@ -54,9 +54,9 @@ def place_in_users_code(error: BaseException) -> str:
 
 def layer_of(error: BaseException, module: nn.Module) -> str:
     """The layer of torch's in which the error arose, such as ``model.0, Linear(in_features=6, ...)``; empty if in none of the module's."""
-    names = {id(layer): name for name, layer in module.named_modules()}
+    layers = {id(layer): (name, layer) for name, layer in module.named_modules() if name}
     for frame, _ in reversed([*traceback.walk_tb(error.__traceback__)]):
-        layer = frame.f_locals.get("self")
-        if name := names.get(id(layer)):
+        if found := layers.get(id(frame.f_locals.get("self"))):
+            name, layer = found
             return f"{name}, {type(layer).__name__}({layer.extra_repr()})" if layer.__module__.startswith("torch.") else ""
     return ""
