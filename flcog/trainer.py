@@ -322,7 +322,7 @@ class FederatedTrainer(TopicList):
             model: without one, the last run's best checkpoint.
             verbose: whether to print the figures.
         """
-        return self._measure("val", verbose, model, datamodule, ckpt_path)
+        return self._measure("val", verbose, model, datamodule, ckpt_path, False)
 
     @verb
     def test(
@@ -395,7 +395,7 @@ class FederatedTrainer(TopicList):
             model, datamodule: as :meth:`fit` had them; those of the last run by default, as for :meth:`test`.
             ckpt_path: the checkpoint to export.
         """
-        export(self._run_to_evaluate(model, datamodule, ckpt_path), Path(path), format)
+        export(self._run_to_evaluate(TrainerFn.TESTING, model, datamodule, ckpt_path), Path(path), format)
 
     def plot(self, *columns: str) -> Any:
         """A matplotlib figure of the history: the main score and the losses, or the columns that are named, in one chart.
@@ -580,17 +580,10 @@ class FederatedTrainer(TopicList):
         )
         return open_run(request, plan)
 
-    def _measure(
-        self,
-        split: Split,
-        verbose: bool,
-        model: nn.Module | None,
-        datamodule: Data | None,
-        ckpt_path: str | None,
-        new_clients: bool = False,
-    ) -> Figures:
+    def _measure(self, split: Split, verbose: bool, *given: Any) -> Figures:
         stage = TrainerFn.VALIDATING if split == "val" else TrainerFn.TESTING
-        with self._evaluation(stage, model, datamodule, ckpt_path, new_clients) as run:
+        *_, new_clients = given
+        with self._evaluation(stage, *given) as run:
             if new_clients and method_of(run.methods, Personalisation) is not None and run.engine.clients.stateful:
                 rounds.join(run.engine, run.server)
             figures, self._measured = measure(run, self.hooks, split), run
@@ -600,25 +593,18 @@ class FederatedTrainer(TopicList):
         return figures
 
     @contextmanager
-    def _evaluation(
-        self,
-        stage: TrainerFn,
-        model: nn.Module | None,
-        datamodule: Data | None,
-        ckpt_path: str | None,
-        new_clients: bool = False,
-    ) -> Iterator[Session]:
+    def _evaluation(self, stage: TrainerFn, *given: Any) -> Iterator[Session]:
         """A run to evaluate in the stage of a verb, with the hooks around it."""
-        run = self._run_to_evaluate(model, datamodule, ckpt_path, stage, new_clients)
+        run = self._run_to_evaluate(stage, *given)
         with self.hooks.verb(run, stage, again=run is self._session):
             yield run
 
     def _run_to_evaluate(
         self,
+        stage: TrainerFn,
         model: nn.Module | None,
         datamodule: Data | None,
         ckpt_path: str | None,
-        stage: TrainerFn = TrainerFn.TESTING,
         new_clients: bool = False,
     ) -> Session:
         """Open a run to evaluate a checkpoint or a model as it is. A model or data that are left out are those of the last run.

@@ -65,20 +65,20 @@ def receive(engine: Engine, server: ServerState, round: Round, asked: Asked, dir
         if engine.clients.here is None:  # executors in this process always return clients in the same order
             replies = in_order(replies, mine)
         aggregate, private = _aggregate(engine, round, asked[0][0], directions), method_of(round.methods, PrivateSum)
-        encoders, sizes = encoders_of(round.methods), dict[int, int]()
+        encoders = encoders_of(round.methods)
         for reply in replies:
-            sizes |= uploaded(reply) if clocked else {}
             received, _ = by_client[reply.clients[0]]
             reply = decoded(reply, round.methods, encoders, received, private)
             if not round.counts:  # the shapes count alone
                 reply = reply._replace(envelope=pytree.tree_map(torch.zeros_like, reply.envelope))
             # Arrivals that began at one old model would each add the same change of the buffers, so their buffers are averaged themselves.
             aggregate.add(reply, server.buffers if stale else received.buffers, received.round)
-    if clocked and not may_be_lost:
-        round = replace(round, timing=timing(engine, server, round, tasks, _gathered(engine, sizes)))
     if isinstance(aggregate, SealedAggregate) and not pay_for_arrived(engine, server, len(round.plans)):
         aggregate.discard()
     aggregate.reduce(processes, somebody_idle, logs=engine.evaluator.own.logs)
+    if clocked and not may_be_lost and not aggregate.dropped:
+        sizes = {client: int(account.up_bytes) for client, account in aggregate.accounts.items()}
+        round = replace(round, timing=timing(engine, server, round, tasks, sizes))
     return round, aggregate
 
 
@@ -111,11 +111,6 @@ def _with_keys(engine: Engine, round: Round, asked: Asked) -> Asked:
         return asked
     keys = RoundKeys(engine.processes.agree(secrets.token_hex(32)), list(round.plans))
     return [(received._replace(keys=keys), tasks) for received, tasks in asked]
-
-
-def _gathered(engine: Engine, sizes: Mapping[int, int]) -> dict[int, int]:
-    """The bytes that the clients of all processes have sent."""
-    return {client: size for part in engine.processes.gather(sizes) for client, size in part.items()}
 
 
 def _aggregate(engine: Engine, round: Round, received: Download, directions: bool) -> Aggregate:
