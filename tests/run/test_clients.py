@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pandas
 import pytest
-from harness import SGD, TinyData, fit, train
+from harness import SGD, TinyData, adapted, fit, train
 from two_processes import on_one_and_two_processes
 
 import flcog
@@ -18,8 +18,10 @@ from flcog.callbacks import (
     DPFedAvg,
     EncodedBroadcast,
     FedBuff,
+    FedDisco,
     FedRep,
     FineTune,
+    FlexLoRA,
     Local,
     LowPrecision,
     Oort,
@@ -38,6 +40,8 @@ COUNTS = ["times_selected", "steps", "up_bytes", "down_bytes"]
     "methods",
     [
         (SCAFFOLD(),),
+        (FedDisco(),),
+        (FlexLoRA(ranks=(1, 2, 4)),),
         (FedRep(),),
         (Local(),),
         (PowerOfChoice(6),),
@@ -50,7 +54,7 @@ COUNTS = ["times_selected", "steps", "up_bytes", "down_bytes"]
     ids=lambda methods: methods[0].name,
 )
 def test_the_rows_add_up_to_the_bytes_of_the_run(methods: tuple[Method, ...]) -> None:
-    trainer = train(*methods, rounds=4)
+    trainer = train(*methods, rounds=4, module=adapted() if isinstance(methods[0], FlexLoRA) else None)
     clients, ledger = trainer.clients, trainer.ledger
     assert (clients["up_bytes"].sum(), clients["down_bytes"].sum()) == (ledger.total_up, ledger.total_down)
     assert clients["steps"].sum() == trainer.run.server.steps and (clients["steps"] % 4 == 0).all()
