@@ -8,7 +8,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -54,10 +54,10 @@ class Process:
 
 
 @pytest.fixture
-def started(monkeypatch: pytest.MonkeyPatch) -> list[Process]:
+def started(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Process]]:
     monkeypatch.setattr("flcog.commands.compare.launcher.subprocess.Popen", Process)
-    monkeypatch.setattr(Process, "started", [])
-    return Process.started
+    yield Process.started
+    Process.started, Process.sends = [], 0
 
 
 @pytest.fixture
@@ -143,11 +143,10 @@ def test_a_signal_goes_to_the_runs_and_no_more_are_begun(
     name: str,
     compare: Callable[..., None],
     started: list[Process],
-    monkeypatch: pytest.MonkeyPatch,
     capfd: pytest.CaptureFixture[str],
 ) -> None:
     number = getattr(signal, name)
-    monkeypatch.setattr(Process, "sends", number)
+    Process.sends = number
     before = signal.getsignal(number)
     with pytest.raises(SystemExit) as stop:
         compare()
@@ -243,8 +242,7 @@ SETTINGS = ["--trainer.rounds", "6", "--trainer.local_steps", "2", "--trainer.lo
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["SIGKILL", "SIGTERM"])
-@pytest.mark.parametrize("devices", [1, 2])
+@pytest.mark.parametrize(("name", "devices"), [("SIGTERM", 1), ("SIGKILL", 2)])
 def test_a_killed_comparison_goes_on_and_leaves_no_orphan(name: str, devices: int, tmp_path: Path) -> None:
     def command(out: str) -> list[str]:
         options = ["--only", "FedAvg", "Dirichlet(0.1)", "--", *SETTINGS, "--trainer.devices", str(devices)]

@@ -1,6 +1,7 @@
 """FederatedCLI in a user's own script, with the script's classes, LightningCLI's hooks, defaults and links."""
 
 import re
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -177,8 +178,8 @@ def test_a_seed_that_is_drawn_is_the_trainers(tmp_path: Path) -> None:
     assert cli.trainer.settings.seed == cli.config["seed_everything"] != True  # noqa: E712 - the option's own value
 
 
-def test_a_script_that_calls_the_verbs_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sys.argv", ["main.py"])
+def test_a_script_that_calls_the_verbs_itself(tmp_path: Path) -> None:
+    sys.argv[:] = ["main.py"]
     cli = flcog.FederatedCLI(Lit, Rows, args=options(tmp_path), run=False)
     cli.trainer.fit(cli.model, cli.datamodule)
     advice = cli.trainer.run.next_command("test", cli.trainer.run.directory)

@@ -38,8 +38,8 @@ def check(folder: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_module_of_the_working_directory(folder: Path, command_line: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sys.path", [each for each in sys.path if each not in ("", str(Path.cwd()))])
+def test_a_module_of_the_working_directory(folder: Path, command_line: None) -> None:
+    sys.path[:] = [each for each in sys.path if each not in ("", str(Path.cwd()))]
     try:
         main(["fit", "-c", QUICKSTART, "-c", "crowd.yaml", *SMALL])
     finally:

@@ -148,9 +148,9 @@ def test_what_others_have_taken_of_a_gpu_is_left_to_them(
     taken: int, per_device: int, expected: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The processes share half of the GPU's memory, or half of the free memory if others use much. A few MiB change nothing."""
-    for name in ("memory_reserved", "memory_allocated"):
-        monkeypatch.setattr(torch.cuda, name, lambda device: 3 * GIB)
-    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (80 * GIB - int(taken), 80 * GIB))
+    asked = {"memory_reserved": 3 * GIB, "memory_allocated": 3 * GIB, "mem_get_info": (80 * GIB - int(taken), 80 * GIB)}
+    for name, answer in asked.items():
+        monkeypatch.setattr(torch.cuda, name, lambda device, answer=answer: answer)
     notes = Notes()
     assert job.chunk_bytes(Processes(device=torch.device("cuda", 0), per_device=per_device), notes) == expected * GIB
     assert [note.text.partition(":")[0] for note in notes] == (

@@ -1,6 +1,8 @@
 """Clients' states between rounds take bounded space on disk and in memory, keep their values, and survive a kill at any moment."""
 
 import random
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -33,6 +35,12 @@ def loaded(directory: Path, files: dict[int, str], rank: int = 0, processes: int
     return states
 
 
+@pytest.fixture
+def cache_of(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
+    """Sets the bytes of states that stay in memory."""
+    return partial(monkeypatch.setattr, client_states, "CACHE_BYTES")
+
+
 @pytest.mark.slow
 def test_the_folder_holds_at_most_twice_the_live_states_and_no_kill_loses_one(tmp_path: Path) -> None:
     draw, states, expected = random.Random(0), SavedClientStates(tmp_path, 0), dict[int, int]()
@@ -57,8 +65,8 @@ def test_the_folder_holds_at_most_twice_the_live_states_and_no_kill_loses_one(tm
     assert values(loaded(tmp_path, pinned[0])) == pinned[1], "a kept checkpoint keeps its files"
 
 
-def test_what_is_on_disk_leaves_memory_and_what_is_not_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(client_states, "CACHE_BYTES", 3 * SIZE * 4)
+def test_what_is_on_disk_leaves_memory_and_what_is_not_stays(tmp_path: Path, cache_of: Callable[[int], None]) -> None:
+    cache_of(3 * SIZE * 4)
     states, only_in_memory = SavedClientStates(tmp_path, 0), SavedClientStates(None, 0)
     for client in range(10):
         for each in (states, only_in_memory):
@@ -77,8 +85,8 @@ def test_what_is_on_disk_leaves_memory_and_what_is_not_stays(tmp_path: Path, mon
     assert states.get(11) == {} and states.clients == list(range(10))
 
 
-def test_a_dropped_round_is_undone_whatever_lay_in_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(client_states, "CACHE_BYTES", 0)
+def test_a_dropped_round_is_undone_whatever_lay_in_memory(tmp_path: Path, cache_of: Callable[[int], None]) -> None:
+    cache_of(0)
     states = SavedClientStates(tmp_path, 0)
     states.put(1, state(1))
     states.save(1)
@@ -115,11 +123,11 @@ def test_processes_read_their_own_clients(tmp_path: Path) -> None:
 @pytest.mark.parametrize("executor", ["loop", "vmap"])
 @pytest.mark.slow
 def test_states_that_are_read_back_give_the_same_numbers(
-    executor: Literal["loop", "vmap"], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    executor: Literal["loop", "vmap"], tmp_path: Path, cache_of: Callable[[int], None]
 ) -> None:
     options: dict[str, Any] = {"rounds": 6, "executor": executor}
     whole = train(SCAFFOLD(), Ditto(), **options)
-    monkeypatch.setattr(client_states, "CACHE_BYTES", 0)
+    cache_of(0)
     first = fit(tmp_path, SCAFFOLD(), Ditto(), Checkpoint(keep_every_n_rounds=2), **options)
     assert not first.states._memory
     assert first.run_dir is not None

@@ -157,6 +157,7 @@ def test_a_resumed_run_keeps_its_first_weights(checkpoint: Path, tmp_path: Path)
 @pytest.mark.usefixtures("command_line")
 def test_a_runs_config_repeats_them(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     start = ["fit", "-c", str(ROOT / "configs/quickstart.yaml"), "--trainer.rounds", "1", "--trainer.logger", "false"]
+    start += ["--trainer.local_steps", "1", "--trainer.clients_per_round", "2"]
     first, second, third = (tmp_path / name for name in ("first", "second", "third"))
     main([*start, "--trainer.default_root_dir", str(first)])
     last = str(SavedRun(*first.iterdir()).directory / "checkpoints/last.ckpt")

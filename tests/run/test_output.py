@@ -1,6 +1,7 @@
 """A run continues if its output cannot be written."""
 
 import sys
+from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 from typing import Any
 
@@ -38,14 +39,13 @@ class Prints(flcog.Callback):
 @pytest.mark.parametrize(
     "error", [BrokenPipeError(), OSError(28, "No space left on device"), ValueError("closed file")], ids=repr
 )
-def test_a_failing_print_costs_no_round(error: Exception, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failing_print_costs_no_round(error: Exception, tmp_path: Path) -> None:
     broken = Broken(error)
-    monkeypatch.setattr("sys.stdout", broken)
-    monkeypatch.setattr("sys.stderr", broken)
-    trainer = fit(tmp_path, Prints(), rounds=3)
+    with redirect_stdout(broken), redirect_stderr(broken):
+        trainer = fit(tmp_path, Prints(), rounds=3)
+        assert sys.stdout is broken and sys.stderr is broken
     assert [row["round"] for row in trainer.history] == [1, 2, 3]
     assert trainer.run_dir is not None and (trainer.run_dir / LAST).is_file()
-    assert sys.stdout is broken and sys.stderr is broken
 
 
 def test_letters_that_a_terminal_lacks_are_escaped(tmp_path: Path) -> None:

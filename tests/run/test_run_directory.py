@@ -3,6 +3,7 @@
 import csv
 import math
 import os
+import sys
 from pathlib import Path
 
 import pytest
@@ -107,13 +108,13 @@ def test_checkpoints_that_are_not_there_or_belong_to_no_run_are_refused(tmp_path
     assert sorted(path.name for path in tmp_path.iterdir()) == ["moved.ckpt", "runs"]
 
 
-def test_commands_can_be_pasted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_commands_can_be_pasted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command_line: None) -> None:
     monkeypatch.delenv("UV_RUN_RECURSION_DEPTH", raising=False)
     monkeypatch.chdir(tmp_path)
     run = tmp_path / "my runs" / "1"
     config = {"model": {"class_path": "Classifier"}, "data": {"class_path": "CIFAR10"}}
     assert next_command("fit", run, run, config) == "flcog fit -c 'my runs/1/config.yaml' --ckpt_path 'my runs/1'"
-    monkeypatch.setattr("sys.argv", ["main.py", "fit"])
+    sys.argv[:] = ["main.py", "fit"]
     script = next_command("fit", run, run, config | {"model": {"width": 3}})
     assert script == "python main.py fit -c 'my runs/1/config.yaml' --ckpt_path 'my runs/1'"
     assert next_command("test", run, run / "a.ckpt", None) == "trainer.test(model, datamodule, ckpt_path='my runs/1/a.ckpt')"

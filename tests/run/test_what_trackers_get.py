@@ -62,8 +62,8 @@ def test_they_leave_it_where_they_are_asked_for(tmp_path: Path) -> None:
     assert tracker.parameters["partition"] == local
 
 
-def test_the_command_and_secrets_stay_at_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "argv", ["flcog", "fit", "--data.hub_token", "s3cret", "--trainer.rounds=1"])
+def test_the_command_and_secrets_stay_at_home(tmp_path: Path, command_line: None) -> None:
+    sys.argv[:] = ["flcog", "fit", "--data.hub_token", "s3cret", "--trainer.rounds=1"]
     config = {"data": {"init_args": {"hub_token": "s3cret"}}, "trainer": {"rounds": 1}}
     tracker = Listens()
     trainer = fit(tmp_path, tracker, config=config)
@@ -82,9 +82,11 @@ def nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.slow
-def test_wandb_does_not_fetch_them_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, nobody: None) -> None:
+def test_wandb_does_not_fetch_them_itself(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, nobody: None, command_line: None
+) -> None:
     """By default, W&B would record the command line, and ask git about the working directory."""
-    monkeypatch.setattr(sys, "argv", ["flcog", "fit", "--data.hub_token", "s3cret"])
+    sys.argv[:] = ["flcog", "fit", "--data.hub_token", "s3cret"]
     monkeypatch.delenv("WANDB_MODE", raising=False)
     wandb.setup()
     try:

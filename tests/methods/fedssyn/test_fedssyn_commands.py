@@ -27,7 +27,7 @@ def test_what_people_delete_is_not_sent(tmp_path: Path, capsys: pytest.CaptureFi
     arguments = ["-c", QUICKSTART, "-c", str(config), "--data.num_clients", "3"]
 
     def run(verb: str, *arguments: str) -> str:
-        monkeypatch.setattr(sys, "argv", ["flcog", verb, *arguments])
+        sys.argv[:] = ["flcog", verb, *arguments]
         main()
         return capsys.readouterr().out
 

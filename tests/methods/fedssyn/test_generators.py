@@ -1,6 +1,7 @@
 """Fedssyn's generators (an autoencoder, a GAN and a diffusion model) agree with their papers."""
 
 import math
+from collections.abc import Callable
 from itertools import product
 from types import SimpleNamespace
 from typing import Any
@@ -154,9 +155,20 @@ def test_the_schedule_is_the_cosine() -> None:
     assert abs(parameters / 14_419_651 - 1) < 0.02
 
 
-def test_the_sampler_finds_what_the_network_knows(monkeypatch: pytest.MonkeyPatch) -> None:
+class OfNetwork(DDPM):
+    """A DDPM with a given network."""
+
+    def __init__(self, made: Callable[[], nn.Module], **options: Any) -> None:
+        super().__init__(**options)
+        object.__setattr__(self, "made", made)
+
+    def network(self, *shape: int) -> nn.Module:
+        return self.made()
+
+
+def test_the_sampler_finds_what_the_network_knows() -> None:
     """If the network predicts the noise of images that are constant within each class, the sampler draws these images."""
-    generator = DDPM(diffusion_steps=40, sampling_steps=10, epochs=1, lr=1e-9)
+    generator = OfNetwork(lambda: Oracle(), diffusion_steps=40, sampling_steps=10, epochs=1, lr=1e-9)
     alpha_bar = generator.scheduler().alphas_cumprod
     values = torch.tensor([-0.8, 0.5])
     losses: list[float] = []
@@ -171,7 +183,6 @@ def test_the_sampler_finds_what_the_network_knows(monkeypatch: pytest.MonkeyPatc
             noise = (images - a.sqrt() * values[class_labels].view(-1, 1, 1, 1)) / (1 - a).sqrt()
             return type("Output", (), {"sample": noise + 0 * self.weight})
 
-    monkeypatch.setattr(DDPM, "network", lambda self, *shape: Oracle())
     labels = torch.tensor([0, 1] * 4)
     inputs = ((values[labels] + 1) / 2).view(-1, 1, 1, 1).expand(8, 1, 8, 8)
     sample = generator.train(inputs, labels, 2, lambda epoch, figures: losses.append(figures["loss"]))
@@ -195,18 +206,19 @@ class Scale(nn.Module):
         return type("Output", (), {"sample": self.weight * images})
 
 
-def trained_scale(monkeypatch: pytest.MonkeyPatch, **options: Any) -> Scale:
+def trained_scale(**options: Any) -> Scale:
     """A ``Scale`` that was trained on images that are black on the left and white on the right."""
     network = Scale()
-    monkeypatch.setattr(DDPM, "network", lambda self, *shape: network)
     inputs = torch.tensor([0.0, 1.0]).repeat_interleave(4).expand(64, 1, 8, 8)
     torch.manual_seed(0)
-    DDPM(epochs=4, batch_size=16, lr=0.05, **options).train(inputs, torch.zeros(64, dtype=torch.int64), 1, lambda *_: None)
+    OfNetwork(lambda: network, epochs=4, batch_size=16, lr=0.05, **options).train(
+        inputs, torch.zeros(64, dtype=torch.int64), 1, lambda *_: None
+    )
     return network
 
 
 def test_images_are_drawn_from_the_moving_average(monkeypatch: pytest.MonkeyPatch) -> None:
-    last, averaged = trained_scale(monkeypatch, ema=0.0), trained_scale(monkeypatch, ema=0.7)
+    last, averaged = trained_scale(ema=0.0), trained_scale(ema=0.7)
     assert last.weights == averaged.weights and len(last.weights) == 16
     expected = 0.0
     for step, weight in enumerate([*last.weights[1:], last.weight.item()]):
@@ -217,7 +229,7 @@ def test_images_are_drawn_from_the_moving_average(monkeypatch: pytest.MonkeyPatc
 
 def test_images_are_mirrored_by_chance(monkeypatch: pytest.MonkeyPatch) -> None:
     for flip in (False, True):
-        asked = trained_scale(monkeypatch, flip=flip).asked
+        asked = trained_scale(flip=flip).asked
         # Early steps have little noise: the right half is the brighter one unless the image is mirrored.
         sides = torch.cat([(images[..., 4:].mean((1, 2, 3)) < 0)[step < 200] for images, step in asked])
         assert len(sides) > 20 and (0.2 < sides.double().mean() < 0.8 if flip else not sides.any())

@@ -58,9 +58,7 @@ def test_the_papers_classes() -> None:
 
 
 @pytest.fixture
-def configured(monkeypatch: pytest.MonkeyPatch, command_line: None) -> Iterator[None]:
-    for method in (FedWalk, LeashPretraining):
-        monkeypatch.setattr(flcog.callbacks, method.__name__, method, raising=False)
+def configured(command_line: None) -> Iterator[None]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # Lightning calls jsonargparse by a deprecated name.
         yield

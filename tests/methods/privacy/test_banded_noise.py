@@ -16,9 +16,9 @@ from scipy import special, stats
 from flcog.callbacks import BandedNoise, Checkpoint, DPFedAvg, UniformSelection
 from flcog.method import Callback
 from flcog.models import MLP
-from methods.privacy.test_dp_fedavg import STILL, quick_accountant, secret, steps
+from methods.privacy.test_dp_fedavg import STILL, secret, steps
 
-pytestmark = pytest.mark.usefixtures(quick_accountant.__name__)
+pytestmark = pytest.mark.usefixtures("quick_accountant")
 TWO = {"clients_per_round": 2}
 """Two of eight clients train per round, so that each client can pause for three rounds."""
 

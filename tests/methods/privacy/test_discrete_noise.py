@@ -15,7 +15,7 @@ from torch import Tensor
 
 import flcog
 from flcog.callbacks import SCAFFOLD, DPFedAvg, PoissonSampling, SecureAggregation
-from flcog.callbacks.privacy import discrete_noise, guarantee
+from flcog.callbacks.privacy import discrete_noise
 from flcog.callbacks.privacy.discrete_noise import RandomWords, discrete_gaussian, rounded, value_of_one
 from flcog.core.types import Params
 from flcog.method import Context, Method, SealedUploads, Upload
@@ -26,10 +26,7 @@ STILL = partial(torch.optim.SGD, lr=0.0)
 private = partial(DPFedAvg, clip=0.5, noise_multiplier=2.0, noise_at="clients")
 
 
-@pytest.fixture(autouse=True)
-def quick_accountant(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Replaces the accountant: a round costs epsilon 1 if all expected clients arrive."""
-    monkeypatch.setattr(guarantee, "epsilon", lambda sampling, noise, rounds, delta: float(rounds))
+pytestmark = pytest.mark.usefixtures("quick_accountant")
 
 
 # The sampler ----------------------------------------------------------------------------------------------------------------------

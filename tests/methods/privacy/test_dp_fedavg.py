@@ -38,7 +38,6 @@ from flcog.callbacks import (
     TrimmedMean,
     UniformSelection,
 )
-from flcog.callbacks.privacy import guarantee as implementation
 from flcog.callbacks.privacy.accountant import Sampling, epsilon
 from flcog.callbacks.privacy.guarantee import guarantee_of
 from flcog.core.randomness import secret_normal
@@ -63,12 +62,6 @@ CASES: dict[str, Case] = {
         random=True,
     ),
 }
-
-
-@pytest.fixture
-def quick_accountant(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Replaces the accountant: each round costs epsilon 1."""
-    monkeypatch.setattr(implementation, "epsilon", lambda sampling, noise, rounds, delta: float(rounds))
 
 
 pytestmark = pytest.mark.usefixtures("quick_accountant")
@@ -393,20 +386,16 @@ def test_methods_outside_the_guarantee_are_refused(methods: list[Method], text: 
     ids=["none", "uniform", "Poisson", "truncated"],
 )
 def test_epsilon_is_that_of_the_real_sampling(
-    selection: Method | None, sampling: Sampling, monkeypatch: pytest.MonkeyPatch
+    selection: Method | None, sampling: Sampling, quick_accountant: list[tuple[Any, ...]]
 ) -> None:
-    seen = []
-    monkeypatch.setattr(implementation, "epsilon", lambda *arguments: seen.append(arguments) or 1.0)
     train(secret(delta=0.01), *([] if selection is None else [selection]), rounds=2)
-    assert seen[-1] == (sampling, 2.0, 2, 0.01)
-    assert all(each[0] == sampling for each in seen)
+    assert quick_accountant[-1] == (sampling, 2.0, 2, 0.01)
+    assert all(each[0] == sampling for each in quick_accountant)
 
 
-def test_epsilon_of_scaled_noise_is_that_of_a_larger_federation(monkeypatch: pytest.MonkeyPatch) -> None:
-    seen: list[tuple[Any, ...]] = []
-    monkeypatch.setattr(implementation, "epsilon", lambda *arguments: seen.append(arguments) or 1.0)
+def test_epsilon_of_scaled_noise_is_that_of_a_larger_federation(quick_accountant: list[tuple[Any, ...]]) -> None:
     row = train(secret(noise_cohort_size=50), PoissonSampling(rate=0.25, at_most=4), rounds=1).rows[-1]
-    assert seen[-1] == (Sampling(200, 0.25, at_most=100), 2.0, 1, 200**-1.1)
+    assert quick_accountant[-1] == (Sampling(200, 0.25, at_most=100), 2.0, 1, 200**-1.1)
     assert row["privacy/epsilon_if_scaled"] == 1 and "privacy/epsilon" not in row
 
 

@@ -38,7 +38,6 @@ from flcog.callbacks import (
     Stragglers,
     TrainingScores,
 )
-from flcog.callbacks.privacy import dpsgd as implementation
 from flcog.core.types import Batch, Params
 from flcog.data.batching import Batching
 from flcog.method import Gradient
@@ -61,10 +60,7 @@ CASES: dict[str, Case] = {
 }
 
 
-@pytest.fixture(autouse=True)
-def quick_accountant(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Replaces the accountant: each use of a sample costs epsilon 1."""
-    monkeypatch.setattr(implementation, "epsilon", lambda sampling, noise, uses, delta: float(uses))
+pytestmark = pytest.mark.usefixtures("quick_accountant")
 
 
 def noise(local_steps: int = 1, **options: Any) -> torch.Tensor:
