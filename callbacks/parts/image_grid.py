@@ -17,20 +17,19 @@ def image_grid(
 
     Example:
         >>> import torch
-        >>> len(image_grid(torch.zeros(2, 5, 8, 8, 1), ["noise", "generated"]).axes)
+        >>> len(image_grid(torch.zeros(2, 5, 8, 8, 1), ["noise", "generated"]).axes[0].images)
         10
     """
     columns = len(rows[0]) if columns is None else columns
     figure = Figure(figsize=(columns * cell + 0.6, len(rows) * cell + 0.4))
-    axes = figure.subplots(len(rows), columns, squeeze=False, gridspec_kw={"wspace": 0.06, "hspace": 0.06})
+    axes = figure.subplots()
     for row, images in enumerate(rows):
-        axes[row, 0].set_ylabel(row_names[row], fontsize=8)
-        for column in range(columns):
-            axes[row, column].set(xticks=[], yticks=[], frame_on=False)
-            if column < len(images):
-                image = images[column]
-                # With other than three channels, show their mean as grey.
-                axes[row, column].imshow((image if image.shape[-1] == 3 else image.mean(-1)).numpy(), cmap="gray", vmin=0, vmax=1)
-    for column, name in enumerate(column_names[:columns]):
-        axes[0, column].set_title(name, fontsize=8)
+        for column, image in enumerate(images[:columns]):
+            # With other than three channels, show their mean as grey.
+            pixels = (image if image.shape[-1] == 3 else image.mean(-1)).numpy()
+            axes.imshow(pixels, cmap="gray", vmin=0, vmax=1, extent=(column, column + 0.94, row + 0.94, row))
+    axes.set(xlim=(0, columns), ylim=(len(rows), 0), frame_on=False)
+    axes.set_yticks([row + 0.5 for row in range(len(rows))], row_names, fontsize=8, rotation=90, va="center")
+    axes.set_xticks([column + 0.5 for column in range(len(column_names))], column_names, fontsize=8)
+    axes.tick_params(length=0, labeltop=True, labelbottom=False)
     return figure

@@ -1,5 +1,7 @@
-"""Every shipped table trains for a round on random data: each arm with each kind of data and model in its table, and each setting."""
+"""Every shipped table trains for a round on random data: each arm with each kind of samples, and each
+data set, model and setting."""
 
+import functools
 import json
 import re
 import shutil
@@ -13,7 +15,6 @@ import pytest
 import torch
 import yaml
 
-import flcog.datamodules
 from commands.comparisons import TABLES
 from flcog.commands.cli import main
 from flcog.commands.compare.runs import Run, runs_of
@@ -21,7 +22,7 @@ from flcog.commands.compare.table import Table, read_table
 from flcog.data import Samples, Splits
 from flcog.datamodules.flair import COARSE_LABELS
 
-NUM_CLIENTS, NUM_TRAIN, NUM_TEST = 10, 600, 20
+NUM_CLIENTS, NUM_TRAIN, NUM_TEST = 10, 200, 20
 LATE = 1
 """Methods that start later than in round 1 start in round 2 here."""
 
@@ -30,9 +31,9 @@ SMALL = {
     **dict.fromkeys(("min_steps", "images_per_class", "s", "uniform_clients", "every_n_rounds"), 1),
     "f": 0,
     **dict.fromkeys(("max_steps", "sampling_steps", "blocks", "samples_per_class", "latent", "buffer", "candidates"), 2),
-    **dict.fromkeys(("num_samples", "diffusion_steps", "generation_batch_size", "channels", "head_dim"), 4),
+    **dict.fromkeys(("num_samples", "max_samples", "diffusion_steps", "generation_batch_size", "channels", "head_dim"), 4),
     **dict.fromkeys(("width", "hidden", "samples_per_client"), 8),
-    "num_images": 20,
+    "num_images": 8,
 }
 """Whole numbers in methods and their parts that cost time: as large as they are here at most."""
 
@@ -71,7 +72,8 @@ def news(self: Any) -> Splits:
 
 
 def photographs(self: Any, train: bool) -> Samples:
-    return samples(NUM_TRAIN if train else NUM_TEST, (32, 32, 3), self.num_classes)
+    count = 600 if hasattr(self.partitioner, "rho") else NUM_TRAIN  # some clients have a tenth of the others' samples
+    return samples(count if train else NUM_TEST, (32, 32, 3), self.num_classes)
 
 
 LOADED: Mapping[str, Any] = {
@@ -90,13 +92,12 @@ LOADED: Mapping[str, Any] = {
 @pytest.fixture(autouse=True)
 def data(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, command_line: None) -> None:
     monkeypatch.chdir(tmp_path)  # arms write their generated data here
-    for name, load in LOADED.items():
-        monkeypatch.setattr(f"flcog.datamodules.{name}.load", load)
-        monkeypatch.setattr(f"flcog.datamodules.{name}.prepare_data", lambda self: None)
-    monkeypatch.setattr(flcog.datamodules.CIFAR10, "_read", photographs)
-    folders = flcog.datamodules.ImageFolders
-    monkeypatch.setattr(folders, "class_names", property(lambda self: tuple(self.classes or CINIC)))
-    monkeypatch.setattr(flcog.datamodules.FacebookComments, "_splits", property(posts))
+    patches = {f"{name}.load": load for name, load in LOADED.items()}
+    patches |= {f"{name}.prepare_data": lambda self: None for name in LOADED}
+    patches |= {"CIFAR10._read": photographs, "FacebookComments._splits": property(posts)}
+    patches |= {"ImageFolders.class_names": property(lambda self: tuple(self.classes or CINIC))}
+    for name, replacement in patches.items():
+        monkeypatch.setattr(f"flcog.datamodules.{name}", replacement)
 
 
 def cut(value: Any, key: str = "") -> Any:
@@ -127,29 +128,50 @@ def smaller(config: Mapping[str, Any], folder: Path) -> dict[str, Any]:
     }
     data["batch_size"] = 4
     if data.get("num_clients"):
-        data["num_clients"] = min(data["num_clients"], NUM_CLIENTS)
+        data["num_clients"] = min(data["num_clients"], 4 if "DDPM" in str(trainer) else NUM_CLIENTS)  # each trains a generator
     return config
 
 
-SEEN: set[Any] = set()
-"""The arms and settings that any table has trained. Many tables share them."""
+IMAGES = {
+    **dict.fromkeys(("fashion-mnist", "fedavg-mnist", "feddisco-femnist", "fedssyn-mnist", "fedssyn-mnist-rounds"), "grey"),
+    **dict.fromkeys(("robustness-mnist", "privacy"), "grey"),
+    **dict.fromkeys(("cifar10", "cifar100", "fedssyn-cifar10", "fedssyn-cifar100", "fedwalk", "feddisco-cinic10"), "colour"),
+    **dict.fromkeys(("feddisco-classes", "feddisco-fairness", "feddisco-ham10000"), "colour"),
+}
+"""Configs whose samples differ in nothing that matters to a method."""
 
-ALIKE = {"cifar100": "cifar10", "feddisco-participation": "cifar10", "fedssyn-cifar100": "fedssyn-cifar10"}
-"""Settings whose data and models differ from another's in numbers only."""
+ALIKE = {"feddisco-participation": "cifar10"}
+"""Configs that differ from others in numbers only."""
 
 
-def is_new(table: Table, run: Run) -> bool:
-    """Whether the run has an arm with a kind of data and model, or an argument, that no earlier run had. Numbers do not count."""
+@functools.cache
+def chosen() -> dict[Path, list[Run]]:
+    """Each table's runs with a feature that no run before them has: a config, an arm with a kind of samples, or an argument.
+
+    Numbers do not count, and neither do arms with each of several networks, data sets or attacks.
+    """
+    runs, seen = {}, set[Any]()
+    for path in TABLES:
+        table, runs[path] = read_table(path), list[Run]()
+        for run in runs_of(replace(table, seeds=table.seeds[:1]), Path("out")):
+            features = features_of(table, run)
+            if not features <= seen:
+                runs[path].append(run)
+            seen |= features
+    return runs
+
+
+def features_of(table: Table, run: Run) -> set[Any]:
     row, column = table.rows[run.row], table.columns[run.column]
     configs = tuple(ALIKE.get(path.stem, path.stem) for path in (*table.configs, *column.configs))
     arm, setting = tuple(path.stem for path in row.configs), {**table.arguments, **column.arguments}
-    kind = (configs, setting.get("data"), setting.get("data.image_size"))
-    features = {(kind, arm)}
-    features |= {(arm, name, plain(value)) for name, value in {**row.arguments, **row.columns.get(run.column, {})}.items()}
-    features |= {(kind, name, plain(value)) for name, value in setting.items()}
-    new = not features <= SEEN
-    SEEN.update(features)
-    return new
+    samples = IMAGES.get(configs[0], configs[0])
+    return {
+        (configs, setting.get("data"), setting.get("data.image_size")),
+        (samples, arm),
+        *((arm, name, plain(value)) for name, value in {**row.arguments, **row.columns.get(run.column, {})}.items()),
+        *((samples, name, plain(value)) for name, value in setting.items()),
+    }
 
 
 def plain(value: Any) -> str:
@@ -160,10 +182,8 @@ def plain(value: Any) -> str:
 @pytest.mark.slow
 @pytest.mark.parametrize("path", TABLES, ids=lambda path: path.stem)
 def test_it_trains(path: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    table = read_table(path)
-    runs = [run for run in runs_of(replace(table, seeds=table.seeds[:1]), tmp_path) if is_new(table, run)]
-    failed = {}
-    for run in runs:
+    table, failed = read_table(path), {}
+    for run in chosen()[path]:
         shutil.rmtree(tmp_path / "out", ignore_errors=True)
         with pytest.raises(SystemExit, match=r"^0$"):
             main([*run.command, "--print_config"])
