@@ -309,8 +309,11 @@ class FederatedTrainer(TopicList):
                 lock=life.lock,
                 init_from=origin,
             )
-            self._session, self._trained = self._open(model, datamodule, plan), (model, datamodule)
-            life.train(self._session, self.evaluate, self.num_sanity_val_steps)
+            run = self._open(model, datamodule, plan)
+            self._session, self._trained = run, (model, datamodule)
+            with life.rounds(run, self.evaluate, self.num_sanity_val_steps):
+                while life.goes_on(run):
+                    life.train_round(run, self.evaluate)
 
     @verb
     def validate(

@@ -46,7 +46,7 @@ class SignSGD(Codec):
 
     @property
     def excludes(self) -> Mapping[str, str]:  # type: ignore[override]
-        return {"Aggregator": "a majority vote replaces the mean of the changes, too"} if self.votes else {}
+        return {"AggregationRule": "a majority vote replaces the mean of the changes, too"} if self.votes else {}
 
     @property
     def votes(self) -> bool:

@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from fnmatch import fnmatch
 
 from flcog.method import (
-    Aggregator,
+    AggregationRule,
     AsynchronousRounds,
     AvailabilityModel,
     BroadcastStage,
@@ -20,7 +20,7 @@ Test = Callable[[Method], bool]
 
 REFUSED: Mapping[str, Test] = {
     "its result is no sum, so that one client can change it by more than a client's bound": (
-        lambda method: isinstance(method, Aggregator | UploadChange) and not isinstance(method, SealedSum)
+        lambda method: isinstance(method, AggregationRule | UploadChange) and not isinstance(method, SealedSum)
     ),
     "it reads the uploads of single clients, which have no noise": lambda method: method.individual_uploads,
     "it weights clients by the other clients of the round or by their reports, so that one client changes every weight": (

@@ -250,10 +250,6 @@ class ClientRuntime:
         for client, state in states.items():
             self.store.put(client, state)
 
-    def initial_state(self, method: Method, client: int, received: tuple[Params, Params], round: int) -> Slot:
-        """The state that a method would make for a client at first contact."""
-        return first_contact(method, *received, self.view(client, round), self.local).state
-
     def assign(self, received: Download, tasks: Sequence[ClientTask]) -> Assignment:
         """Combine the tasks with the clients' data, states and random numbers, for an executor."""
         methods = [method for method in self.methods if method.name in received.server]

@@ -1,7 +1,7 @@
 """For authors of methods and observers: the hooks, their arguments, and their results."""
 
 from flcog.core.types import Batch, Params, Slot
-from flcog.method.aggregator import Aggregator, UploadAggregator, UploadChange, UploadMatrix
+from flcog.method.aggregator import AggregationRule, Aggregator, UploadAggregator, UploadChange, UploadMatrix
 from flcog.method.attack import Attack
 from flcog.method.checks import check_methods
 from flcog.method.client_view import ClientView, Population
@@ -41,6 +41,7 @@ __all__ = [
     "CLIENT_HOOKS",
     "HOOKS",
     "OBSERVER_HOOKS",
+    "AggregationRule",
     "Aggregator",
     "Ask",
     "AsynchronousRounds",

@@ -1,5 +1,6 @@
 """Aggregators replace the weighted mean of the clients' uploads, and changes of uploads act before them."""
 
+from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
@@ -13,28 +14,33 @@ from flcog.method.method import Method
 
 
 @dataclass(frozen=True, kw_only=True)
-class Aggregator(Method, protocol=True):
-    """Combines the clients' changes of parameters and buffers into one change. A run has at most one aggregator.
+class AggregationRule(Method, protocol=True):
+    """An :class:`Aggregator` or :class:`UploadAggregator`, in place of the weighted mean. A run has at most one."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Aggregator(AggregationRule, protocol=True):
+    """Combines the clients' changes of parameters and buffers into one change, some clients after others.
 
     Values are trees of tensors. The state is any value that the rule needs, such as a sum, or a list of all values. The engine adds
     clients in the order of their tasks.
     """
 
+    @abstractmethod
     def init(self, like: Any) -> Any:
         """The state before the first client. ``like`` has the shape of one client's values."""
-        raise NotImplementedError
 
+    @abstractmethod
     def add(self, state: Any, values: Any, weights: Tensor) -> Any:
         """The state after some more clients, whose values have a leading client axis, and whose weights are float64."""
-        raise NotImplementedError
 
+    @abstractmethod
     def merge(self, states: Sequence[Any]) -> Any:
         """One state for the clients of all processes, whose states come in the order of the processes."""
-        raise NotImplementedError
 
+    @abstractmethod
     def finish(self, state: Any) -> Any:
         """The combined change, in the shape and type of one client's values."""
-        raise NotImplementedError
 
 
 class UploadMatrix(NamedTuple):
@@ -65,8 +71,8 @@ class UploadMatrix(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True)
-class UploadAggregator(Aggregator, protocol=True):
-    """An aggregator that compares the uploads of a round: the engine keeps all of them, and calls ``combine`` once.
+class UploadAggregator(AggregationRule, protocol=True):
+    """Compares the uploads of a round: the engine keeps all of them, and calls ``combine`` once.
 
     Whole numbers in an envelope, such as BatchNorm's counters, do not belong to the matrix. Their median replaces their mean.
     """
@@ -78,9 +84,9 @@ class UploadAggregator(Aggregator, protocol=True):
         """The smallest number of uploads that the rule can combine."""
         return 1
 
+    @abstractmethod
     def combine(self, uploads: UploadMatrix, server: Slot) -> tuple[Tensor, Slot]:
         """The vector [d] that replaces the mean of the rows, and the method's new state at the server. *Exclusive; plain Python.*"""
-        raise NotImplementedError
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,6 +107,7 @@ class UploadChange(Method, protocol=True):
         """The number of rows after the change of ``count`` rows."""
         return count
 
+    @abstractmethod
     def change(
         self, uploads: UploadMatrix, server: Slot, cohort: Cohort, combine: Callable[[UploadMatrix], Tensor]
     ) -> tuple[UploadMatrix, Slot]:
@@ -112,4 +119,3 @@ class UploadChange(Method, protocol=True):
             cohort: the clients of the round.
             combine: the later changes and the aggregator as a function, for attackers that know them. It changes no state.
         """
-        raise NotImplementedError

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from math import inf
 
-from flcog.method.aggregator import Aggregator
+from flcog.method.aggregator import AggregationRule
 from flcog.method.clock import AsynchronousRounds, Clock, Cutoff
 from flcog.method.method import SERVER_HOOKS, Method
 from flcog.method.personal import Personalisation
@@ -14,7 +14,7 @@ from flcog.method.stage import BroadcastStage, Stage
 
 EXCLUSIVE_PROTOCOLS = {
     AsynchronousRounds: "take the next arrivals as a round",
-    Aggregator: "replace the mean of the clients' changes",
+    AggregationRule: "replace the mean of the clients' changes",
     Selection: "select the clients of a round",
     AvailabilityModel: "decide which clients are available",
     Clock: "tell the time that clients take",
@@ -85,7 +85,7 @@ def _beside_asynchronous(method: AsynchronousRounds, other: Method) -> str | Non
         return (
             f"{method.name} weighs clients by their staleness, and {other.name} by their probabilities, unless unbiased is false"
         )
-    if other.individual_uploads or isinstance(other, Aggregator):
+    if other.individual_uploads or isinstance(other, AggregationRule):
         return f"{other.name} combines uploads as if they began at one model"
     if isinstance(other, Cutoff):
         return f"{method.name} waits for no late clients"

@@ -1,5 +1,6 @@
 """Simulated time: how long clients take, and methods that end a round before all clients have finished."""
 
+from abc import abstractmethod
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -32,6 +33,7 @@ class Clock(Method, protocol=True):
     def check_clients(self, num_clients: int) -> None:
         """Refuse data that do not fit the number of clients. Called once, before round 1."""
 
+    @abstractmethod
     def seconds(self, work: Work, seed: int) -> np.ndarray:
         """The seconds that each client needs, float64 [clients]. *Exclusive; plain Python.*
 
@@ -41,7 +43,6 @@ class Clock(Method, protocol=True):
             work: of some clients.
             seed: the run's seed, a key for random numbers.
         """
-        raise NotImplementedError
 
 
 class RoundEnd(NamedTuple):
@@ -71,6 +72,7 @@ class Cutoff(Method, protocol=True):
         """The number of clients to select for a round that needs ``count`` clients. *Chain; plain Python.*"""
         return count
 
+    @abstractmethod
     def close(self, finishes: Mapping[int, float], count: int) -> RoundEnd:
         """The end of the round, if this cutoff were the only one. *Plain Python.*
 
@@ -78,7 +80,6 @@ class Cutoff(Method, protocol=True):
             finishes: the seconds after which each client has finished, in random order; at least one client.
             count: the number of clients that ``trainer.clients_per_round`` asks for.
         """
-        raise NotImplementedError
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,25 +95,25 @@ class AsynchronousRounds(Method, protocol=True):
         """The number of clients that start in a simulated second; None if all free places are filled after each server step."""
         return None
 
+    @abstractmethod
     def concurrent(self, count: int) -> int:
         """The largest number of clients in flight.
 
         Args:
             count: the number that ``trainer.clients_per_round`` asks for.
         """
-        raise NotImplementedError
 
+    @abstractmethod
     def arrivals(self, count: int) -> int:
         """The number of arrivals of a round, with the arguments of :meth:`concurrent`."""
-        raise NotImplementedError
 
+    @abstractmethod
     def discounts(self, staleness: Tensor) -> Tensor:
         """The weight of each arrival, float64, > 0. The engine divides it by the number of arrivals. *Plain Python.*
 
         Args:
             staleness: the number of server steps since the client started.
         """
-        raise NotImplementedError
 
     def check_clients(self, num_clients: int, count: int) -> None:
         """Refuse numbers that do not fit the number of clients. Called once, before round 1."""

@@ -7,6 +7,7 @@ assigns parameters, gradients, losses or weights.
 """
 
 import inspect
+from abc import ABC
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, TypeVar
@@ -30,7 +31,7 @@ M = TypeVar("M", bound="Method")
 
 
 @dataclass(frozen=True, kw_only=True)  # keywords, so that FedProx(0.1) is about FedProx's own argument
-class Method(Callback):
+class Method(Callback, ABC):
     """Contributes to a run. A subclass is a frozen dataclass whose fields are hyper-parameters, so YAML and Python can both describe it.
 
     Hooks change no tensor that they are given in place: ``value.mul_(0.9)`` would reach the global model or the next client, and
@@ -173,7 +174,7 @@ class Method(Callback):
 
     def loss(self, apply: Apply, params: Params, batch: Batch, task_loss: Tensor, ctx: Context) -> Tensor:
         """A term that is added to the task loss. To rescale the task loss, return ``(w - 1) * task_loss``. *Sum; pure.*"""
-        raise NotImplementedError
+        return torch.zeros_like(task_loss)
 
     def wrap_gradient(self, gradient: GradientFunction, ctx: Context) -> GradientFunction:
         """A new gradient function that calls the given one, for example at other parameters. *Nested / own slot; pure.*

@@ -1,5 +1,6 @@
 """What clients keep for themselves: models of their own, which are evaluated, and parts of the model that they do not share."""
 
+from abc import abstractmethod
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -37,15 +38,16 @@ class Personal(NamedTuple):
 class Personalisation(Method, protocol=True):
     """Gives each client a model of its own, which is measured on the client's held-out samples. A run has at most one such method."""
 
+    @abstractmethod
     def personal(self, params: Params, ctx: Context) -> Personal:
         """The client's personal model. ``params`` are the global parameters. *Exclusive; pure.*"""
-        raise NotImplementedError
 
 
 @dataclass(frozen=True, kw_only=True)
 class ParameterMask(Method, protocol=True):
     """Selects the parts of the parameters that a client receives and sends. If a run has several masks, all of them apply."""
 
+    @abstractmethod
     def mask(self, params: Params, client: int) -> Mapping[str, Tensor]:
         """A boolean tensor for each parameter that the client with this number does not share whole. *And; plain Python.*
 
@@ -57,7 +59,6 @@ class ParameterMask(Method, protocol=True):
 
         The masks of all clients must name the same parameters.
         """
-        raise NotImplementedError
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,9 +71,9 @@ class LocalParts(Personalisation, protocol=True):
     exist for them alone. The client's own parameters are ``ctx.state["own"]``. A first state has the initial ones.
     """
 
+    @abstractmethod
     def local(self, module: nn.Module) -> Collection[str]:
         """The names of the parameters and buffers that stay at the client. A function of the module's form. *Plain Python.*"""
-        raise NotImplementedError
 
     def init_client(self, params: Params, buffers: Params, client: ClientView) -> Slot:
         """``params`` are the ones that stay at the client."""

@@ -1,5 +1,6 @@
 """A private sum: a method that bounds everything that clients send, and adds noise to its sums before anybody reads them."""
 
+from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
@@ -44,9 +45,9 @@ class Withholding(Method, protocol=True):
                 f"and stop_round={self.stop_round}: remove them"
             )
 
+    @abstractmethod
     def withholds(self, column: str) -> bool:
         """Whether a column depends on clients' data beyond the values that the method protects."""
-        raise NotImplementedError
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,28 +76,28 @@ class PrivateSum(Withholding, Stage, protocol=True):
         """Whether cohorts and noise are drawn from the operating system's entropy instead of the run's seed."""
         return True
 
+    @abstractmethod
     def check(self, training: Training) -> None:
         """Refuse a training that the guarantee does not cover."""
-        raise NotImplementedError
 
+    @abstractmethod
     def begin(self, state: Slot, training: Training) -> Slot:
         """The state before the next round, with the scale of the noise."""
-        raise NotImplementedError
 
+    @abstractmethod
     def sentence(self, state: Slot, training: Training, round: int) -> str:
         """A sentence for the summary on the guarantee of all rounds and repeated rounds, after this number of complete rounds."""
-        raise NotImplementedError
 
+    @abstractmethod
     def paid(self, state: Slot) -> float:
         """The number of rounds that are paid for, each by its price."""
-        raise NotImplementedError
 
+    @abstractmethod
     def pay(self, state: Slot, rounds: float, repeated: bool = False) -> Slot | None:
         """The state after this number of rounds was paid for in total; None if that exceeds the budget.
 
         If rounds are ``repeated``, those since the last payment are lost, and the run repeats them with other noise.
         """
-        raise NotImplementedError
 
     def resting(self, state: Slot) -> Sequence[int]:
         """The clients that the coming round must not select."""
@@ -106,36 +107,36 @@ class PrivateSum(Withholding, Stage, protocol=True):
         """The state after a round with these selected clients."""
         return state
 
+    @abstractmethod
     def shares(self, state: Slot, num_samples: Tensor) -> Tensor:
         """The weight a_k of each client in the sums, float64, a function of its own training set's size alone."""
-        raise NotImplementedError
 
+    @abstractmethod
     def bound(self, envelope: Envelope, sent: Slot, received: GlobalModel) -> Envelope:
         """The bounded envelope of one client. *Pure.*"""
-        raise NotImplementedError
 
+    @abstractmethod
     def noisy(self, state: Slot, total: Envelope, arrived: int, draw: Normal) -> tuple[Envelope, Slot]:
         """The sums with noise, and the method's new state. *Plain Python.*
 
         ``total`` are the sums over the ``arrived`` clients in float64; ``buffers`` are changes.
         """
-        raise NotImplementedError
 
+    @abstractmethod
     def price(self, state: Slot, arrived: int) -> float:
         """The price of a round of a sealed sum in which this number of clients has arrived; 1 for the expected number."""
-        raise NotImplementedError
 
+    @abstractmethod
     def unit(self, sent: Slot, like: Envelope) -> float:
         """The value of the whole number 1 in a sealed sum. Server and clients know it from the broadcast and the envelope's shapes."""
-        raise NotImplementedError
 
+    @abstractmethod
     def whole_numbers(self, envelope: Envelope, sent: Slot, key: bytes) -> Tensor:
         """A client's values as whole numbers, int64 [n], with its part of the noise. *Plain Python.*"""
-        raise NotImplementedError
 
+    @abstractmethod
     def figures(self, state: Slot) -> dict[str, float]:
         """The columns of a round, such as epsilon."""
-        raise NotImplementedError
 
     def send(self, envelope: Envelope, ctx: Context) -> tuple[Envelope, Slot]:
         return self.bound(envelope, ctx.broadcast, ctx.received), ctx.state

@@ -1,5 +1,6 @@
 """Sealed sums: aggregators for which each client seals its own upload, so that the server reads only the sum over clients."""
 
+from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -49,17 +50,17 @@ class SealedSum(Aggregator, protocol=True):
     """
 
     @property
+    @abstractmethod
     def step(self) -> float:
         """The distance between two values that words can tell apart. ``seal`` rounds to multiples of it."""
-        raise NotImplementedError
 
+    @abstractmethod
     def limit(self, num_clients: int) -> float:
         """The largest absolute value of a number that a client may send in a round with this number of clients."""
-        raise NotImplementedError
 
+    @abstractmethod
     def seal(self, values: Tensor, client: int, keys: RoundKeys) -> Tensor:
         """A client's float64 values [n] as n whole numbers, which tell nothing without the other clients' numbers. *Plain Python.*"""
-        raise NotImplementedError
 
     def init(self, like: RoundKeys) -> SealedUploads | None:
         return None
@@ -75,6 +76,6 @@ class SealedSum(Aggregator, protocol=True):
             total += state.words  # whole numbers of k bits wrap around, which is addition modulo 2^k
         return SealedUploads(total, [client for state in states for client in state.clients], states[0].keys)
 
+    @abstractmethod
     def finish(self, state: SealedUploads) -> Any:
         """The sum of the clients' values, float64 [n]."""
-        raise NotImplementedError

@@ -1,5 +1,6 @@
 """Which clients take part in a round, which of them are available, and how many local steps they take."""
 
+from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Literal, NamedTuple
@@ -215,6 +216,7 @@ class Selection(Method, protocol=True):
         """The state before the first round, in tensors and primitives."""
         return {}
 
+    @abstractmethod
     def select(self, state: Slot, population: ClientPool, count: int, rng: torch.Generator) -> Participants:
         """The clients of a round. *Exclusive; plain Python.* It must not change the state.
 
@@ -224,7 +226,6 @@ class Selection(Method, protocol=True):
             count: the number of clients that ``trainer.clients_per_round`` asks for.
             rng: keyed by seed, round and method.
         """
-        raise NotImplementedError
 
     def update(self, state: Slot, record: RoundRecord) -> Slot:
         """The new state after a round. Values of the old state are never changed in place. *Own slot; plain Python.*"""
@@ -269,6 +270,7 @@ class AvailabilityModel(Method, protocol=True):
     def check_clients(self, num_clients: int) -> None:
         """Refuse data that do not fit the number of clients. Called once, before round 1."""
 
+    @abstractmethod
     def available(self, clients: np.ndarray, seconds: float, seed: int) -> np.ndarray:
         """Whether each of some clients is available, bool [clients]. *Exclusive; plain Python.*
 
@@ -279,7 +281,6 @@ class AvailabilityModel(Method, protocol=True):
             seconds: the time since the start of the run.
             seed: the run's seed, a key for random numbers.
         """
-        raise NotImplementedError
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,5 +1,6 @@
 """Stages: methods that change *how* clients send their envelopes, or the server its broadcast, for example in fewer bytes."""
 
+from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, NamedTuple
@@ -36,12 +37,12 @@ class Stage(Method, protocol=True):
         """
         return False
 
+    @abstractmethod
     def send(self, envelope: Envelope, ctx: Context) -> tuple[Envelope, Slot]:
         """The changed envelope, and the stage's new state. *Chain; pure.*
 
         ``flcog.wire.envelope.map_fields`` maps each distinct tensor once, and leaves the measurements alone.
         """
-        raise NotImplementedError
 
     def receive(self, envelope: Envelope, fields: Any, received: GlobalModel) -> Envelope:
         """Decode the envelope at the server. *Chain in reverse order; pure.*
@@ -90,6 +91,7 @@ class BroadcastStage(Method, protocol=True):
         """Whether the server continues from its own model; otherwise it continues from the decoded one, which clients receive."""
         return True
 
+    @abstractmethod
     def send_down(
         self, server: Slot, broadcast: Broadcast, clients: Sequence[int], num_clients: int, rng: torch.Generator
     ) -> SentBroadcast:
@@ -102,4 +104,3 @@ class BroadcastStage(Method, protocol=True):
             num_clients: the number of all clients.
             rng: keyed by seed, round and method.
         """
-        raise NotImplementedError

@@ -3,7 +3,8 @@
 import math
 import time
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from types import TracebackType
 from typing import Any, Self
 
@@ -57,11 +58,9 @@ class Lifecycle:
                 self.lock.release()
                 self._stop.leave()
 
-    def train(self, run: Session, evaluate: Callable[[], dict[str, float]], num_sanity_val_steps: int) -> None:
-        """Train until all rounds are done, an observer ends the run, or a signal stops it.
-
-        The metrics of the test before round 1, on ``num_sanity_val_steps`` batches, are discarded.
-        """
+    @contextmanager
+    def rounds(self, run: Session, evaluate: Callable[[], dict[str, float]], num_sanity_val_steps: int) -> Iterator[None]:
+        """Surround the rounds of a run. The metrics of the test before round 1, on ``num_sanity_val_steps`` batches, are discarded."""
         self._run, trainer = run, self._hooks.trainer
         privacy.begin(run.engine, run.server, run.paid)
         self._deliver_notes(run)
@@ -72,19 +71,20 @@ class Lifecycle:
                     evaluate()
             self._hooks.on_train_start(run)
             self._stop.rounds_begin(shared=run.processes.together > 1 or not run.has_all_data)
-            while run.round < run.settings.rounds and not run.should_stop and privacy.affordable(run.engine, run.server):
-                self._train_round(run, evaluate)
-                number = run.processes.largest(self._stop.number)  # all processes stop after the same round
-                if number and run.round < run.settings.rounds and not run.should_stop:
-                    raise self._stop.stop(number, run.processes.is_first, run.round)
+            yield
         self._stop.rounds_end()
         if run.round < run.settings.rounds and not privacy.affordable(run.engine, run.server):
-            warnings.warn(f"stopped after round {run.round}: another round would exceed the privacy budget", stacklevel=2)
+            warnings.warn(f"stopped after round {run.round}: another round would exceed the privacy budget", stacklevel=3)
         run.record_clients()
         self._observe("on_fit_end")
         run.engine.hand_over(run.server, run.evaluated_params())
 
-    def _train_round(self, run: Session, evaluate: Callable[[], dict[str, float]]) -> None:
+    def goes_on(self, run: Session) -> bool:
+        """Whether another round follows: some are left, no observer has ended the run, and the privacy budget allows one."""
+        return run.round < run.settings.rounds and not run.should_stop and privacy.affordable(run.engine, run.server)
+
+    def train_round(self, run: Session, evaluate: Callable[[], dict[str, float]]) -> None:
+        """Train and evaluate a round. A signal ends the run after it."""
         began, number, waiting = time.perf_counter(), run.round + 1, CoreWaiting()
         evaluated, profiler = run.settings.evaluates(number), self._hooks.trainer.profiler
         try:
@@ -116,6 +116,9 @@ class Lifecycle:
             if place_in_users_code(error) and not getattr(error, "__notes__", ()):  # clients' errors name the client, too
                 error.add_note(f"in round {number}")
             raise
+        signal = run.processes.largest(self._stop.number)  # all processes stop after the same round
+        if signal and self.goes_on(run):
+            raise self._stop.stop(signal, run.processes.is_first, run.round)
 
     def _end_round(self, run: Session, metrics: dict[str, float], evaluated: bool) -> None:
         if evaluated:

@@ -14,7 +14,7 @@ from flcog.core.precision import float64_device, number_dtype, to_float64_device
 from flcog.core.processes import Processes
 from flcog.core.types import Params, Slot
 from flcog.functional.own_steps import LOGGED
-from flcog.method import Aggregator, ClientUpload, Cohort, Method, UploadAggregator, UploadChange
+from flcog.method import Aggregator, ClientUpload, Cohort, Method, UploadAggregator, UploadChange, method_of
 from flcog.server.kept import KeptUploads
 from flcog.wire.envelope import Envelope, changes_of, floats, is_sound, of_client, suspects
 from flcog.wire.ledger import Account
@@ -97,9 +97,7 @@ class Aggregate:
         """Each client that has sent a reply, with its loss, its bytes and its seconds."""
         self.plain_bytes = 0
         """The total bytes without any encoding."""
-        self._rule: Aggregator | None = next(
-            (method for method in methods if isinstance(method, Aggregator) and method not in in_matrix), None
-        )
+        self._rule = method_of(methods, Aggregator)
         self._values: Any = None
         """The values of the aggregation rule that replaces the weighted mean, if there is one."""
         self._logged: dict[str, list[tuple[float, Tensor]]] = {}
