@@ -5,17 +5,17 @@ import dataclasses
 import itertools
 import os
 import threading
+import time
 import warnings
 from collections import deque
 from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import nullcontext
-from functools import partial
 from queue import SimpleQueue
 
 import torch
 
-from flcog.client.executor import Assignment, Choice, Result, StopRequest, longest_first, timed
+from flcog.client.executor import Assignment, Choice, Result, StopRequest, longest_first
 from flcog.client.work import ClientWork
 from flcog.execute.compiled_clients import CompiledClients
 from flcog.execute.graphs import Graphs
@@ -45,8 +45,9 @@ class Chunks:
                 chunk = group[done : done + self.clients_at_once]
                 self.trainer.announce(assignment, group[done + len(chunk) :][: len(chunk)])
                 result: Result | None = None
+                began = time.perf_counter()
                 try:
-                    result = timed(partial(self.trainer.train, assignment, chunk))
+                    result = self.trainer.train(assignment, chunk).since(began)
                 except torch.OutOfMemoryError:
                     # Reduced once: if memory runs out again, another program took it, or a single client does not fit.
                     if len(chunk) == 1 or self._has_reduced:
@@ -136,7 +137,8 @@ class Threads:
                 raise StopRequest
             program = dataclasses.replace(assignment.program, model=trainer.learner.model)
             assignment = assignment._replace(program=program, works=[work], stop=self._stop)
-            return timed(lambda: trainer.train(assignment, [work]))
+            began = time.perf_counter()
+            return trainer.train(assignment, [work]).since(began)
         except BaseException:
             self._stop.set()
             raise
@@ -161,9 +163,13 @@ class Streams:
         for work in (work for group in self.trainer.groups(assignment.works) for work in group):
             running.append(self._launch(assignment, work))
             if len(running) == self.clients_at_once:
-                yield timed(running.popleft())
+                yield self._end(running.popleft())
         while running:
-            yield timed(running.popleft())
+            yield self._end(running.popleft())
+
+    def _end(self, client: Callable[[], Result]) -> Result:
+        began = time.perf_counter()
+        return client().since(began)
 
     def _launch(self, assignment: Assignment, work: ClientWork) -> Callable[[], Result]:
         """Queue a client's steps on a stream, and return a function that waits for them."""
