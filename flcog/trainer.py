@@ -28,7 +28,7 @@ from flcog.core.lightning_packages import OtherCallback, adopt, overrides
 from flcog.core.output import never_failing
 from flcog.core.text import TopicList, guess
 from flcog.data import FederatedDataModule
-from flcog.lightning.observer import LightningHooks
+from flcog.lightning.hooks import LightningHooks
 from flcog.lightning.trainer import RoundsTrainer, one_line
 from flcog.method import Callback, Method, Personalisation, check_methods, method_of
 from flcog.method.gradient_clip import GradientClip

@@ -170,18 +170,3 @@ def _blocks(work: ClientWork, reader: Reader) -> Iterator[tuple[range, int, int]
 
 def _request(work: ClientWork, begin: int, end: int) -> Request:
     return work.order[begin:end], None if work.keys is None else work.keys[begin:end]
-
-
-def stacked_positions(works: Sequence[ClientWork], num_steps: int, width: int) -> tuple[np.ndarray, np.ndarray | None]:
-    """The padded positions of the first steps in each ``order``, [clients, steps, width], and the mask of real rows.
-
-    Padding, and steps after a client's last, point at the client's first sample. The mask is None if all rows are real.
-    """
-    starts, sizes = np.zeros((2, len(works), num_steps), np.int64)
-    for k, work in enumerate(works):
-        alive = min(num_steps, work.num_steps)
-        starts[k, :alive], sizes[k, :alive] = work.starts[:alive], work.sizes[:alive]
-    within = np.arange(width)
-    mask = within < sizes[:, :, None]
-    positions = np.where(mask, starts[:, :, None] + within, 0)
-    return positions, None if mask.all() else mask

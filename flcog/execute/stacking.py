@@ -1,4 +1,4 @@
-"""The batches of a chunk of clients, stacked: [clients, rows, ...] for each local step."""
+"""The batches of a chunk of clients, padded to equal size and stacked: [clients, rows, ...] for each local step."""
 
 from collections.abc import Iterator, Sequence
 from itertools import tee
@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from flcog.client.work import ClientWork, samples_per_block, stacked_positions
+from flcog.client.work import ClientWork, samples_per_block
 from flcog.core.precision import sent
 from flcog.core.trees import Tree, leaves, map_leaves, rows
 from flcog.data.reading import Reader
@@ -41,6 +41,21 @@ def stacked_batches(
             counts = None if full or masks is None else masks[:, step, :height].to(torch.get_default_dtype())
             own = (slice(None), step - first, slice(height))
             yield rows(inputs, own), rows(targets, own), counts
+
+
+def stacked_positions(works: Sequence[ClientWork], num_steps: int, width: int) -> tuple[np.ndarray, np.ndarray | None]:
+    """The padded positions of the first steps in each ``order``, [clients, steps, width], and the mask of real rows.
+
+    Padding, and steps after a client's last, point at the client's first sample. The mask is None if all rows are real.
+    """
+    starts, sizes = np.zeros((2, len(works), num_steps), np.int64)
+    for k, work in enumerate(works):
+        alive = min(num_steps, work.num_steps)
+        starts[k, :alive], sizes[k, :alive] = work.starts[:alive], work.sizes[:alive]
+    within = np.arange(width)
+    mask = within < sizes[:, :, None]
+    positions = np.where(mask, starts[:, :, None] + within, 0)
+    return positions, None if mask.all() else mask
 
 
 def _requests(

@@ -5,7 +5,7 @@ from typing import Any
 
 from flcog.client.messages import Split
 from flcog.core.monitor import OF_A_LOADER
-from flcog.lightning.observer import LightningHooks
+from flcog.lightning.hooks import LightningHooks
 from flcog.run.session import Session
 from flcog.server.evaluate import evaluate
 

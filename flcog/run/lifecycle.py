@@ -17,7 +17,7 @@ from flcog.core.speed import Calibration, CoreWaiting
 from flcog.core.text import figure
 from flcog.core.users_code import place_in_users_code
 from flcog.core.writer_lock import WriterLock
-from flcog.lightning.observer import LightningHooks
+from flcog.lightning.hooks import LightningHooks
 from flcog.method import Note
 from flcog.run.session import Session
 from flcog.server import privacy

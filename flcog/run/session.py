@@ -31,8 +31,8 @@ from flcog.run.partition_report import partition_report, without_clients
 from flcog.run.trackers import Trackers
 from flcog.server.engine import Engine
 from flcog.server.evaluate import evaluated_params, only_personal
+from flcog.server.in_flight import Traffic
 from flcog.server.state import ServerState
-from flcog.server.traffic import Traffic
 from flcog.wire.ledger import Ledger
 
 

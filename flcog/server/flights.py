@@ -9,10 +9,10 @@ from flcog.client.messages import ClientTask, Download
 from flcog.method import AsynchronousRounds, Participants, StepClock, clock_of
 from flcog.server.clock import asking_seconds, durations
 from flcog.server.engine import Engine
+from flcog.server.in_flight import Flight, Flights, Traffic, UploadSize
 from flcog.server.round_plan import Round, Timing, planned_steps, tasks_of
 from flcog.server.select import Start, charge, select
 from flcog.server.state import ServerState
-from flcog.server.traffic import Flight, Flights, Traffic, UploadSize
 from flcog.wire.ledger import masked_bytes
 
 

@@ -32,12 +32,12 @@ from flcog.server.aggregate import Aggregate, check_new_model
 from flcog.server.clock import asking_seconds, pass_time
 from flcog.server.engine import Engine
 from flcog.server.flights import arrival_times, fly
+from flcog.server.in_flight import Traffic
 from flcog.server.privacy import add_noise, pay, public, released
 from flcog.server.receive import account, encoders_of, receive
 from flcog.server.round_plan import Round, plain_sizes, planned_steps, send_down, tasks_of, weigh
 from flcog.server.select import charge, remember, select
 from flcog.server.state import ServerState
-from flcog.server.traffic import Traffic
 from flcog.wire.envelope import addable
 from flcog.wire.ledger import Account, Ledger
 

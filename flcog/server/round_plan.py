@@ -26,8 +26,8 @@ from flcog.method import (
 )
 from flcog.method.returned import broadcast_of
 from flcog.server.engine import Engine
+from flcog.server.in_flight import Flights
 from flcog.server.state import ServerState
-from flcog.server.traffic import Flights
 from flcog.wire.envelope import message_bytes
 from flcog.wire.ledger import model_bytes, unsent_bytes
 

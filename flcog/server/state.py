@@ -11,7 +11,7 @@ from torch.utils import _pytree as pytree
 
 from flcog.core.types import Params, Slot
 from flcog.method import Method, Uploads
-from flcog.server.traffic import Traffic
+from flcog.server.in_flight import Traffic
 from flcog.wire.envelope import message_bytes
 from flcog.wire.ledger import Account, Ledger
 

@@ -1,6 +1,6 @@
 """The observers that every run has: progress, checkpoints, a chart of the partition and a summary."""
 
-from flcog.lightning.observer import LightningHooks
+from flcog.lightning.hooks import LightningHooks
 from flcog.method import Callback, Run
 from flcog.run.observers.checkpoint import Checkpoint
 from flcog.run.observers.progress import ProgressBar
