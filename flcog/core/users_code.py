@@ -5,10 +5,12 @@ import sysconfig
 import traceback
 from pathlib import Path
 from types import FrameType
-
-from torch import nn
+from typing import TYPE_CHECKING
 
 from flcog.core.files import short
+
+if TYPE_CHECKING:
+    from torch import nn
 
 PYTHON = ("<", f"{sysconfig.get_path('stdlib')}{os.sep}")
 """The folder of Python. "<" begins the names of modules that are compiled into it."""
@@ -52,7 +54,7 @@ def place_in_users_code(error: BaseException) -> str:
     return f"{short(Path(lines[-1][0].f_code.co_filename))}, line {lines[-1][1]}" if lines else ""
 
 
-def layer_of(error: BaseException, module: nn.Module) -> str:
+def layer_of(error: BaseException, module: "nn.Module") -> str:
     """The layer of torch's in which the error arose, such as ``model.0, Linear(in_features=6, ...)``; empty if in none of the module's."""
     layers = {id(layer): (name, layer) for name, layer in module.named_modules() if name}
     for frame, _ in reversed([*traceback.walk_tb(error.__traceback__)]):

@@ -42,7 +42,7 @@ def test_fine_tuning_is_the_local_optimisers_from_the_global_model(network: Any)
         steps = [(batch.inputs, batch.targets) for batch in batches(work, trainer.run.engine.reader)]
         expected = fine_tune.run(problem, model, client, steps)
         assert_close(
-            {name.removeprefix("model."): v for name, v in own.items()}, {n: expected[n] for n, _ in model.named_parameters()}
+            {n: own[f"model.{n}"] for n, _ in model.named_parameters()}, {n: expected[n] for n, _ in model.named_parameters()}
         )
         model_k = copy.deepcopy(model).eval()
         model_k.load_state_dict(expected)
