@@ -111,7 +111,7 @@ def test_a_run_is_predicted_with_exported_and_loaded(capsys: pytest.CaptureFixtu
     assert all(torch.equal(value, loaded.state_dict()[f"model.{name}"]) for name, value in network.state_dict().items())
     capsys.readouterr()
     for words, message in {
-        ("predict", folder, "--inputs", "none.npy"): "none.npy cannot be read as .npy or .npz",
+        ("predict", folder, "--inputs", "none.npy"): "predict found no none.npy",
         ("predict", folder, "--output", "p.json"): "predictions are written as .csv or .npz; got p.json",
         ("predict", folder, "--checkpoint", "third"): "no checkpoint at third: give best, last, or a file under",
         ("export", "nowhere"): "nowhere holds no checkpoints: give the directory of a run",
