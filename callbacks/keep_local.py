@@ -68,6 +68,7 @@ class KeepLocal(LocalParts):
 
     excludes = {
         **dict.fromkeys(("DENSE", "FedGen", "LocalModels"), "it needs whole models, and clients keep parts of theirs"),
+        **dict.fromkeys(("FedPVR", "FedReg"), "it corrects all parameters by the global model's, and clients keep some"),
     }
 
     def local(self, module: nn.Module) -> Collection[str]:
@@ -107,6 +108,8 @@ class Freeze(ParameterMask):
     """
 
     parts: str | Sequence[str] = "head"
+
+    excludes = dict.fromkeys(("DENSE", "FedGen", "LocalModels"), "it needs whole models, and frozen parts are not sent")
 
     def mask(self, params: Params, client: int) -> dict[str, Tensor]:
         return dict.fromkeys(self._names(params), torch.tensor(False))

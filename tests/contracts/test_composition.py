@@ -56,7 +56,7 @@ for _method in (Availability(), PowerOfChoice(), UniformSelection(), WeightedSel
     FORMS[_method.name] = _method
 FORMS |= {method.name: method for method in (Bucketing(s=1), Bulyan(f=0), Krum(f=0), MultiKrum(f=0))}
 FORMS |= {name: replace(method, clients=(1,)) for name, method in FORMS.items() if isinstance(method, Attack)}
-FORMS["Freeze"] = Freeze(r"hidden\.0\.bias")  # with FedRep the head is no shared part
+FORMS["Freeze"] = Freeze(r"hidden\.0\.(bias|B)")  # with FedRep the head is no shared part
 FORMS["MOON-projected"] = MOON(mu=2.0, projection=5)  # with a projection, MOON changes the model
 
 NAMES = sorted(FORMS, key=str.lower)
