@@ -163,17 +163,13 @@ class Streams:
         for work in (work for group in self.trainer.groups(assignment.works) for work in group):
             running.append(self._launch(assignment, work))
             if len(running) == self.clients_at_once:
-                yield self._end(running.popleft())
+                yield running.popleft()()
         while running:
-            yield self._end(running.popleft())
-
-    def _end(self, client: Callable[[], Result]) -> Result:
-        began = time.perf_counter()
-        return client().since(began)
+            yield running.popleft()()
 
     def _launch(self, assignment: Assignment, work: ClientWork) -> Callable[[], Result]:
         """Queue a client's steps on a stream, and return a function that waits for them."""
-        works, collect, result = [work], None, None
+        works, collect, result, began = [work], None, None, time.perf_counter()
         with self.trainer.named(assignment, works):
             if self.trainer.fits(assignment, works):
                 collect = self.trainer.launch(assignment, works, self.trainer.begin(assignment, works))
@@ -183,9 +179,9 @@ class Streams:
         def finished() -> Result:
             if collect is None:
                 assert result is not None
-                return result
+                return result.since(began)
             with self.trainer.named(assignment, works):
-                return self.trainer.end(assignment, works, collect())
+                return self.trainer.end(assignment, works, collect()).since(began)
 
         return finished
 
