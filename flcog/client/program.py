@@ -101,7 +101,7 @@ class Program:
         return {name: value for name, value in params.items() if name not in own} if own else dict(params)
 
     def _completed(self, params: Params, seen: Params) -> Params:
-        """All parameters, with what a hook has made of those that it saw."""
+        """All parameters, with the values that a hook has returned for the parameters in ``seen``."""
         return params | seen if self.local else seen
 
     def apply(self, buffers: Params, live: bool = False) -> Apply:

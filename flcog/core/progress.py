@@ -17,7 +17,7 @@ class Progress:
     listener: Callable[[], None] = lambda: None
 
     def begin(self, phase: str, clients: int = 0) -> None:
-        """Begin a phase of clients, of which none is done."""
+        """Begin a phase with this number of clients, and none of them done."""
         self.done, self.clients = 0.0, clients
         self.enter(phase)
 

@@ -39,9 +39,8 @@ class _Loader(SourceFileLoader):
         exec(compile(code, self.path, "exec"), vars(module))
         imports = [node for each in delayed for node in ast.walk(each) if isinstance(node, ast.ImportFrom)]
         vars(module)["__getattr__"], vars(module)["__dir__"] = at_first_use(self.name, imports)
-        importlib.import_module(
-            "torchmetrics.utilities"
-        )  # the package's modules import each other in a circle that must begin here
+        # The package's modules import each other in a circle, which must begin here.
+        importlib.import_module("torchmetrics.utilities")
 
 
 def _has_metrics(node: ast.AST) -> bool:
