@@ -60,7 +60,7 @@ def train(folder: Path, grid: Any, options: Mapping[str, Any]) -> None:
     from flcog.deploy.clients import DeployedClients, FlowerNode, Progress  # these need Flower's packages
     from flcog.deploy.post import Post
 
-    counts = {name: options[name] for name in ("clients", "max_client_samples", "min_clients")}
+    counts = {name: options.get(name, 0) for name in ("clients", "max_client_samples", "min_clients")}
     whole(None, 1, hint="set it in pyproject.toml or --run-config", **counts)
     post = Post(grid, float(options["poll"]), float(options["timeout"]))
     progress = Progress(post)

@@ -256,10 +256,16 @@ REFUSED: dict[str, tuple[Fault, dict[str, Any], str]] = {
 def test_a_failure_is_told_in_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write_app(tmp_path / "app", softmax(), CLIENTS, NODES, 1000)
     grid: Any = Grid(tmp_path / "app", tmp_path / "state", FAULTS["none"])
-    failure = failure_of(
-        tmp_path / "app" / PACKAGE, grid, {"poll": 0.01, "timeout": 0.1, "nodes": 4, "clients": CLIENTS, "root": ""}
-    )
-    assert failure.startswith("3 of 4 nodes are connected after 0.1 s") and "Traceback" not in capsys.readouterr().err
+    options = {"poll": 0.01, "timeout": 0.1, "nodes": 4, "clients": CLIENTS, "min_clients": 1, "root": ""}
+    for bound, says in (
+        ({}, "max_client_samples must be a whole number of at least 1; got 0"),
+        (
+            {"max_client_samples": 1000},
+            "3 of 4 nodes are connected after 0.1 s",
+        ),
+    ):
+        failure = failure_of(tmp_path / "app" / PACKAGE, grid, options | bound)
+        assert says in failure and "Traceback" not in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("name", REFUSED)
