@@ -48,6 +48,7 @@ def end_with_parent() -> None:
 def _watch(parent: int) -> None:
     while os.getppid() == parent:
         time.sleep(0.2)
+    time.sleep(2.0)  # a collective that fails because of the parent says so first
     os.kill(os.getpid(), signal.SIGTERM)
     time.sleep(GRACE)
     os.kill(os.getpid(), signal.SIGKILL)

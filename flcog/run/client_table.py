@@ -22,7 +22,8 @@ MOST_LABELS = 100
 def client_table(engine: Engine, server: ServerState) -> dict[str, np.ndarray]:
     """The columns of ``clients.csv``, one value for each client, without those that a method withholds.
 
-    Clients in other processes tell neither their label counts nor the time that they take. Bytes are those of the rounds.
+    Clients in other processes tell neither their label counts nor the time that they take. Bytes are those of the rounds. If a pool
+    of all data trains (Centralized), the clients that test it have scores alone.
     """
     call, federation = engine.roll_call, engine.federation
     accounts = [server.ledger.clients.get(client, Account()) for client in range(engine.num_clients)]
@@ -35,7 +36,9 @@ def client_table(engine: Engine, server: ServerState) -> dict[str, np.ndarray]:
     if federation.is_complete and federation.train.labelled and num_labels(federation) <= MOST_LABELS:
         names = federation.class_names or range(num_labels(federation))
         columns |= {f"labels/{name}": counts for name, counts in zip(names, label_table(federation).toarray().T, strict=False)}
-    found = {f"clients/{name}" if "/" not in name else name: np.asarray(one) for name, one in columns.items() if one is not None}
+    rows = len(call.sizes if call.test is None else call.test)
+    arrays = {name: np.asarray(column) for name, column in columns.items() if column is not None and len(column) == rows}
+    found = {name if "/" in name else f"clients/{name}": column for name, column in arrays.items()}
     withhold(engine, found)
     return {name.removeprefix("clients/"): column for name, column in found.items()}
 

@@ -14,6 +14,7 @@ import flcog
 from flcog.callbacks import (
     DPSGD,
     SCAFFOLD,
+    Centralized,
     ClientDropout,
     DPFedAvg,
     EncodedBroadcast,
@@ -99,6 +100,11 @@ def test_a_test_of_a_checkpoint_has_its_rows(tmp_path: Path) -> None:
     assert trainer.clients["test/client_accuracy"].mean() == pytest.approx(figures["test/client_accuracy_mean"])
     pandas.testing.assert_frame_equal(trainer.clients[COUNTS], first.clients[COUNTS])
     assert not trainer.clients[COUNTS].equals(after_training[COUNTS])
+
+
+def test_clients_that_test_a_pool_have_scores_alone(tmp_path: Path) -> None:
+    clients = fit(tmp_path, Centralized(), data=TinyData(client_test=0.3), eval_every=1).clients
+    assert list(clients) == ["test_samples", "test/client_accuracy"] and len(clients) == 8
 
 
 def test_simulated_seconds_are_the_clocks(tmp_path: Path) -> None:
