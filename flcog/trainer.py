@@ -42,7 +42,7 @@ from flcog.run.initial_weights import load_initial_weights
 from flcog.run.lifecycle import Lifecycle
 from flcog.run.observers.defaults import default_observers
 from flcog.run.observers.progress import score
-from flcog.run.opening import Plan, Request, open_run
+from flcog.run.opening import Opening
 from flcog.run.predictions import Predictions, predict
 from flcog.run.session import Session
 from flcog.server import round as rounds
@@ -301,15 +301,7 @@ class FederatedTrainer(TopicList):
         origin = None if init_from is None else load_initial_weights(model, init_from, resumes)
         self._session = self._measured = None
         with Lifecycle(self.fabric, [*self.methods, *self.observers], self.hooks) as life:
-            plan = Plan(
-                reason="fit",
-                ckpt_path=ckpt_path,
-                resume_changed=self.resume_changed,
-                logger=self.given_logger,
-                lock=life.lock,
-                init_from=origin,
-            )
-            run = self._open(model, datamodule, plan)
+            run = self._open(model, datamodule, "fit", ckpt_path=ckpt_path, lock=life.lock, init_from=origin)
             self._session, self._trained = run, (model, datamodule)
             with life.rounds(run, self.evaluate, self.num_sanity_val_steps):
                 while life.goes_on(run):
@@ -358,7 +350,7 @@ class FederatedTrainer(TopicList):
         if self._clients is not None:
             raise ValueError("check calls clients' hooks in this process: use a trainer that is not connected to other processes")
         brief = replace(self.settings, local_steps=1, local_epochs=None, executor="loop", chunk_size=None, compile=False)
-        run = self._open(copy.deepcopy(model), datamodule, Plan("by hand"), brief)
+        run = self._open(copy.deepcopy(model), datamodule, "by hand", settings=brief)
         return advise(run.engine, run.server)
 
     @verb
@@ -425,7 +417,7 @@ class FederatedTrainer(TopicList):
             ckpt_path: a checkpoint to resume from.
             keep_files: whether methods may keep files that runs share, under ``default_root_dir``.
         """
-        self._session = self._open(model, datamodule, Plan("by hand", ckpt_path, keep_files=keep_files))
+        self._session = self._open(model, datamodule, "by hand", ckpt_path=ckpt_path, keep_files=keep_files)
         self._trained, self._measured = (model, datamodule), None
 
     @verb
@@ -553,7 +545,16 @@ class FederatedTrainer(TopicList):
         """
         self._clients = clients
 
-    def _open(self, model: nn.Module, datamodule: Any, plan: Plan, settings: Settings | None = None) -> Session:
+    def _open(
+        self,
+        model: nn.Module,
+        datamodule: Any,
+        reason: Literal["fit", "by hand", "evaluate"],
+        stage: TrainerFn = TrainerFn.FITTING,
+        new_clients: bool = False,
+        settings: Settings | None = None,
+        **given: Any,
+    ) -> Session:
         """Start the processes, and open a run."""
         check_model(model)
         if not isinstance(datamodule, FederatedDataModule):
@@ -561,15 +562,16 @@ class FederatedTrainer(TopicList):
 
             datamodule = federated(adopt(datamodule))
         adopt(datamodule.hooked)
-        if plan.new_clients:  # of this process's data, all in a round
+        if new_clients:  # of this process's data, all in a round
             datamodule, settings = datamodule.newcomers, replace(self.settings, clients_per_round=1.0)
         if not self._launched:
             lost_processes.launch(self.fabric, self._num_nodes)
             self._launched = True
-        if plan.stage == TrainerFn.FITTING and self._has_fitted:
+        if stage == TrainerFn.FITTING and self._has_fitted:
             self.hooks.renew()
-        self._has_fitted = self._has_fitted or plan.stage == TrainerFn.FITTING
-        request = Request(
+        self._has_fitted = self._has_fitted or stage == TrainerFn.FITTING
+        return Opening(
+            reason=reason,
             settings=settings or self.settings,
             methods=self.methods,
             observers=self.observers,
@@ -578,10 +580,14 @@ class FederatedTrainer(TopicList):
             config=self.config,
             model=model,
             datamodule=datamodule,
-            lightning=self.lightning,
-            clients=None if plan.new_clients else self._clients,
-        )
-        return open_run(request, plan)
+            trainer=self.lightning,
+            clients=None if new_clients else self._clients,
+            stage=stage,
+            new_clients=new_clients,
+            resume_changed=self.resume_changed,
+            logger=self.given_logger,
+            **given,
+        ).open()
 
     def _measure(self, split: Split, verbose: bool, *given: Any) -> Figures:
         stage = TrainerFn.VALIDATING if split == "val" else TrainerFn.TESTING
@@ -623,7 +629,7 @@ class FederatedTrainer(TopicList):
             self.run.engine.hand_over(self.run.server, self.run.evaluated_params())
             assert self._trained is not None
             model, datamodule = model or self._trained[0], self._trained[1] if datamodule is None else datamodule
-        opened = self._open(model, datamodule, Plan("evaluate", ckpt_path, stage, new_clients))
+        opened = self._open(model, datamodule, "evaluate", stage, new_clients, ckpt_path=ckpt_path)
         if as_it_is:
             for name in ("params", "buffers", "servers", "round", "steps", "rates"):
                 setattr(opened.server, name, getattr(self.run.server, name))

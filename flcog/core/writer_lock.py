@@ -8,10 +8,10 @@ from pathlib import Path
 import yaml
 from filelock import FileLock, Timeout
 
-from flcog.core.files import RUN_REMEDY, short, write_yaml
+from flcog.core.files import RUN_REMEDY, clear_errors, short, write_yaml
 
-NOTE = ".writer.yaml"
-BUSY, ADVICE = "is being trained by", "wait until that has ended or stop it"
+BUSY = "is being trained by"
+"""In the error of a run that another process trains."""
 
 
 class WriterLock:
@@ -24,20 +24,19 @@ class WriterLock:
     def __init__(self) -> None:
         self._held: list[tuple[Path, FileLock]] = []
 
-    def take(self, run: Path) -> str | None:
-        """Take the lock of a run. Returns the reason in one line if that fails."""
-        lock, note = FileLock(run / ".lock"), run / NOTE
-        try:
-            lock.acquire(blocking=False)
+    def take(self, run: Path) -> None:
+        """Take the lock of a run, or name the process that has it."""
+        lock, note = FileLock(run / ".lock"), run / ".writer.yaml"
+        with clear_errors(run, RUN_REMEDY):
+            try:
+                lock.acquire(blocking=False)
+            except Timeout:
+                raise ValueError(
+                    f"{short(run)} {BUSY} {_owner(note)}: wait until that has ended or stop it, or start a run of your own without "
+                    "ckpt_path"
+                ) from None
             self._held.append((note, lock))
             write_yaml(note, {"process": os.getpid(), "host": platform.node(), "since": time.strftime("%Y-%m-%d %H:%M:%S")})
-        except Timeout:
-            return f"{short(run)} {BUSY} {_owner(note)}: {ADVICE}, or start a run of your own without ckpt_path"
-        except OSError as error:
-            return f"cannot write {run}: {error.strerror or error}; {RUN_REMEDY}"
-        except ValueError as error:
-            return str(error)
-        return None
 
     def release(self) -> None:
         """Release the locks that this object has."""
@@ -45,11 +44,6 @@ class WriterLock:
             note, lock = self._held.pop()
             note.unlink(missing_ok=True)
             lock.release()
-
-
-def without_advice(reason: str) -> str | None:
-    """Shorten the reason of :meth:`WriterLock.take` to the fact that another process has the lock. None if the reason is another."""
-    return reason.partition(f": {ADVICE}")[0] if f" {BUSY} " in reason else None
 
 
 def _owner(note: Path) -> str:

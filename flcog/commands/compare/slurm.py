@@ -19,7 +19,7 @@ from flcog.commands.compare.launcher import Launcher, conclude, start
 from flcog.commands.compare.runs import OUTPUT, Run
 from flcog.core import signals
 from flcog.core.extras import require
-from flcog.core.writer_lock import without_advice
+from flcog.core.writer_lock import BUSY
 
 LOGS, JOB, ENDED = "slurm", "slurm/job", "slurm/ended"
 """The folder, inside a run's folder, for submitit's files; the file with the number of its job; and the note about the job's end."""
@@ -49,7 +49,7 @@ class Job:
             with (self.run.folder / OUTPUT).open("ab") as output:
                 code = start(self.run, threads, output).wait()
             error = conclude(self.run, code)
-            if busy := without_advice(error):  # a node that was lost may still be ending the processes of an earlier job
+            if busy := BUSY in error:  # a node that was lost may still be ending the processes of an earlier job
                 time.sleep(PATIENCE)
             # A signal may have stopped it between two rounds, or before it could answer signals.
             stopped = busy or code == signals.EXIT_STATUS or code < 0
