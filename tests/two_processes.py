@@ -1,4 +1,4 @@
-"""Run a function of a test module on one process and on two, to compare the results."""
+"""Start functions of test modules in processes of their own, which start further processes themselves."""
 
 import json
 import subprocess
@@ -12,25 +12,41 @@ from harness import TESTS
 PROCESS = """
 import sys
 sys.path.insert(0, {tests!r})
+import torch
+torch.set_num_threads(1)  # with several threads, sums may be rounded otherwise
 from {module} import {function}
-{function}(*sys.argv[2:], devices=int(sys.argv[1]))
+{function}(*{arguments!r}, **{options!r})
 """
 
 
-def on_one_and_two_processes(function: Callable[..., None], folder: Path, *arguments: str) -> list[Any]:
-    """The results of a function on one process and on two. The first process writes its result as JSON.
+def started(function: Callable[..., None], folder: Path, *arguments: Any, **options: Any) -> subprocess.Popen[str]:
+    """A process that calls a function of a test module with these arguments, which are numbers, texts or None.
+
+    The script of the process lies in ``folder``, because the process starts it again for each further process of a run.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "script.py").write_text(
+        PROCESS.format(
+            tests=str(TESTS), module=function.__module__, function=function.__name__, arguments=arguments, options=options
+        )
+    )
+    words = [sys.executable, str(folder / "script.py")]
+    return subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+
+
+def finish(process: subprocess.Popen[str]) -> None:
+    output, _ = process.communicate(timeout=300)
+    assert process.returncode == 0, output[-2000:]
+
+
+def on_one_and_two_processes(function: Callable[..., None], folder: Path) -> list[Any]:
+    """The results of a function on one process and on two.
 
     Args:
-        function: a function of a test module. It is called with the path of its result, ``arguments``, and the keyword ``devices``.
-        folder: the folder for the script and the results.
-        arguments: further arguments of the function.
+        function: a function of a test module. It is called with the path of its result, and the keyword ``devices``. The first process
+            writes the result as JSON.
+        folder: the folder for the scripts and the results.
     """
-    script, ends = folder / "script.py", []
-    script.write_text(PROCESS.format(tests=str(TESTS), module=function.__module__, function=function.__name__))
-    for devices in ("1", "2"):
-        end = folder / f"{devices}.json"
-        words = [sys.executable, str(script), devices, str(end), *arguments]
-        done = subprocess.run(words, capture_output=True, timeout=300, text=True)
-        assert done.returncode == 0, done.stderr[-2000:]
-        ends.append(json.loads(end.read_text()))
-    return ends
+    for devices in (1, 2):
+        finish(started(function, folder / str(devices), str(folder / f"{devices}.json"), devices=devices))
+    return [json.loads((folder / f"{devices}.json").read_text()) for devices in (1, 2)]

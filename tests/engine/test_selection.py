@@ -1,6 +1,5 @@
 """Methods that select the clients of a round: cohorts of any size under every executor, and unbiased weights."""
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -10,36 +9,26 @@ from typing import Any
 import pytest
 import torch
 from harness import (
-    RecordingTrainer,
-    TinyData,
     assert_close,
     classifier,
     distance,
     fit,
     make_trainer,
-    needs_compiler,
     train,
 )
-from two_processes import on_one_and_two_processes
 
 import flcog
 from flcog.callbacks import (
     SCAFFOLD,
     BandedNoise,
-    Bucketing,
-    CenteredClipping,
     DPFedAvg,
     EqualWeights,
     FedAdam,
     FedAvgM,
     FedDisco,
     FedDyn,
-    Mimic,
-    Oort,
     PoissonSampling,
-    PowerOfChoice,
     RoundRobin,
-    SystemModel,
 )
 from flcog.method import ClientPool, Method, Participants, SamplingLaw, Selection, Slot
 
@@ -84,16 +73,6 @@ def test_cohorts_of_any_size_are_the_same_under_every_executor(methods: Sequence
         vmap = train(Listed(), *methods, rounds=6, executor="vmap", chunk_size=chunk_size)
         assert_close(vmap.state, loop.state, 1e-11)
         assert vmap.rows == [pytest.approx(row, rel=1e-9) for row in loop.rows]
-
-
-@needs_compiler
-@pytest.mark.slow
-@pytest.mark.parametrize("executor", ["loop", "vmap"])
-def test_cohorts_of_any_size_under_compiled_steps(executor: str) -> None:
-    loop = train(Listed(), SCAFFOLD(), rounds=6)
-    compiled = train(Listed(), SCAFFOLD(), rounds=6, executor=executor, compile=True)
-    assert compiled.executor.compiled is True
-    assert_close(compiled.state, loop.state, 1e-11)
 
 
 def test_an_empty_round_writes_a_row_and_keeps_the_model(tmp_path: Path) -> None:
@@ -159,32 +138,3 @@ def test_weights_count_as_they_are_returned() -> None:
     for name, value in start.items():
         torch.testing.assert_close(twice[name], plain[name], rtol=1e-12, atol=1e-12)
         torch.testing.assert_close(plain[name] - value, 2 * (once[name] - value), rtol=1e-9, atol=1e-12)
-
-
-ON_PROCESSES: dict[str, Sequence[Method]] = {name: (Listed(), *methods) for name, methods in METHODS.items()} | {
-    "losses of candidates": (PowerOfChoice(candidates=7),),
-    "losses of trainings": (Oort(), SystemModel(spread="log-normal")),
-    "single uploads": (Mimic(clients=(1, 4)), Bucketing(), CenteredClipping(radius=0.2), SCAFFOLD()),
-}
-
-
-def on_processes(path: str, devices: int) -> None:
-    """Run cohorts of any size, and methods that exchange values of single clients. The first process writes the results."""
-    torch.set_num_threads(1)
-    found: dict[str, Any] = {}
-    for name, methods in ON_PROCESSES.items():
-        trainer: RecordingTrainer = make_trainer(None, *methods, devices=devices, rounds=6)
-        trainer.prepare(classifier(), TinyData())
-        rows = [trainer.train_round() for _ in range(6)]
-        found[name] = {"rows": rows, "state": {key: value.tolist() for key, value in trainer.state.items()}}
-    if trainer.run.processes.is_first:
-        Path(path).write_text(json.dumps(found))
-
-
-@pytest.mark.slow
-def test_two_processes_do_what_one_does(tmp_path: Path) -> None:
-    ends = on_one_and_two_processes(on_processes, tmp_path)
-    for name in ON_PROCESSES:
-        one, two = (end[name] for end in ends)
-        assert two["rows"] == [pytest.approx(row, rel=1e-9) for row in one["rows"]], name
-        assert_close(*({key: torch.tensor(value) for key, value in end["state"].items()} for end in (two, one)), 1e-9)

@@ -23,7 +23,6 @@ METHODS: dict[str, list[Any]] = {"FedAvg": [], "FedProx": [FedProx(mu=0.1)], "SC
 
 def on_processes(path: str, devices: int) -> None:
     """Train with each method. The first process writes the rows and the model."""
-    torch.set_num_threads(1)
     found: dict[str, Any] = {}
     for name, methods in METHODS.items():
         together = {"client_strategy": "ddp"} if devices > 1 else {}
@@ -56,7 +55,6 @@ class Divided(Plain):
 
 def divided(path: str, devices: int) -> None:
     """Train such a module with server momentum, and evaluate it after each round."""
-    torch.set_num_threads(1)
     strategy = ModelParallelStrategy(data_parallel_size=2, tensor_parallel_size=1)
     together: dict[str, Any] = {"client_strategy": strategy} if devices > 1 else {}
     together |= {"precision": "32-true", "devices": devices, "executor": "lightning"}

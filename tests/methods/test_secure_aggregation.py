@@ -1,9 +1,7 @@
 """SecureAggregation: the server's view, drop-outs, late uploads, ranges, and equality with plain sums."""
 
-import json
 from collections.abc import Sequence
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,13 +9,12 @@ import pytest
 import torch
 from contracts.case import Case
 from engine.test_lost_replies import Tolerant, lose, prepared
-from harness import RAGGED, BatchNormMLP, Spoils, TinyData, assert_close, classifier, distance, make_trainer, train
+from harness import RAGGED, BatchNormMLP, Spoils, TinyData, assert_close, classifier, distance, train
 from reference import secure_aggregation
 from scipy.stats import chisquare
 from torch import Tensor
-from two_processes import on_one_and_two_processes
 
-from flcog.callbacks import SCAFFOLD, Deadline, DPFedAvg, FedDisco, FedNova, SecureAggregation
+from flcog.callbacks import SCAFFOLD, Deadline, FedDisco, FedNova, SecureAggregation
 from flcog.callbacks.secure_aggregation import pair_masks, reveal, stream
 from flcog.client.messages import ClientReply
 from flcog.method import Method, RoundKeys, SealedUploads
@@ -156,31 +153,6 @@ def test_limits_leave_room_for_the_sum() -> None:
         words = [rule.seal(value, client, keys) for client in range(clients)]
         found = rule.finish(SealedUploads(sum(words[1:], words[0]), keys.clients, keys))
         assert float(found) == pytest.approx(float(clients * value), rel=1e-4)
-
-
-def on_processes(path: str, devices: int) -> None:
-    """Writes the results of four runs. In the first, one process has no client; the third drops a client."""
-    torch.set_num_threads(1)
-    found = []
-    for methods, options in (
-        ([SecureAggregation(), SCAFFOLD()], {"clients_per_round": 1}),
-        ([SecureAggregation(), SCAFFOLD()], {"clients_per_round": 5}),
-        ([SecureAggregation(), Spoils()], {"clients_per_round": 8, "on_bad_update": "drop"}),
-        ([SecureAggregation(), DPFedAvg(noise_at="clients", delta=0.01, repeatable=True)], {"clients_per_round": 5}),
-    ):
-        trainer = make_trainer(None, *methods, devices=devices, **options)
-        trainer.prepare(classifier(), TinyData())
-        rows = [trainer.train_round() for _ in range(2)]
-        figures = {column: value for column, value in rows[-1].items() if not column.startswith("time/")}
-        found.append([figures, [value.flatten().tolist() for value in trainer.state.values()]])
-    if trainer.run.processes.is_first:
-        Path(path).write_text(json.dumps(found))
-
-
-@pytest.mark.slow
-def test_two_processes_add_up_to_the_same_bits(tmp_path: Path) -> None:
-    one, two = on_one_and_two_processes(on_processes, tmp_path)
-    assert two == one and one[2][0]["clients/dropped"] == 1
 
 
 @pytest.mark.slow

@@ -8,7 +8,6 @@ import numpy as np
 import pandas
 import pytest
 from harness import SGD, TinyData, adapted, fit, train
-from two_processes import on_one_and_two_processes
 
 import flcog
 from flcog.callbacks import (
@@ -123,19 +122,6 @@ def test_private_runs_withhold_what_has_no_noise(tmp_path: Path) -> None:
         private.plot("clients")
     of_samples = fit(tmp_path, DPSGD(delta=0.01), data=data, eval_every=1, rounds=1)
     assert list(of_samples.clients) == ["samples", "test_samples", *COUNTS, "seconds"]
-
-
-def rows_on_processes(path: str, devices: int) -> None:
-    trainer = fit(Path(path).parent, FedRep(), data=TinyData(client_test=0.3), eval_every=1, devices=devices, accelerator="cpu")
-    clients = trainer.clients.drop(columns="seconds")
-    if trainer.fabric.is_global_zero:
-        Path(path).write_text(clients.round(9).to_json())
-
-
-@pytest.mark.slow
-def test_several_processes_have_the_same_rows(tmp_path: Path) -> None:
-    one, two = on_one_and_two_processes(rows_on_processes, tmp_path)
-    assert one == two and sum(one["steps"].values()) == 60
 
 
 # Pictures -------------------------------------------------------------------------------------------------------------------------

@@ -80,9 +80,8 @@ class Lit(L.LightningModule):
         return [optimizer], [{"scheduler": cycle, "interval": "step"}]
 
 
-def rounds(end: str, root: str, devices: int) -> None:
+def rounds(end: str, devices: int) -> None:
     """Trains some rounds, and writes their rows, the name of the best checkpoint and its evaluation."""
-    torch.set_num_threads(1)
     best = ModelCheckpoint(monitor="val_loss")
     trainer = flcog.FederatedTrainer(
         rounds=4,
@@ -93,7 +92,7 @@ def rounds(end: str, root: str, devices: int) -> None:
         devices=devices,
         logger=False,
         callbacks=[flcog.callbacks.SCAFFOLD(), best, EarlyStopping("val_loss", patience=1, min_delta=0.01)],
-        default_root_dir=f"{root}/{devices}",
+        default_root_dir=str(Path(end).parent / f"runs{devices}"),
     )
     trainer.fit(Lit(), LightningData(Data(), num_clients=5, target="label"))
     rows = list(without_times(trainer.history))
@@ -104,7 +103,7 @@ def rounds(end: str, root: str, devices: int) -> None:
 
 @pytest.mark.slow
 def test_two_processes_have_the_numbers_of_one(tmp_path: Path) -> None:
-    one, two = on_one_and_two_processes(rounds, tmp_path, str(tmp_path))
+    one, two = on_one_and_two_processes(rounds, tmp_path)
     assert len(one[0]) > 1 and {"train/words", "train/seen", "train/step", "train/end", "weights", "val/loss"} < one[0][0].keys()
     assert two[1] == one[1] and two[2] == pytest.approx(one[2], rel=1e-6)
     for ours, theirs in zip(two[0], one[0], strict=True):

@@ -1,6 +1,5 @@
 """Which figure observers watch, whether lower values of it are better, and which round was the best."""
 
-import importlib
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -8,7 +7,6 @@ from typing import Any
 import pytest
 import torch
 from harness import TinyData, classifier, fit
-from torchmetrics import Metric
 
 import flcog
 from flcog.callbacks import EarlyStopping, RoundsToTarget
@@ -82,23 +80,6 @@ def test_which_way_is_up(name: str, lower: bool) -> None:
     assert lower_is_better(name) == lower
     assert Monitor(name, None).gain(name, 1.0, over=2.0) == (1 if lower else -1)
     assert Monitor(name, "min").gain(name, 1.0, over=2.0) == 1 and Monitor(name, "max").gain(name, 1.0, over=2.0) == -1
-
-
-DISPUTED = {
-    *("BinaryFairness", "BinaryGroupStatRates", "WordInfoPreserved"),
-    *("DaviesBouldinScore", "PerceptualPathLength", "SpectralDistortionIndex"),
-}
-"""torchmetrics calls rates of groups and the share of preserved words better if they are lower, and three distances if they are higher."""
-
-
-def test_names_of_torchmetrics_tell_what_torchmetrics_says() -> None:
-    found: dict[str, bool] = {}
-    for name in ("classification", "regression", "image", "audio", "text", "retrieval", "clustering", "segmentation", "shape"):
-        module = importlib.import_module(f"torchmetrics.{name}")
-        classes = {key: value for key, value in vars(module).items() if isinstance(value, type) and issubclass(value, Metric)}
-        found |= {key: value.higher_is_better for key, value in classes.items() if isinstance(value.higher_is_better, bool)}
-    assert len(found) > 100
-    assert {name for name, higher in found.items() if lower_is_better(name) == higher} == DISPUTED
 
 
 def test_an_explicit_metric_decides_and_so_does_an_explicit_mode(tmp_path: Path) -> None:

@@ -9,10 +9,11 @@ from pathlib import Path
 import pytest
 from filelock import FileLock
 from harness import TinyData, classifier, fit, make_trainer
+from two_processes import finish, started
 
 import flcog
 from flcog.core.writer_lock import WriterLock
-from run.test_resume import finish, run, start
+from run.test_resume import run
 
 HELD = (
     rf"is being trained by process {os.getpid()} on {platform.node()} since 2\d\d\d-.*: wait until that has ended or stop it, or"
@@ -83,16 +84,16 @@ def test_a_run_can_be_tested_while_it_is_trained(tmp_path: Path) -> None:
 @pytest.mark.parametrize("devices", [1, 2])
 def test_of_two_processes_that_go_on_with_a_run_one_trains_it(tmp_path: Path, devices: int) -> None:
     run(tmp_path, rounds=2)
-    first = start(tmp_path, rounds=4, ckpt="last", sleep=60.0, devices=devices)
+    first = started(run, tmp_path, str(tmp_path), rounds=4, ckpt="last", sleep=60.0, devices=devices)
     (folder,) = (tmp_path / "runs").iterdir()
     deadline = time.monotonic() + 120
     while not (folder / ".writer.yaml").exists() and time.monotonic() < deadline:
         time.sleep(0.02)
-    second = start(tmp_path, rounds=4, ckpt="last", devices=devices)
+    second = started(run, tmp_path, str(tmp_path), rounds=4, ckpt="last", devices=devices)
     output, _ = second.communicate(timeout=120)
     assert second.returncode != 0 and f"is being trained by process {first.pid} on" in output
     first.send_signal(signal.SIGKILL)
     first.wait()
-    finish(start(tmp_path, rounds=4, ckpt="last"))
+    finish(started(run, tmp_path, str(tmp_path), rounds=4, ckpt="last"))
     rows = (folder / "metrics.csv").read_text().splitlines()[1:]
     assert [row.partition(",")[0] for row in rows] == ["1", "2", "3", "4"]

@@ -1,30 +1,19 @@
 """Killed runs resume with the same numbers, and checkpoints fit any number of processes."""
 
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
-from harness import TESTS, TinyData, classifier, make_trainer
+from harness import TinyData, classifier, make_trainer
+from two_processes import finish, started
 
 import flcog
 from flcog.callbacks import SCAFFOLD, Checkpoint, FedAvgM
 from flcog.method import Cohort, Messages, Params, Slot
 from flcog.run import checkpoint
-
-SCRIPT = """
-import sys
-sys.path.insert(0, {tests!r})
-import torch
-torch.set_num_threads(1)
-from run.test_resume import run
-run({root!r}, {options})
-"""
 
 
 class Drifts(flcog.Method):
@@ -54,20 +43,6 @@ def run(root: Path | str, rounds: int, ckpt: str | None = None, sleep: float = 0
     trainer.fit(classifier(), TinyData(), ckpt_path=ckpt)
 
 
-def start(root: Path, rounds: int, **options: Any) -> subprocess.Popen[str]:
-    """Starts a run in its own process."""
-    script = root / "script.py"
-    root.mkdir(exist_ok=True)
-    arguments = ", ".join(f"{name}={value!r}" for name, value in {"rounds": rounds, **options}.items())
-    script.write_text(SCRIPT.format(tests=str(TESTS), root=str(root), options=arguments))
-    return subprocess.Popen([sys.executable, str(script)], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-
-
-def finish(process: subprocess.Popen[str]) -> None:
-    output, _ = process.communicate(timeout=240)
-    assert process.returncode == 0, output
-
-
 def outcome(root: Path) -> tuple[dict[str, torch.Tensor], list[str]]:
     """The final parameters, and metrics.csv without its times."""
     (run,) = (root / "runs").glob("*/")
@@ -82,7 +57,7 @@ def outcome(root: Path) -> tuple[dict[str, torch.Tensor], list[str]]:
 def test_a_killed_run_resumes_bitwise(tmp_path: Path) -> None:
     whole, killed = tmp_path / "whole", tmp_path / "killed"
     run(whole, rounds=8)
-    process = start(killed, rounds=8, sleep=0.15)
+    process = started(run, killed, str(killed), rounds=8, sleep=0.15)
     deadline = time.monotonic() + 200
     while time.monotonic() < deadline and process.poll() is None:
         written = list((killed / "runs").glob("*/metrics.csv"))
@@ -103,9 +78,9 @@ def test_two_processes_train_as_one_does_from_the_start_and_from_its_checkpoint(
     whole, double, mixed = tmp_path / "whole", tmp_path / "double", tmp_path / "mixed"
     run(whole, rounds=8)
     params, rows = outcome(whole)
-    finish(start(double, rounds=8, devices=2))
+    finish(started(run, double, str(double), rounds=8, devices=2))
     run(mixed, rounds=3)
-    finish(start(mixed, rounds=8, devices=2, ckpt="last"))
+    finish(started(run, mixed, str(mixed), rounds=8, devices=2, ckpt="last"))
     for other in (double, mixed):
         other_params, other_rows = outcome(other)
         for name, value in params.items():
@@ -118,7 +93,7 @@ def test_two_processes_train_as_one_does_from_the_start_and_from_its_checkpoint(
 @pytest.mark.slow
 def test_two_processes_on_one_device_are_two_processes(tmp_path: Path) -> None:
     for name, options in {"two": {"devices": 2}, "shared": {"processes_per_device": 2}}.items():
-        finish(start(tmp_path / name, rounds=4, **options))
+        finish(started(run, tmp_path / name, str(tmp_path / name), rounds=4, **options))
     (params, rows), (shared_params, shared_rows) = outcome(tmp_path / "two"), outcome(tmp_path / "shared")
     assert rows == shared_rows
     assert all(torch.equal(params[name], shared_params[name]) for name in params)

@@ -142,7 +142,6 @@ def test_a_classifier_has_figures_of_all_samples_and_of_each_loader() -> None:
 
 def evaluations(end: str, devices: int) -> None:
     """Validates on three sets, one of which has a single sample and leaves the second process without any."""
-    torch.set_num_threads(1)
     trainer = flcog.FederatedTrainer(
         1, local_steps=1, accelerator="cpu", devices=devices, logger=False, default_root_dir=str(Path(end).parent)
     )

@@ -2,8 +2,6 @@
 
 import os
 import signal
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Sequence
@@ -13,7 +11,8 @@ from typing import Any
 
 import pytest
 import torch
-from harness import TESTS, RecordingTrainer, TinyData, classifier, make_trainer, without_times
+from harness import RecordingTrainer, TinyData, classifier, make_trainer, without_times
+from two_processes import started
 
 import flcog
 from flcog.callbacks import SCAFFOLD, Checkpoint, FedAvgM, FedDisco
@@ -171,16 +170,6 @@ def test_others_handlers_stay(tmp_path: Path, whole: RecordingTrainer) -> None:
     assert without_times(threaded.history) == without_times(whole.history)
 
 
-SCRIPT = """
-import sys
-sys.path.insert(0, {tests!r})
-import torch
-torch.set_num_threads(1)
-from run.test_signals import run_slowly
-run_slowly({root!r}, {devices})
-"""
-
-
 def run_slowly(root: str, devices: int) -> None:
     """Runs in the processes that the test below starts."""
 
@@ -200,8 +189,7 @@ def run_slowly(root: str, devices: int) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("rank", [0, 1])
 def test_all_processes_stop_after_the_same_round_whichever_is_told(rank: int, tmp_path: Path) -> None:
-    (tmp_path / "script.py").write_text(SCRIPT.format(tests=str(TESTS), root=str(tmp_path), devices=2))
-    process = subprocess.Popen([sys.executable, str(tmp_path / "script.py")], stdout=subprocess.PIPE, text=True)
+    process = started(run_slowly, tmp_path, str(tmp_path), devices=2)
     deadline = time.monotonic() + 200
     while time.monotonic() < deadline and not any(
         len(path.read_text().splitlines()) > 3 for path in tmp_path.glob("runs/*/metrics.csv")

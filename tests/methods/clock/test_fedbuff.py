@@ -3,7 +3,6 @@
 Further tests combine it with other methods, and resume runs with clients in flight.
 """
 
-import json
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -28,7 +27,6 @@ from harness import (
     train,
 )
 from reference import fedbuff
-from two_processes import on_one_and_two_processes
 
 from flcog.callbacks import (
     SCAFFOLD,
@@ -279,20 +277,3 @@ def test_resume_in_flight_is_bitwise(executor: str, rate: float | None, tmp_path
     assert resumed.run.server.traffic.flights == whole.run.server.traffic.flights
     kept = ("time/simulated", "time/waiting", "staleness/mean", "clients/in_flight", "comm/total_bytes", "train/loss")
     assert [[row[name] for name in kept] for row in resumed.rows] == [[row[name] for name in kept] for row in whole.rows]
-
-
-def on_processes(path: str, devices: int) -> None:
-    torch.set_num_threads(1)
-    trainer = make_trainer(None, HALF_NORMAL, FedBuff(concurrency=6, buffer=3), SCAFFOLD(), devices=devices, rounds=5, **RAGGED)
-    trainer.prepare(classifier(), TinyData())
-    rows = [trainer.train_round() for _ in range(5)]
-    if trainer.run.processes.is_first:
-        Path(path).write_text(json.dumps([rows, {name: value.tolist() for name, value in trainer.state.items()}]))
-
-
-@pytest.mark.slow
-def test_two_processes_agree(tmp_path: Path) -> None:
-    (rows, state), (other_rows, other_state) = on_one_and_two_processes(on_processes, tmp_path)
-    assert other_rows == [pytest.approx(row, rel=1e-9) for row in rows]
-    for name, value in state.items():
-        np.testing.assert_allclose(other_state[name], value, rtol=1e-9, atol=1e-12)

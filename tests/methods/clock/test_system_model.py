@@ -1,17 +1,14 @@
 """SystemModel's durations equal a computation by hand; speeds can come from a file, and runs have columns of time."""
 
-import json
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from contracts.case import Case
-from harness import RAGGED, TinyData, classifier, distance, fit, make_trainer, train
+from harness import RAGGED, distance, fit, train
 from reference import fedavg
-from two_processes import on_one_and_two_processes
 
 from flcog.callbacks import SCAFFOLD, Availability, Deadline, OverSelect, PowerOfChoice, SystemModel, TopK
 from flcog.method import Method, Work
@@ -102,21 +99,3 @@ def test_resume_is_bitwise(executor: str, tmp_path: Path) -> None:
     assert distance(resumed.state, whole.state) == 0
     assert [row["time/simulated"] for row in resumed.rows] == [row["time/simulated"] for row in whole.rows]
     assert sum(row["clients/late"] for row in whole.rows) > 0
-
-
-def on_processes(path: str, devices: int) -> None:
-    torch.set_num_threads(1)
-    found = []
-    for methods in (METHODS, METHODS[:1]):
-        trainer = make_trainer(None, *methods, devices=devices, rounds=4, **RAGGED)
-        trainer.prepare(classifier(), TinyData())
-        found.append([trainer.train_round() for _ in range(4)])
-    if trainer.run.processes.is_first:
-        Path(path).write_text(json.dumps(found))
-
-
-@pytest.mark.slow
-def test_two_processes_agree_on_the_time(tmp_path: Path) -> None:
-    ends = on_one_and_two_processes(on_processes, tmp_path)
-    for one, two in zip(*ends, strict=True):
-        assert two == [pytest.approx(row, rel=1e-9) for row in one]

@@ -1,6 +1,5 @@
 """Differentially private averaging: bounds, noise, budgets, and the facts that must stay secret."""
 
-import json
 import math
 from collections.abc import Sequence
 from dataclasses import replace
@@ -12,11 +11,10 @@ import numpy as np
 import pytest
 import torch
 from contracts.case import Case
-from harness import SGD, BatchNormMLP, TinyData, classifier, distance, fit, make_trainer, train
+from harness import SGD, BatchNormMLP, TinyData, classifier, distance, fit, train
 from reference import dp_fedavg
 from scipy import stats
 from torch import Tensor
-from two_processes import on_one_and_two_processes
 
 import flcog
 from flcog.callbacks import (
@@ -411,28 +409,6 @@ def test_weights_are_capped_and_depend_on_the_client_alone() -> None:
     samples = torch.tensor([5.0, 10.0, 1000.0])
     assert NO_NOISE(full_weight=10).shares(state, samples).tolist() == [0.125, 0.25, 0.25]
     assert NO_NOISE().shares(state, samples).tolist() == [0.25] * 3
-
-
-def on_processes(path: str, devices: int) -> None:
-    """Writes the model after rounds with repeatable noise, and whether all processes have the same model with secret noise."""
-    torch.set_num_threads(1)
-    models = []
-    for method in (secret(repeatable=True, quantile=0.5, count_noise=4.0), secret()):
-        trainer = make_trainer(None, SCAFFOLD(), method, PoissonSampling(rate=0.5), devices=devices, rounds=3)
-        trainer.prepare(classifier(), TinyData())
-        for _ in range(3):
-            trainer.train_round()
-        models.append(torch.cat([value.flatten() for value in trainer.state.values()]).tolist())
-    others = trainer.run.processes.gather(models[1])
-    if trainer.run.processes.is_first:
-        Path(path).write_text(json.dumps([models[0], [other == models[1] for other in others]]))
-
-
-@pytest.mark.slow
-def test_two_processes_train_one_model(tmp_path: Path) -> None:
-    (one, _), (two, same) = on_one_and_two_processes(on_processes, tmp_path)
-    assert two == pytest.approx(one, rel=1e-6, abs=1e-9)
-    assert same == [True, True]
 
 
 # Attacks --------------------------------------------------------------------------------------------------------------------------
