@@ -91,6 +91,8 @@ class OneModel(BareLoop):
     """Trains one model on the samples of a round's clients in large batches, at the device's maximum speed."""
 
     name = "batched"
+    large = 512
+    """The number of samples in a large batch."""
 
     def _train(self, number: int, clients: list[int]) -> None:
         self._steps(self.server, self._large_batches(number, clients))
@@ -101,15 +103,11 @@ class OneModel(BareLoop):
             for leaves in self.batches.of(number, client):
                 parts.append(leaves)
                 rows += len(leaves[0])
-                if rows >= LARGE:
+                if rows >= self.large:
                     yield [torch.cat(leaf) for leaf in zip(*parts, strict=True)]
                     parts, rows = [], 0
         if parts:
             yield [torch.cat(leaf) for leaf in zip(*parts, strict=True)]
-
-
-LARGE = 512
-"""The number of samples in a large batch."""
 
 
 @dataclass(frozen=True)

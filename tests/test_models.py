@@ -3,7 +3,6 @@ import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Literal
-from urllib.error import URLError
 
 import jsonargparse
 import numpy as np
@@ -336,21 +335,17 @@ def test_resnet_refuses_other_files(torchvision_state, tmp_path) -> None:
 
 def test_imagenet_weights_come_from_the_hub_cache(torchvision_state, tmp_path, monkeypatch) -> None:
     path, network = torchvision_state
-    monkeypatch.setattr(torch.hub, "get_dir", lambda: str(tmp_path))
-    (tmp_path / "checkpoints").mkdir()
-    cached = tmp_path / "checkpoints" / "resnet18-f37072fd.pth"
+    monkeypatch.setenv("TORCH_HOME", str(tmp_path))
+    cached = tmp_path / "hub/checkpoints/resnet18-f37072fd.pth"
+    cached.parent.mkdir(parents=True)
     cached.symlink_to(path)
     model = ResNet18(num_classes=3, weights="imagenet")
     assert torch.equal(model.body.conv1.weight, network.conv1.weight)
 
     cached.unlink()
-
-    def offline(*args: object, **kwargs: object) -> None:
-        raise URLError("no route to host")
-
-    monkeypatch.setattr(torch.hub, "download_url_to_file", offline)
+    monkeypatch.setenv("https_proxy", "http://127.0.0.1:9")  # where nobody answers
     with pytest.raises(
-        ValueError, match=r"could not be downloaded .*no route to host.* copy https://.*/resnet18-f37072fd.pth into"
+        ValueError, match=r"could not be downloaded .*Connection refused.* copy https://.*/resnet18-f37072fd.pth into"
     ):
         ResNet18(weights="imagenet")
     with pytest.raises(ValueError, match=r"weights='imagenet' were trained with .* got stem='3x3', norm='batch'"):

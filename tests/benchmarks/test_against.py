@@ -6,9 +6,6 @@ import io
 import json
 import os
 import sys
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,15 +13,12 @@ from typing import Any
 import against
 import pytest
 import torch
-from against import PEERS, Contender, OneModel, apart, compared, environment, interpreters, job_of, left_out, started
-from contend import Turns
-from harness import MOMENTUM, TinyData, assert_close, classifier, distance, make_trainer
-from job import ContenderJob, load, save
+from against import PEERS, Contender, OneModel, apart, environment, interpreters, job_of, left_out, started
+from harness import MOMENTUM, assert_close, distance
+from job import ContenderJob, save
 from program import program_of
 
 from benchmarks.bench_jobs import prepared, reference
-from flcog.callbacks import FedProx
-from flcog.commands.bench.bare import BareLoop
 from flcog.commands.bench.batches import Batches
 
 
@@ -54,95 +48,12 @@ def test_a_contender_does_not_take_our_processes_for_its_own(monkeypatch: pytest
     assert here["PYTHONPATH"] == "1" and here["PFL_PYTORCH_DEVICE"] == "cpu" and here["CUDA_VISIBLE_DEVICES"] == ""
 
 
-def stand_in(turns: Turns, folder: str) -> None:
-    """A contender in plain torch. It leaves out the first client if the folder's name contains ``forgetful``."""
-    job, program = load(folder)
-    turns.say(ready="plain torch")
-    while (request := turns.next()) is not None:
-        round, clients = request
-        clients = clients[1:] if "forgetful" in folder else clients
-        start, samples = copy.deepcopy(program.state_dict()), sum(map(job.batches.num_samples, clients))
-        mean = {name: torch.zeros_like(value) for name, value in start.items()}
-        for client in clients:
-            program.load_state_dict(start)
-            optimizer = job.new_optimizer(program.parameters())
-            for batch in job.batches.of(round, client):
-                optimizer.zero_grad()
-                program(*batch).backward()
-                optimizer.step()
-            for name, value in program.state_dict().items():
-                mean[name] += value * job.batches.num_samples(client) / samples
-        program.load_state_dict(mean)
-        turns.done(program.state_dict)
-
-
-@contextmanager
-def in_a_thread(name: str, python: str, folder: Path, job: ContenderJob) -> Iterator[Contender]:
-    """Do the same as ``started``, but run the stand-in in a thread instead of a process."""
-    pipes = [os.pipe(), os.pipe()]
-    requests, answers = os.fdopen(pipes[0][0]), os.fdopen(pipes[1][1], "w")
-
-    def serve() -> None:
-        try:
-            if python == "missing":
-                Turns(requests, answers).say(missing="No module named 'pfl'")
-            else:
-                stand_in(Turns(requests, answers), str(folder))
-        finally:
-            answers.close()
-            requests.close()
-
-    thread = threading.Thread(target=serve)
-    thread.start()
-    process: Any = SimpleNamespace(
-        stdin=os.fdopen(pipes[0][1], "w"),
-        stdout=os.fdopen(pipes[1][0]),
-        wait=lambda seconds=None: thread.join(seconds),
-        poll=lambda: 0,
-    )
-    (folder / "log").touch()
-    contender = Contender(name, process, folder / "log")
-    try:
-        yield contender
-    finally:
-        contender.end()
-        process.stdout.close()
-
-
-@pytest.mark.slow
-def test_rounds_are_trained_in_turn(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr(against, "started", in_a_thread)
-    monkeypatch.setattr(against, "interpreters", lambda frameworks: {"pfl": "missing", "flower": "here", "batched": "here"})
-    trainer = make_trainer(None, FedProx(mu=0.1), precision="32-true")
-    against.against(trainer, classifier(MOMENTUM), TinyData(), repeats=3, seconds=0)
-    printed = capsys.readouterr().out.splitlines()
-    assert printed[0].startswith("pfl is left out, for missing does not have it (No module named 'pfl'): pip install")
-    assert printed[1].startswith("flower: plain torch; a round ends at the bare loop's model")
-    assert printed[3] == "FedProx: in flcog's rounds alone"
-    assert [line.split("|")[1].strip() for line in printed[6:10]] == ["flcog", "bare", "batched", "flower"]
-
-
-def test_other_steps_are_noticed(tmp_path: Path) -> None:
-    for name, far in (("attentive", False), ("forgetful", True)):
-        trainer, batches, structure = prepared()
-        bare, folder = BareLoop(trainer, batches, structure), tmp_path / name
-        folder.mkdir()
-        job, clients = job_of(trainer, batches), trainer.sample(0)
-        before = {key: value.detach() for key, value in trainer.run.model.module.named_parameters()}
-        save(folder, job, program_of(bare.server, next(batches.of(0, clients[0])), structure))
-        bare.round(0, clients)
-        with in_a_thread("flower", "here", folder, job) as contender:
-            assert contender.heard() == {"ready": "plain torch"}
-            assert contender.round(0, clients, keep=tmp_path / "model.pt") > 0
-        assert ("elsewhere" in compared(tmp_path / "model.pt", bare, before)) == far
-
-
-def test_one_model_is_trained_on_as_much_in_large_batches(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_model_is_trained_on_as_much_in_large_batches() -> None:
     trainer, batches, structure = prepared()
     clients = trainer.sample(0)
     all_of_them = [torch.cat(leaf) for leaf in zip(*(b for k in clients for b in batches.of(0, k)), strict=True)]
-    monkeypatch.setattr(against, "LARGE", len(all_of_them[0]) // 2 - 1)
     one = OneModel(trainer, batches, structure)
+    one.large = len(all_of_them[0]) // 2 - 1
     large = list(one._large_batches(0, clients))
     assert len(large) == 2 + (sum(len(b[0]) for b in large[:2]) < len(all_of_them[0]))
     for place, expected in enumerate(all_of_them):

@@ -5,14 +5,13 @@ from pathlib import Path
 
 import pytest
 
-from flcog.core import speed
-from flcog.core.speed import CALIBRATION, WAITING, Calibration, CoreWaiting, comparable, share_of_waiting, speed_of
+from flcog.core.speed import CALIBRATION, EVERY, WAITING, Calibration, CoreWaiting, comparable, share_of_waiting, speed_of
 
 
-def test_it_is_measured_at_first_and_then_every_few_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_it_is_measured_at_first_and_then_every_few_seconds() -> None:
     calibration = Calibration()
     assert calibration.column()[CALIBRATION] > 0 and calibration.column() == {}
-    monkeypatch.setattr(speed, "EVERY", 0.0)
+    calibration._last -= EVERY
     assert CALIBRATION in calibration.column()
 
 

@@ -14,10 +14,10 @@ from datamodules.common import bytes_of, everything, one_line, parse
 from flcog.datamodules import CIFAR10, CIFAR100
 
 
-def write_cifar(root: Path, cls: type[CIFAR10], monkeypatch: pytest.MonkeyPatch) -> dict[str, np.ndarray]:
-    """Write the training and test batches with 20 images each, and replace torchvision's checksums by the checksums of these files."""
+def write_cifar(root: Path, cls: type[CIFAR10]) -> tuple[type[CIFAR10], dict[str, np.ndarray]]:
+    """Write the training and test batches with 20 images each. Returns a data module that knows the checksums of these files."""
     source, num_classes = getattr(torchvision.datasets, cls.__name__), cls.num_classes
-    folder, key, arrays = root / source.base_folder, source.meta["key"], {}
+    folder, key, arrays, known = root / source.base_folder, source.meta["key"], {}, dict[str, Any]()
     folder.mkdir(parents=True)
 
     def write(name: str, content: dict[str, Any]) -> str:
@@ -31,15 +31,15 @@ def write_cifar(root: Path, cls: type[CIFAR10], monkeypatch: pytest.MonkeyPatch)
             md5 = write(name, {"data": images.reshape(20, -1), key.replace("_names", "s"): labels})
             listing.append((name, md5))
             arrays[f"{part}{number}"] = images.transpose(0, 2, 3, 1)
-        monkeypatch.setattr(source, attribute, listing)
+        known[attribute] = listing
     md5 = write(source.meta["filename"], {key: [f"class {c}" for c in range(num_classes)]})
-    monkeypatch.setattr(source, "meta", {**source.meta, "md5": md5})
-    return arrays
+    known["meta"] = {**source.meta, "md5": md5}
+    return type(f"Small{cls.__name__}", (cls,), {"_source": type(cls.__name__, (source,), known)}), arrays
 
 
 @pytest.mark.parametrize("cls", [CIFAR10, CIFAR100])
-def test_cifar(tmp_path: Path, cls: type[CIFAR10], monkeypatch: pytest.MonkeyPatch) -> None:
-    arrays = write_cifar(tmp_path, cls, monkeypatch)
+def test_cifar(tmp_path: Path, cls: type[CIFAR10]) -> None:
+    cls, arrays = write_cifar(tmp_path, cls)
     train_images = np.concatenate([images for name, images in arrays.items() if name.startswith("train")])
     data = cls(data_dir=str(tmp_path), num_clients=2)
     federation = data.federation
@@ -59,9 +59,9 @@ def test_cifar(tmp_path: Path, cls: type[CIFAR10], monkeypatch: pytest.MonkeyPat
 
 
 @pytest.mark.parametrize("cls", [CIFAR10, CIFAR100])
-def test_cifar_enlarged(tmp_path: Path, cls: type[CIFAR10], monkeypatch: pytest.MonkeyPatch) -> None:
-    write_cifar(tmp_path, cls, monkeypatch)
-    data = [cls(data_dir=str(tmp_path), num_clients=2, **options) for options in ({}, {"image_size": None}, {"image_size": 48})]
+def test_cifar_enlarged(tmp_path: Path, cls: type[CIFAR10]) -> None:
+    small, _ = write_cifar(tmp_path, cls)
+    data = [small(data_dir=str(tmp_path), num_clients=2, **options) for options in ({}, {"image_size": None}, {"image_size": 48})]
     plain, same, large = (module.federation for module in data)
     assert large.train.inputs.shape[1:] == (32, 32, 3)
     # Images are augmented at the size of the files, and enlarged afterwards.
@@ -80,13 +80,13 @@ def test_cifar_enlarged(tmp_path: Path, cls: type[CIFAR10], monkeypatch: pytest.
             cls(image_size=size)
 
 
-def test_cifar_missing_and_broken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cifar_missing_and_broken(tmp_path: Path) -> None:
     url = r"https://www.cs.toronto.edu/~kriz/cifar-10-python.tar.gz"
     with one_line(FileNotFoundError, rf"CIFAR10 found no .*data_batch_1.* and 4 more.*download true.*{url}"):
         CIFAR10(str(tmp_path)).setup()
-    write_cifar(tmp_path, CIFAR10, monkeypatch)
+    written, _ = write_cifar(tmp_path, CIFAR10)
     (tmp_path / "cifar-10-batches-py" / "data_batch_3").write_bytes(b"broken")
     with one_line(ValueError, r"cifar-10-batches-py cannot be read, pass --data.download true"):
-        CIFAR10(str(tmp_path)).setup()
+        written(str(tmp_path)).setup()
     with one_line(ValueError, "val_fraction"):
         CIFAR10(val_fraction=1.0)

@@ -43,7 +43,12 @@ def test_mnist_subset(tmp_path: Path) -> None:
     assert np.array_equal(train.inputs, arrays["train_images"][:20, ..., None])
 
 
-def test_mnist_unpacks_archives_that_are_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def of(source: type) -> type[MNIST]:
+    """MNIST by another class than torchvision's."""
+    return type("SmallMNIST", (MNIST,), {"_source": source})
+
+
+def test_mnist_unpacks_archives_that_are_there(tmp_path: Path) -> None:
     raw = tmp_path / "MNIST" / "raw"
     write_mnist(raw)
     resources = []
@@ -52,9 +57,9 @@ def test_mnist_unpacks_archives_that_are_there(tmp_path: Path, monkeypatch: pyte
         archive.write_bytes(gzip.compress(file.read_bytes()))
         resources.append((archive.name, hashlib.md5(archive.read_bytes()).hexdigest()))
         file.unlink()
-    monkeypatch.setattr(torchvision.datasets.MNIST, "resources", resources)
-    assert len(MNIST(str(tmp_path), num_clients=2).federation.train) == 40
-    assert len(MNIST(str(tmp_path), download=True, num_clients=2).federation.train) == 40
+    source = type("MNIST", (torchvision.datasets.MNIST,), {"resources": resources})
+    for options in ({}, {"download": True}):
+        assert len(of(source)(str(tmp_path), num_clients=2, **options).federation.train) == 40
 
 
 def test_mnist_broken(tmp_path: Path) -> None:
@@ -70,15 +75,14 @@ def test_mnist_broken(tmp_path: Path) -> None:
         MNIST(samples_per_class=0)
 
 
-def test_a_download_that_fails_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_download_that_fails_is_one_line(tmp_path: Path) -> None:
     class Offline:
         mirrors = ("https://a.mirror",)
 
         def __init__(self, root: str, download: bool) -> None:
             raise RuntimeError("Error\n downloading")
 
-    monkeypatch.setattr(MNIST, "_source", Offline)
     with one_line(
         ValueError, r"Offline could not be downloaded to .*RuntimeError: Error downloading.*get the .gz files of https://a.mirror"
     ):
-        MNIST(str(tmp_path), download=True).prepare_data()
+        of(Offline)(str(tmp_path), download=True).prepare_data()

@@ -26,13 +26,12 @@ from deploy.test_server import Grid, train_app
 from flcog.client.answers import BadAnswer, clean
 from flcog.client.messages import ClientReply
 from flcog.client.remote import RemoteClients
-from flcog.deploy import clients
 from flcog.deploy.application import write_app
 from flcog.deploy.clients import FlowerNode
 from flcog.deploy.post import ANSWER, TYPES, reply_to, to_record
 from flcog.wire.packing import FORMAT, PREFIX, Limits, PackingError, pack, unpack
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("quickly")]
 
 MUTATIONS = 20_000
 
@@ -44,13 +43,6 @@ METHODS = [
     "flcog.callbacks.Ditto",
 ]
 """They ask for an exchange, first messages, losses, encoded envelopes and the scores of clients' own models."""
-
-
-@pytest.fixture(autouse=True)
-def _quickly(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(clients, "RETRY_SECONDS", 0.0)
-    for name in ("PL_GLOBAL_SEED", "PL_SEED_WORKERS"):
-        monkeypatch.setenv(name, "0")  # seed_everything sets them; monkeypatch restores them
 
 
 def deployed(folder: Path, grid: type[Grid] = Grid, methods: Any = METHODS, fault: Any = None, **trainer: Any) -> Path:

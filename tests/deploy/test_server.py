@@ -21,7 +21,6 @@ from flwr.supercore.inflatable.inflatable_utils import pull_objects
 
 from deploy.deployments import CLIENTS, NODES, history, rows
 from deploy.test_node import softmax
-from flcog.deploy import clients
 from flcog.deploy.application import PACKAGE, write_app
 from flcog.deploy.command import deploy
 from flcog.deploy.node import Node, shares
@@ -31,7 +30,7 @@ from flcog.deploy.server import failure_of, train
 from flcog.deploy.tasks import Client
 from flcog.deploy.trial import Here, nodes_of
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("quickly")]
 
 Fault = Callable[[int, str, int, Node], Any]
 """Decides the fate of a message, from its node's index, its type, the number of earlier messages of this type to the node, and the node."""
@@ -71,13 +70,6 @@ class Grid(Here):
             self.nodes[k] = Node(self.nodes[k].place)
         reply = super().answer(message)
         return None if fault == "reply lost" else reply
-
-
-@pytest.fixture(autouse=True)
-def _quickly(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(clients, "RETRY_SECONDS", 0.0)
-    for name in ("PL_GLOBAL_SEED", "PL_SEED_WORKERS"):
-        monkeypatch.setenv(name, "0")  # seed_everything sets them; monkeypatch restores them
 
 
 def deployed(
@@ -167,9 +159,8 @@ UNAVAILABLE = Error(ErrorCode.NODE_UNAVAILABLE, "Node Unavailable")
 
 
 @pytest.mark.parametrize("how", [UNAVAILABLE, "unknown"], ids=["killed", "ended"])
-def test_a_node_that_stays_away_drops_out(tmp_path: Path, how: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_node_that_stays_away_drops_out(tmp_path: Path, how: Any) -> None:
     """The SuperLink answers for a node without a heartbeat, at once, and refuses messages to a node that has left."""
-    monkeypatch.setattr(clients, "RETRY_SECONDS", 0.1)
 
     def fault(k: int, kind: str, before: int, node: Node) -> Any:
         away = k == 1 and (kind.startswith("evaluate") or (kind == "train" and before >= 1))

@@ -1,8 +1,8 @@
-"""Records the arguments and results of ``server_step``, for tests that repeat the step by the paper."""
+"""Methods that record what their functions get and return, for tests that repeat a step by the paper."""
 
+from collections.abc import Callable
+from dataclasses import fields
 from typing import Any, NamedTuple
-
-import pytest
 
 from flcog.method import Cohort, Messages, Method, Params, Slot
 
@@ -19,15 +19,20 @@ class ServerStep(NamedTuple):
     new_server: Slot
 
 
-def recorded_server_steps(monkeypatch: pytest.MonkeyPatch, method: type[Method]) -> list[ServerStep]:
-    """Returns a list that receives every later call of this method's ``server_step``."""
+def changed(method: Method, **functions: Callable[..., Any]) -> Any:
+    """The same method with the same name and settings, but with these functions of its own."""
+    name = type(method).__name__
+    kind = type(f"Changed{name}", (type(method),), {"name": property(lambda self: name), **functions})
+    return kind(**{field.name: getattr(method, field.name) for field in fields(method)})
+
+
+def recorded(method: Method) -> tuple[Method, list[ServerStep]]:
+    """The same method, and a list that receives every call of its ``server_step``."""
     steps: list[ServerStep] = []
-    original = method.server_step
 
     def server_step(self: Method, *given: Any) -> tuple[Params, Slot]:
-        returned = original(self, *given)
+        returned = type(method).server_step(self, *given)
         steps.append(ServerStep(*given, *returned))
         return returned
 
-    monkeypatch.setattr(method, "server_step", server_step)
-    return steps
+    return changed(method, server_step=server_step), steps

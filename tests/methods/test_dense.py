@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from flcog.callbacks import dense as dense_module
 from flcog.callbacks.dense import DENSE
 from flcog.callbacks.parts.server_generators import batch_norm_distances
-from methods.server_steps import recorded_server_steps
+from methods.server_steps import recorded
 
 pytestmark = pytest.mark.filterwarnings("error")
 
@@ -46,7 +46,7 @@ def test_denses_losses_against_the_paper() -> None:
 
 @pytest.mark.parametrize("network", [None, BatchNormMLP], ids=["mlp", "batchnorm"])
 def test_denses_student_against_the_paper(network: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    steps, views, random_view = recorded_server_steps(monkeypatch, DENSE), [], dense_module.random_view
+    views, random_view = [], dense_module.random_view
 
     def recorded_view(*arguments: Any) -> Tensor:
         view = random_view(*arguments)
@@ -56,6 +56,7 @@ def test_denses_student_against_the_paper(network: Any, monkeypatch: pytest.Monk
 
     monkeypatch.setattr(dense_module, "random_view", recorded_view)
     method = DENSE(epochs=2, generator_steps=3, batch_size=10, temperature=3.0, lr=0.1, momentum=0.8, latent=4, width=6)
+    method, steps = recorded(method)
     trainer = train(method, module=classifier(network=network), rounds=1, clients_per_round=3)
     first, *both = views  # each epoch adds ten images, and the student learns from all of them
     assert [len(view) for view in both] == [10, 10]

@@ -29,7 +29,7 @@ from flcog.callbacks.parts.server_generators import feature_generator, features_
 from flcog.functional.apply import Apply
 from flcog.functional.model_function import ModelFunction
 from flcog.method import Batch, ClientData, Context, GlobalModel, Optimisation, Params
-from methods.server_steps import recorded_server_steps
+from methods.server_steps import recorded
 
 pytestmark = pytest.mark.filterwarnings("error")
 
@@ -84,9 +84,9 @@ def context(trainer: RecordingTrainer, step: int, server: Any, draws: Any) -> Co
     return Context(GlobalModel(trainer.run.params, {}), server, {}, draws, {}, {}, step, 4, ClientData(8, 1.0, {}), optimisation)
 
 
-def test_fedgens_server_against_the_paper(monkeypatch: pytest.MonkeyPatch) -> None:
-    steps = recorded_server_steps(monkeypatch, FedGen)
-    trainer = train(FEDGEN, rounds=1)
+def test_fedgens_server_against_the_paper() -> None:
+    method, steps = recorded(FEDGEN)
+    trainer = train(method, rounds=1)
     (step,) = steps
     before, params, messages, cohort, after = step.server, step.params, step.messages, step.cohort, step.new_server
     counts = torch.stack([trainer.run.federation.label_counts(upload.client) for upload in messages.individual])

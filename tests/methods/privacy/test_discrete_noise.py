@@ -19,6 +19,7 @@ from flcog.callbacks.privacy import discrete_noise
 from flcog.callbacks.privacy.discrete_noise import RandomWords, discrete_gaussian, rounded, value_of_one
 from flcog.core.types import Params
 from flcog.method import Context, Method, SealedUploads, Upload
+from methods.server_steps import changed
 
 STILL = partial(torch.optim.SGD, lr=0.0)
 """An optimiser that changes nothing, so that only noise moves the model."""
@@ -111,23 +112,21 @@ def test_rounding_is_part_of_the_largest_norm() -> None:
     assert not rounded(torch.full((4,), math.nan, dtype=torch.float64), bound, unit, length).any()
 
 
-def test_the_server_reads_the_exact_sum_of_the_noisy_whole_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_server_reads_the_exact_sum_of_the_noisy_whole_numbers() -> None:
     sent: list[Tensor] = []
     read: list[Tensor] = []
-    made, finish = DPFedAvg.whole_numbers, SecureAggregation.finish
 
     def spy(self: DPFedAvg, *arguments: Any) -> Tensor:
-        sent.append(made(self, *arguments))
+        sent.append(DPFedAvg.whole_numbers(self, *arguments))
         return sent[-1]
 
     def look(self: SecureAggregation, state: SealedUploads) -> Tensor:
-        read.append(finish(self, state) / self.step)
-        return finish(self, state)
+        read.append(SecureAggregation.finish(self, state) / self.step)
+        return SecureAggregation.finish(self, state)
 
-    monkeypatch.setattr(DPFedAvg, "whole_numbers", spy)
-    monkeypatch.setattr(SecureAggregation, "finish", look)
     for bits in (32, 64):
-        train(SecureAggregation(bits=bits), private(bounds={"SCAFFOLD": 0.2}), SCAFFOLD(), rounds=1, clients_per_round=5)
+        sums, noise = changed(SecureAggregation(bits=bits), finish=look), private(bounds={"SCAFFOLD": 0.2})
+        train(sums, changed(noise, whole_numbers=spy), SCAFFOLD(), rounds=1, clients_per_round=5)
         assert len(sent) == 5 and torch.equal(read[-1].long(), torch.stack(sent).sum(0))
         sent.clear()
 
