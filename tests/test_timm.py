@@ -53,17 +53,6 @@ def test_keywords_of_timm_are_given_directly() -> None:
     assert written == {f"{name}.shape": value.shape for name, value in Timm(VIT["name"], **SMALL).named_parameters()}  # type: ignore[arg-type]
 
 
-def test_weights_are_loaded_without_a_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The states of GPUs are not saved: with several GPUs, this would take memory on each, and torch would warn."""
-    torch.save(timm.create_model("resnet10t", num_classes=3).state_dict(), tmp_path / "weights.pth")
-    asked: list[object] = []
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-    for name in ("get_rng_state", "set_rng_state"):
-        monkeypatch.setattr(torch.cuda, name, lambda *given: asked.append(given))
-    Timm("resnet10t", 5, weights=tmp_path / "weights.pth")
-    assert not asked
-
-
 def test_it_computes_what_timm_does(tmp_path: Path) -> None:
     theirs, images = timm.create_model("resnet10t", num_classes=5).eval(), torch.randn(2, 3, 32, 32)
     torch.save(theirs.state_dict(), tmp_path / "weights.pth")

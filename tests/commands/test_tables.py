@@ -10,7 +10,6 @@ import torch
 import flcog.callbacks
 from flcog.callbacks import SCAFFOLD, FedAvgM, FedDisco, FedProx
 from flcog.commands import methods as tables
-from flcog.commands.cli import main
 from flcog.data import Exchange, Federation
 from flcog.method import DataExchange, Method, Params, Slot, Upload
 
@@ -80,18 +79,3 @@ def test_bytes_are_those_that_travel() -> None:
 def test_its_columns(method: Method, column: str, value: Any) -> None:
     (row,) = tables.method_rows([method])
     assert getattr(row, column) == value
-
-
-@pytest.mark.parametrize("width", [100, 120])
-@pytest.mark.slow
-def test_it_fits_a_terminal(width: int, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("COLUMNS", str(width))
-    some = ["FedCOG", "FedProx", "LeashPretraining"]
-    monkeypatch.setattr("flcog.commands.methods.all_methods", lambda: [METHODS[name] for name in some])
-    main(["methods"])
-    shown = capsys.readouterr().out
-    assert max(map(len, shown.splitlines())) <= width
-    assert width < 120 or len(shown.splitlines()) <= 7 + 5 * len(some)
-    words = set(shown.replace(",", " ").split())
-    assert {*some, "single", "used", "by", "FedWalk", "FedDisco", "Fedssyn", "1.00"} <= words
-    assert "…" not in shown

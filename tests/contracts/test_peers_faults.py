@@ -4,21 +4,19 @@ Most expected values were computed by hand: client k's loss is (w - t_k)^2, and 
 """
 
 import dataclasses
-import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from harness import SIZES, BatchNormMLP, TinyData, classifier, fit, make_trainer, train
+from harness import SIZES, BatchNormMLP, TinyData, classifier, make_trainer, train
 from torch import Tensor, nn
 
 import flcog
-from flcog.callbacks import SCAFFOLD, ClientDropout, FedCOG, FedNova, Stragglers
+from flcog.callbacks import SCAFFOLD, FedNova
 from flcog.core.processes import Processes
 from flcog.data import Partition, Partitioner, Samples, Splits
 from flcog.server.receive import share_out
@@ -201,68 +199,3 @@ def test_a_client_smaller_than_a_batch_trains() -> None:
     steps = {client.id: [len(targets) for _, targets in client.batches] for client in trainer.recorded[0]}
     assert steps == {k: [min(12, size)] * 2 for k, size in enumerate(SIZES)}
     assert all(torch.isfinite(value).all() for value in trainer.run.params.values())
-
-
-# Randomness -------------------------------------------------------------------------------------------------------------------------
-
-
-def noisy() -> flcog.Classifier:
-    """A client whose network draws from torch's global stream."""
-    torch.manual_seed(0)
-    network = nn.Sequential(nn.Linear(6, 8), nn.Dropout(0.3), nn.ReLU(), nn.Linear(8, 3))
-    return flcog.Classifier(network, optimizer=partial(torch.optim.SGD, lr=0.1, momentum=0.9))
-
-
-def disturb(seed: int) -> None:
-    torch.manual_seed(seed)
-    np.random.seed(seed)  # noqa: NPY002 - the global stream is disturbed on purpose
-    random.seed(seed)
-
-
-@pytest.mark.slow
-def test_a_resumed_run_goes_on_with_the_same_randomness(tmp_path: Path) -> None:
-    """A run of k rounds and a resume for k more rounds give the same bits as 2k rounds, including cohorts and batches.
-
-    No other framework saves the state of its random number generators.
-    """
-    methods = [
-        SCAFFOLD(),
-        FedCOG(num_samples=4, steps=1, batch_size=2),
-        ClientDropout(probability=0.2),
-        Stragglers(min_steps=1, max_steps=5),
-    ]
-    disturb(1)
-    whole = fit(tmp_path / "whole", *methods, module=noisy(), rounds=6)
-    half = fit(tmp_path / "half", *methods, module=noisy(), rounds=3)
-    disturb(2)
-    resumed = fit(tmp_path / "half", *methods, module=noisy(), rounds=6, ckpt_path=str(half.run_dir))
-    assert len(resumed.recorded) == 3
-    for before, after in zip(whole.recorded[3:], resumed.recorded, strict=True):
-        assert [client.id for client in before] == [client.id for client in after]
-        for one, other in zip(before, after, strict=True):
-            assert len(one.batches) == len(other.batches)
-            assert all(
-                torch.equal(a, b) for x, y in zip(one.batches, other.batches, strict=True) for a, b in zip(x, y, strict=True)
-            )
-    for name, value in whole.params.items():
-        assert torch.equal(resumed.params[name], value), name
-    for client, states in whole.states.by_client.items():
-        leaves = zip(
-            torch.utils._pytree.tree_leaves(states),
-            torch.utils._pytree.tree_leaves(resumed.states.by_client[client]),
-            strict=True,
-        )
-        assert all(torch.equal(a, b) for a, b in leaves), client
-
-
-def test_one_seed_one_result() -> None:
-    """Flower and FLamby seed the global random streams, which all other code also uses."""
-    runs = []
-    for seed in (1, 2):
-        module = noisy()
-        disturb(seed)
-        runs.append(train(module=module))
-    for name, value in runs[0].params.items():
-        assert torch.equal(runs[1].params[name], value), name
-    other = train(module=noisy(), seed=1)
-    assert any(not torch.equal(other.params[name], value) for name, value in runs[0].params.items())

@@ -14,7 +14,6 @@ from harness import ROOT
 from PIL import Image
 from torch import Tensor
 
-from datamodules import flair_at_full_size
 from flcog import FederatedTrainer, MultiLabelClassifier
 from flcog.commands.cli import main
 from flcog.datamodules import FLAIR, decoded_images
@@ -268,12 +267,3 @@ def test_images_are_decoded_when_they_are_read(tmp_path: Path, entries: list[dic
     assert np.array_equal(again[5], first[5]) and np.array_equal(again[np.array([0, 1])], first[:2])
     with pytest.raises(FileNotFoundError, match=files[3]):
         again[3]
-
-
-def test_the_index_of_the_measurement_has_flairs_format(tmp_path: Path) -> None:
-    parts = {"train": (60, 11), "val": (5, 2), "test": (7, 3)}
-    flair_at_full_size.make_images(tmp_path, flair_at_full_size.make_index(tmp_path, parts), files=3)
-    for labels, classes in (("coarse", 17), ("fine", 17 * 96)):
-        federation = FLAIR(str(tmp_path), labels=labels, image_size=8, decode="when read").federation
-        assert federation.num_clients == 11 and len(federation.train) == 60 and federation.num_classes == classes
-        assert federation.train.targets.sum(1).min() >= 1

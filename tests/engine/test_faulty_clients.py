@@ -1,16 +1,10 @@
 """Errors of clients name the client. Clients that send NaN or infinite numbers are named or dropped."""
 
-from dataclasses import dataclass
-from typing import Any
-
-import numpy as np
 import pytest
-import torch
-from harness import NUM_CLASSES, NUM_FEATURES, SIZES, TinyData, classifier, make_trainer, train
+from harness import NUM_CLASSES, NUM_FEATURES, train
 from torch import Tensor, nn
 
 import flcog
-from flcog.method import Method, Upload
 
 
 class Broken(flcog.Classifier):
@@ -39,23 +33,3 @@ def test_an_error_inside_a_layer_names_it_and_both_widths(executor: str) -> None
         train(module=flcog.Classifier(network), clients_per_round=8, executor=executor)
     layer, client, *_ = caught.value.__notes__
     assert layer == "in the layer model.2.0, Linear(in_features=9, out_features=3, bias=True)" and client.startswith("in client")
-
-
-def test_dropping_a_client_leaves_the_mean_of_the_others() -> None:
-    @dataclass(frozen=True)
-    class Constant(Method):
-        """Client k uploads its number of samples as the change of every parameter. Client 3 uploads infinity."""
-
-        def finish_client(self, delta: Any, params: Any, ctx: Any) -> Upload:
-            size = torch.as_tensor(ctx.data.num_samples)
-            value = torch.where(size == SIZES[3], torch.inf, size.to(torch.float64))
-            return Upload({name: torch.ones_like(d) * value for name, d in delta.items()}, ctx.state)
-
-    trainer = make_trainer(None, Constant(), rounds=1, clients_per_round=8, on_bad_update="drop")
-    trainer.prepare(classifier(), TinyData())
-    before = {name: value.clone() for name, value in trainer.run.params.items()}
-    trainer.train_round()
-    sizes = np.array([size for k, size in enumerate(SIZES) if k != 3], dtype=float)
-    expected = (sizes**2).sum() / sizes.sum()
-    for name, value in trainer.run.params.items():
-        torch.testing.assert_close(value - before[name], torch.full_like(value, expected))

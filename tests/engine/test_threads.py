@@ -6,7 +6,6 @@
 import threading
 import time
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,16 +18,13 @@ from harness import (
     TinyData,
     assert_close,
     classifier,
-    fit,
     make_trainer,
     train,
-    without_times,
 )
 from torch import Tensor, nn
 
 import flcog
 from engine.test_executor_choice import Pictures, Plain
-from flcog.callbacks import SCAFFOLD, FedDyn
 from flcog.execute.placements import Chunks, Threads
 from flcog.method import Context, Method
 from flcog.models import Dropout
@@ -68,15 +64,6 @@ def test_side_by_side_is_one_by_one(options: dict[str, Any]) -> None:
     assert isinstance(together.executor.placement, Threads) and type(alone.executor.placement) is Chunks
     assert_close(together.state, alone.state, 0)
     assert together.rows == alone.rows
-
-
-@pytest.mark.slow
-def test_resume_is_bitwise(tmp_path: Path) -> None:
-    whole = fit(tmp_path, SCAFFOLD(), FedDyn(alpha=0.1), rounds=4, chunk_size=2)
-    half = fit(tmp_path, SCAFFOLD(), FedDyn(alpha=0.1), rounds=2, chunk_size=2)
-    resumed = fit(tmp_path, SCAFFOLD(), FedDyn(alpha=0.1), rounds=4, chunk_size=2, ckpt_path=str(half.run_dir))
-    assert_close(resumed.state, whole.state, 0)
-    assert without_times(resumed.history) == without_times(whole.history)
 
 
 def test_clients_do_run_at_the_same_time_and_the_longest_first() -> None:

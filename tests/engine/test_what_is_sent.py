@@ -5,11 +5,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from harness import BatchNormMLP, TinyData, classifier, fit, make_trainer, train
 
-from flcog.data import Partition, Partitioner, Samples
 from flcog.method import Method, ParameterMask, Upload
 from flcog.server.select import select
 
@@ -67,33 +65,3 @@ def test_a_client_receives_its_own_parameters_once(tmp_path: Path) -> None:
     half = fit(tmp_path, KeepHead(), rounds=2, clients_per_round=2)
     resumed = fit(tmp_path, KeepHead(), rounds=4, clients_per_round=2, ckpt_path=str(half.run_dir))
     assert resumed.ledger.down == kept.ledger.down
-
-
-def test_only_the_sampled_clients_have_state_and_cost() -> None:
-    @dataclass(frozen=True)
-    class Everyone(Partitioner):
-        def __call__(self, samples: Samples, num_clients: int, seed: int) -> Partition:
-            return Partition(np.arange(num_clients, dtype=np.int64) % len(samples), np.arange(num_clients + 1, dtype=np.int64))
-
-    @dataclass(frozen=True)
-    class Stateful(Method):
-        def init_client(self, params: Any, buffers: Any, client: Any) -> Any:
-            return {"seen": torch.zeros(1)}
-
-        def finish_client(self, delta: Any, params: Any, ctx: Any) -> Upload:
-            return Upload(delta, {"seen": ctx.state["seen"] + 1})
-
-    data = TinyData()
-    data.num_clients, data.partitioner = 1_000_000, Everyone()
-    trainer = train(Stateful(), data=data, clients_per_round=10)
-    assert len(trainer.run.clients.by_client) == 30  # three cohorts of ten of a million clients, without repetition
-    assert all(int(slot["Stateful"]["seen"]) == 1 for slot in trainer.run.clients.by_client.values())
-
-
-def test_ledger_counts_what_crosses() -> None:
-    from flcog.callbacks import SCAFFOLD
-
-    plain, corrected = train(rounds=1), train(SCAFFOLD(), rounds=1)
-    model = sum(p.numel() for p in plain.params.values()) * 8  # float64
-    assert plain.ledger.up == plain.ledger.down == {"model": 5 * model}
-    assert corrected.ledger.up == corrected.ledger.down == {"model": 5 * model, "SCAFFOLD": 5 * model}

@@ -1,6 +1,6 @@
 """Measures FLAIR with a full-size index of 1,000 generated JPEGs: the times to open it, to decode and to train a round, and the memory.
 
-    python tests/datamodules/flair_at_full_size.py FOLDER --users 200 --decode "when read"
+    python benchmarks/flair_at_full_size.py FOLDER --users 200 --decode "when read"
 
 The script writes the index (429,078 images of 51,414 users, as in FLAIR) and the images, which are hard links to 1,000 files, to FOLDER.
 A second call uses them again. The script prints one line for each step, with its time and the memory of the process after it, without the
@@ -14,6 +14,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from PIL import Image
@@ -31,7 +32,7 @@ FILES = 1_000
 
 def make_index(folder: Path, parts: dict[str, tuple[int, int]]) -> list[str]:
     """Write the index in FLAIR's format, with the users' images in a mixed order. Returns the images' names."""
-    rng, entries = np.random.default_rng(0), []
+    rng, entries = np.random.default_rng(0), list[dict[str, Any]]()
     fine = [f"{label}_{number}" for label in COARSE_LABELS for number in range(95)]
     pairs = [f"({name}, {name.rpartition('_')[0]})" for name in fine] + [f"({label}, {label})" for label in COARSE_LABELS]
     (folder / "label_relationship.txt").write_text("\n".join(pairs) + "\n")
