@@ -31,7 +31,6 @@ if TYPE_CHECKING:
     from flcog.callbacks.codecs.sparse import RandomK as RandomK
     from flcog.callbacks.codecs.sparse import TopK as TopK
     from flcog.callbacks.dense import DENSE as DENSE
-    from flcog.callbacks.ditto import Ditto as Ditto
     from flcog.callbacks.fedavgm import FedAvgM as FedAvgM
     from flcog.callbacks.fedcog.fedcog import FedCOG as FedCOG
     from flcog.callbacks.fedcog.observers import GeneratedImages as GeneratedImages
@@ -50,7 +49,6 @@ if TYPE_CHECKING:
     from flcog.callbacks.fedprox import FedProx as FedProx
     from flcog.callbacks.fedpvr import FedPVR as FedPVR
     from flcog.callbacks.fedreg import FedReg as FedReg
-    from flcog.callbacks.fedrep import FedRep as FedRep
     from flcog.callbacks.fedsam import FedSAM as FedSAM
     from flcog.callbacks.fedssyn.fedssyn import Fedssyn as Fedssyn
     from flcog.callbacks.fedssyn.generators.beta_vae import BetaVAE as BetaVAE
@@ -59,11 +57,8 @@ if TYPE_CHECKING:
     from flcog.callbacks.fedssyn.generators.private_training import PrivateTraining as PrivateTraining
     from flcog.callbacks.fedwalk.fedwalk import FedWalk as FedWalk
     from flcog.callbacks.fedwalk.leash_pretraining import LeashPretraining as LeashPretraining
-    from flcog.callbacks.fine_tune import FineTune as FineTune
     from flcog.callbacks.gradients import ClipGradient as ClipGradient
     from flcog.callbacks.gradients import GradientNoise as GradientNoise
-    from flcog.callbacks.keep_local import Freeze as Freeze
-    from flcog.callbacks.keep_local import KeepLocal as KeepLocal
     from flcog.callbacks.lora import FFALoRA as FFALoRA
     from flcog.callbacks.lora import FlexLoRA as FlexLoRA
     from flcog.callbacks.moon import MOON as MOON
@@ -84,6 +79,18 @@ if TYPE_CHECKING:
     from flcog.callbacks.participation import ClientDropout as ClientDropout
     from flcog.callbacks.participation import EqualWeights as EqualWeights
     from flcog.callbacks.participation import Stragglers as Stragglers
+    from flcog.callbacks.personal.apfl import APFL as APFL
+    from flcog.callbacks.personal.ditto import Ditto as Ditto
+    from flcog.callbacks.personal.fedala import FedALA as FedALA
+    from flcog.callbacks.personal.feddbe import FedDBE as FedDBE
+    from flcog.callbacks.personal.fedproto import FedProto as FedProto
+    from flcog.callbacks.personal.fedrep import FedRep as FedRep
+    from flcog.callbacks.personal.fedrod import FedRoD as FedRoD
+    from flcog.callbacks.personal.fine_tune import FineTune as FineTune
+    from flcog.callbacks.personal.keep_local import Freeze as Freeze
+    from flcog.callbacks.personal.keep_local import KeepLocal as KeepLocal
+    from flcog.callbacks.personal.per_fedavg import PerFedAvg as PerFedAvg
+    from flcog.callbacks.personal.pfedme import PFedMe as PFedMe
     from flcog.callbacks.privacy.banded_noise import BandedNoise as BandedNoise
     from flcog.callbacks.privacy.dp_fedavg import DPFedAvg as DPFedAvg
     from flcog.callbacks.privacy.dpsgd import DPSGD as DPSGD

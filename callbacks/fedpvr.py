@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import torch
 
-from flcog.callbacks.keep_local import HEAD
+from flcog.callbacks.personal.keep_local import HEAD
 from flcog.callbacks.scaffold import change_of_control
 from flcog.core.types import Params, Slot
 from flcog.method import ClientView, Cohort, Context, Messages, Method, Upload

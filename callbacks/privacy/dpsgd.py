@@ -61,8 +61,9 @@ class DPSGD(Withholding):
 
     maps_gradient: ClassVar[bool] = True
     excludes: ClassVar[dict[str, str]] = {
-        **dict.fromkeys(("FedSAM", "FedReg", "FedDM"), SECOND_GRADIENT),
+        **dict.fromkeys(("FedSAM", "FedReg", "FedDM", "PerFedAvg", "PFedMe"), SECOND_GRADIENT),
         **dict.fromkeys(("FedDisco", "FedWalk", "Fedssyn", "FedCOG", "FedGen", "PowerOfChoice"), OTHER_READS),
+        **dict.fromkeys(("FedALA", "FedDBE", "FedProto", "FedRoD"), OTHER_READS),
         "FedDecorr": "it compares the samples of a batch, and DPSGD takes the gradient of each sample alone",
         "Oort": NO_LOSSES,
         "Stragglers": OWN_STEPS,

@@ -198,9 +198,10 @@ class ClientRuntime:
         self.prepare([one], [chosen], first, buffers, received.round)
         tensors = ClientTensors(one.states(), one.draws(), [{}], 1, one.num_samples, 1.0)
         (context,) = program([chosen], received.params).contexts(tensors, buffers, 0)
-        own, steps, own_statistics, forward = chosen.personal(dict(received.params), context)
+        own, steps, lr, own_statistics, forward = chosen.personal(dict(received.params), context)
         if steps:
-            assignment = Assignment(program([], own), [work(steps)], self.reader, received.rates, seed, received.round)
+            rates = received.rates if lr is None else [lr] * len(received.rates)
+            assignment = Assignment(program([], own), [work(steps)], self.reader, rates, seed, received.round)
             with self._rates_kept():
                 envelope = next(self.loop.run(assignment)).envelope
             own = {name: value + envelope.delta[name][0] for name, value in own.items()}

@@ -21,6 +21,7 @@ class Personal(NamedTuple):
     Args:
         params: its parameters.
         steps: the number of local steps on the task loss with which the engine tunes it before the evaluation.
+        lr: the learning rate of these steps; None for the local optimiser's.
         own_statistics: whether to compute BatchNorm's statistics from the client's samples, instead of using the global model's.
         forward: the outputs of a personal model that consists of several models, as ``forward(apply, own, inputs)``. ``apply(params,
             inputs)`` are the outputs of the model in evaluation mode, and ``own`` are ``params`` after the tuning. APFL mixes the outputs
@@ -30,6 +31,7 @@ class Personal(NamedTuple):
 
     params: Params
     steps: int = 0
+    lr: float | None = None
     own_statistics: bool = False
     forward: OwnForward | None = None
 

@@ -90,7 +90,10 @@ REASONS = {
 
 SINGLE_UPLOADS = [name for name in NAMES if FORMS[name].individual_uploads]
 
-REFUSED_ORDERS = {("VHL", "MOON-projected"): "a method listed after VHL has changed the head .* List VHL after it"}
+REFUSED_ORDERS = {
+    ("VHL", "MOON-projected"): "a method listed after VHL has changed the head .* List VHL after it",
+    **{(name, "MOON-projected"): "MOON projects the features that a linear head reads" for name in ("FedDBE", "FedRoD")},
+}
 """Pairs that run only in the opposite order."""
 
 CHAINS = (

@@ -17,8 +17,8 @@ from flcog.callbacks.dense import DENSE
 from flcog.callbacks.feddc import FedDC
 from flcog.callbacks.fedgen import FedGen
 from flcog.callbacks.fedpvr import FedPVR
-from flcog.callbacks.fedrep import FedRep
 from flcog.callbacks.moon import MOON
+from flcog.callbacks.personal.fedrep import FedRep
 from flcog.callbacks.vhl import VHL
 from flcog.method import Method
 from flcog.models import MLP

@@ -9,8 +9,8 @@ from torch import Tensor
 
 from flcog import Context, Method, Params, Personal
 from flcog.callbacks import Ditto
-from flcog.callbacks.fedrep import FedRep
-from flcog.callbacks.fine_tune import FineTune
+from flcog.callbacks.personal.fedrep import FedRep
+from flcog.callbacks.personal.fine_tune import FineTune
 
 pytestmark = pytest.mark.filterwarnings("error")
 

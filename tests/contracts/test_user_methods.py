@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from harness import RAGGED, SGD, BatchNormMLP, TinyData, assert_close, classifier, problem_of, states_by_client, train
+from harness import RAGGED, SGD, BatchNormMLP, TinyData, assert_close, classifier, problem_of, train
 from reference.common import Problem, State, average, shares
 from reference.common import train as train_client
-from torch import Tensor, nn
+from torch import Tensor
 
 import flcog
 from flcog import Aggregator, Batch, Context, Gradient, GradientFunction, Method, ParameterMask, Params, Slot, Upload
@@ -25,111 +25,6 @@ EXECUTORS: dict[str, dict[str, Any]] = {
     "vmap": {"executor": "vmap"},
 }
 everywhere = pytest.mark.parametrize("options", EXECUTORS.values(), ids=EXECUTORS.keys())
-
-
-@dataclass(frozen=True)
-class APFL(Method):
-    """Deng et al., Adaptive Personalized Federated Learning, 2020, https://arxiv.org/abs/2003.13461, with a fixed alpha."""
-
-    alpha: float = 0.4
-
-    def init_client(self, params: Params, buffers: Params, client: flcog.ClientView) -> Slot:
-        return {"v": params, "w": params}
-
-    def after_step(self, apply: flcog.Apply, params: Params, before: Params, batch: Batch, ctx: Context) -> tuple[Params, Slot]:
-        v, lr = ctx.state["v"], ctx.optimisation.lr
-        mixed = {name: self.alpha * v[name] + (1 - self.alpha) * value for name, value in before.items()}
-        gradient = torch.func.grad(lambda own: apply.loss(own, batch))(mixed)
-        return params, {"v": {name: value - lr * self.alpha * gradient[name] for name, value in v.items()}, "w": params}
-
-
-def apfl(problem: Problem, alpha: float) -> tuple[State, dict[int, State], dict[int, State]]:
-    model, own, last = copy.deepcopy(problem.model), dict[int, nn.Module](), {}
-    for clients in problem.rounds:
-        locals_ = []
-        for client in clients:
-            v, w = own.setdefault(client.id, copy.deepcopy(model)), copy.deepcopy(model)
-            for inputs, targets in client.batches:
-                mixed = copy.deepcopy(w)
-                with torch.no_grad():
-                    for target, a, b in zip(mixed.parameters(), v.parameters(), w.parameters(), strict=True):
-                        target.copy_(alpha * a + (1 - alpha) * b)
-                for network in (mixed, w):
-                    network.zero_grad()
-                    problem.loss(network(inputs), targets).backward()
-                with torch.no_grad():
-                    for value, a, b in zip(v.parameters(), mixed.parameters(), w.parameters(), strict=True):
-                        value.sub_(problem.lr * alpha * a.grad)
-                        b.sub_(problem.lr * b.grad)
-            locals_.append(w)
-            last[client.id] = w
-        model.load_state_dict(average(locals_, shares(clients)))
-    return model.state_dict(), *({k: m.state_dict() for k, m in kept.items()} for kept in (own, last))
-
-
-@everywhere
-def test_apfl(options: dict[str, Any]) -> None:
-    trainer = train(APFL(), **options, **RAGGED)
-    state, own, last = apfl(problem_of(trainer, classifier(), SGD), APFL().alpha)
-    assert_close(trainer.state, state)
-    for kept, expected in (("v", own), ("w", last)):
-        for client, params in states_by_client(trainer, "APFL", kept).items():
-            assert_close(params, expected[client])
-
-
-@dataclass(frozen=True)
-class PFedMe(Method):
-    """Dinh et al., Personalized Federated Learning with Moreau Envelopes, NeurIPS 2020, https://arxiv.org/abs/2006.08848."""
-
-    strength: float = 2.0
-    steps: int = 3
-
-    def init_client(self, params: Params, buffers: Params, client: flcog.ClientView) -> Slot:
-        return {"theta": params}
-
-    def wrap_gradient(self, gradient: GradientFunction, ctx: Context) -> GradientFunction:
-        def envelope(params: Params, batch: Batch) -> Gradient:
-            theta = params
-            for _ in range(self.steps):
-                result = gradient(theta, batch)
-                pull = {name: self.strength * (theta[name] - value) for name, value in params.items()}
-                theta = {n: value - ctx.optimisation.lr * (result.values[n] + pull[n]) for n, value in theta.items()}
-            values = {name: self.strength * (value - theta[name]) for name, value in params.items()}
-            return result._replace(values=values, state={"theta": theta})
-
-        return envelope
-
-
-def pfedme(problem: Problem, strength: float, steps: int) -> tuple[State, dict[int, State]]:
-    model, personal = copy.deepcopy(problem.model), {}
-    for clients in problem.rounds:
-        locals_ = []
-        for client in clients:
-            w = copy.deepcopy(model)
-            for inputs, targets in client.batches:
-                theta = copy.deepcopy(w)
-                step = torch.optim.SGD(theta.parameters(), lr=problem.lr)
-                for _ in range(steps):
-                    step.zero_grad()
-                    pull = sum((a - b.detach()).square().sum() for a, b in zip(theta.parameters(), w.parameters(), strict=True))
-                    (problem.loss(theta(inputs), targets) + strength / 2 * pull).backward()
-                    step.step()
-                with torch.no_grad():
-                    for value, own in zip(w.parameters(), theta.parameters(), strict=True):
-                        value.sub_(problem.lr * strength * (value - own))
-            personal[client.id] = theta.state_dict()
-            locals_.append(w)
-        model.load_state_dict(average(locals_, shares(clients)))
-    return model.state_dict(), personal
-
-
-@everywhere
-def test_pfedme(options: dict[str, Any]) -> None:
-    trainer = train(PFedMe(), **options, **RAGGED)
-    state, personal = pfedme(problem_of(trainer, classifier(), SGD), 2.0, 3)
-    assert_close(trainer.state, state)
-    for client, params in states_by_client(trainer, "PFedMe", "theta").items():
-        assert_close(params, personal[client])
 
 
 @dataclass(frozen=True)

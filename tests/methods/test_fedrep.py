@@ -9,7 +9,7 @@ from contracts.case import Case
 from harness import MOMENTUM, ODD_BATCHES, RAGGED, SGD, assert_close, classifier, distance, problem_of, states_by_client, train
 from reference import fedrep
 
-from flcog.callbacks.fedrep import FedRep
+from flcog.callbacks.personal.fedrep import FedRep
 
 pytestmark = pytest.mark.filterwarnings("error")
 

@@ -12,7 +12,7 @@ from harness import MOMENTUM, BatchNormMLP, TinyData, assert_close, classifier, 
 from reference import fedavg, fedprox, fine_tune
 
 from flcog.callbacks import FedAvgM, FedProx
-from flcog.callbacks.fine_tune import FineTune
+from flcog.callbacks.personal.fine_tune import FineTune
 from flcog.client.messages import ClientTask
 from flcog.client.work import batches, make_work
 from flcog.core.randomness import fold

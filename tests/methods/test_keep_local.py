@@ -24,8 +24,8 @@ from reference.common import Problem, State
 
 from flcog.callbacks.codecs.sparse import TopK
 from flcog.callbacks.fedprox import FedProx
-from flcog.callbacks.fine_tune import FineTune
-from flcog.callbacks.keep_local import Freeze, KeepLocal
+from flcog.callbacks.personal.fine_tune import FineTune
+from flcog.callbacks.personal.keep_local import Freeze, KeepLocal
 from flcog.callbacks.scaffold import SCAFFOLD
 
 pytestmark = pytest.mark.filterwarnings("error")

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from flcog.callbacks.keep_local import HEAD, KeepLocal, by_name, check_some, trained_names
+from flcog.callbacks.personal.keep_local import HEAD, KeepLocal, by_name, check_some, trained_names
 from flcog.core.checks import option
 from flcog.core.precision import count_on
 from flcog.core.types import Batch, Params, Slot

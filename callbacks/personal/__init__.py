@@ -1,0 +1,1 @@
+"""Methods with a model of each client's own."""

@@ -1,0 +1,89 @@
+"""FedProto: clients share the mean features of each class instead of their models."""
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from flcog.core.checks import option
+from flcog.core.trees import first_leaf
+from flcog.core.types import Batch, Params, Slot
+from flcog.functional.apply import Apply, masked_mean
+from flcog.method import ClientView, Cohort, Context, Messages, ParameterMask, Personal, Personalisation, Upload
+
+
+def class_sums(apply: Apply, params: Params, batch: Batch) -> Slot:
+    """For each class, the sum of its samples' features and their number, divided by the number of rows."""
+    features, outputs = apply.features(params, batch.inputs), apply(params, batch.inputs)
+    classes = torch.arange(outputs.shape[-1], device=outputs.device)
+    members = (first_leaf(batch.targets)[:, None] == classes).to(features.dtype)
+    members = members if batch.mask is None else members * batch.mask[:, None]
+    number = len(members) if batch.mask is None else batch.mask.sum().clamp(min=1)
+    return {"features": members.T @ features / number, "share": members.sum(0) / number}
+
+
+@dataclass(frozen=True)
+class FedProto(Personalisation, ParameterMask):
+    """Keeps whole models at the clients; these share the mean features of each class, to which all clients pull their features.
+
+    With z(x) client k's features, and P_c the prototype of class c, the mean features of all clients' samples of this class::
+
+        F_k = CE(h(z(x)), y) + lambda mean_i (z_i(x) - P_y,i)^2        P_c <- sum_k sum_{x in k, y = c} z(x) / sum_k n_kc
+
+    Classes that no client has sent have no pull. A client computes its sums after its local steps, by a pass over its data, and sends them
+    and its label counts: classes times features, far less than a model. All clients begin with the same model. The paper's clients may
+    have unlike networks, and predict by the nearest prototype; these have one network and predict by its head.
+
+    Tan et al., FedProto: Federated Prototype Learning across Heterogeneous Clients, AAAI 2022, https://arxiv.org/abs/2105.00243.
+
+    Args:
+        strength: lambda, the strength of the pull, >= 0; with 0 every client trains alone.
+
+    Example:
+        >>> FedProto(strength=0.1).communicates
+        True
+    """
+
+    strength: float = option(1.0, ">= 0")
+
+    tasks = ("classification",)
+    plain_batches = True
+    excludes = dict.fromkeys(("DENSE", "FedGen", "FlexLoRA", "LocalModels"), "its clients send no models")
+    over_data = staticmethod(class_sums)
+
+    def init_client(self, params: Params, buffers: Params, client: ClientView) -> Slot:
+        return {"params": dict(params)}
+
+    def mask(self, params: Params, client: int) -> dict[str, Tensor]:
+        return dict.fromkeys(params, torch.tensor(False))
+
+    def broadcast(self, server: Slot) -> Slot:
+        return server
+
+    def start(self, apply: Apply, params: Params, ctx: Context) -> tuple[Params, Slot]:
+        return ctx.state["params"], {}
+
+    def loss(self, apply: Apply, params: Params, batch: Batch, task_loss: Tensor, ctx: Context) -> Tensor:
+        if not ctx.broadcast:
+            return torch.zeros_like(task_loss)
+        targets = first_leaf(batch.targets)
+        near = F.embedding(targets, ctx.broadcast["prototypes"])
+        distances = (apply.features(params, batch.inputs) - near).square().mean(1)
+        return self.strength * masked_mean(distances * ctx.broadcast["is_known"][targets], batch.mask)
+
+    def finish_client(self, delta: Params, params: Params, ctx: Context) -> Upload:
+        number = ctx.data.num_samples
+        return Upload(None, {"params": params}, sum={name: value * number for name, value in ctx.data.mean.items()})
+
+    def server_step(self, server: Slot, params: Params, delta: Params, messages: Messages, cohort: Cohort) -> tuple[Params, Slot]:
+        counts, means = messages.sum["share"], messages.sum["features"]
+        known = (counts > 0).to(means.dtype)
+        prototypes = means / counts.clamp(min=1)[:, None]
+        if server:
+            prototypes = torch.where(known[:, None] > 0, prototypes, server["prototypes"])
+            known = torch.maximum(known, server["is_known"])
+        return delta, {"prototypes": prototypes, "is_known": known}
+
+    def personal(self, params: Params, ctx: Context) -> Personal:
+        return Personal(ctx.state["params"], own_statistics=True)

@@ -1,0 +1,175 @@
+"""The family of personalised methods against their papers, under every placement: the global model and the clients' own."""
+
+from collections import defaultdict
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, ClassVar
+
+import pytest
+import torch
+from contracts.case import Case
+from harness import (
+    MOMENTUM,
+    NUM_CLASSES,
+    ODD_BATCHES,
+    RAGGED,
+    SGD,
+    TinyData,
+    assert_close,
+    classifier,
+    distance,
+    problem_of,
+    states_by_client,
+    train,
+)
+from reference import personal
+from reference.common import State
+from torch import Tensor, nn
+
+import flcog
+from flcog import ClientView, Context, Params, Personal, Slot
+from flcog.callbacks import APFL, FedALA, FedDBE, FedProto, FedRoD, PerFedAvg, PFedMe
+from flcog.method import Personalisation
+
+pytestmark = pytest.mark.filterwarnings("error")
+
+EXECUTORS = {"loop": {"executor": "loop", "chunk_size": 1}, "threads": {"chunk_size": 2}, "vmap": {"executor": "vmap"}}
+everywhere = pytest.mark.parametrize("options", EXECUTORS.values(), ids=EXECUTORS.keys())
+LR = 0.1
+
+
+def of_global(solve: Any, **options: Any) -> Any:
+    return lambda problem: solve(problem, **options)[0]
+
+
+RAGGED_DATA: dict[str, Any] = {"data": ODD_BATCHES, "options": RAGGED}
+CASES: dict[str, Case] = {
+    "APFL": Case(APFL(0.4), of_global(personal.apfl, alpha=0.4), like_fedavg=True, **RAGGED_DATA),
+    "APFL-adaptive": Case(APFL(0.4, adaptive=True), of_global(personal.apfl, alpha=0.4), like_fedavg=True, **RAGGED_DATA),
+    "pFedMe": Case(
+        PFedMe(lambda_prox=2.0, steps=3, lr=0.05, beta=1.5),
+        of_global(personal.pfedme, strength=2.0, steps=3, lr=0.05, beta=1.5),
+        **RAGGED_DATA,
+    ),
+    "Per-FedAvg": Case(
+        PerFedAvg(alpha=0.2),
+        partial(personal.per_fedavg, alpha=0.2),
+        optimizer=MOMENTUM,
+        random=True,  # the parts of a batch depend on its order
+        **RAGGED_DATA,
+    ),
+    "Per-FedAvg-HF": Case(
+        PerFedAvg(alpha=0.2, form="hessian_free", delta=0.01),
+        partial(personal.per_fedavg, alpha=0.2, delta=0.01),
+        random=True,
+        **RAGGED_DATA,
+    ),
+    "FedALA": Case(FedALA(steps=3, batch_size=4), None, no_reference="it draws samples, which the test records", random=True),
+    "FedRoD": Case(FedRoD(), of_global(personal.fedrod, num_classes=NUM_CLASSES), optimizer=MOMENTUM, **RAGGED_DATA),
+    "FedDBE": Case(FedDBE(kappa=2.0, momentum=0.3), of_global(personal.feddbe, kappa=2.0, momentum=0.3), **RAGGED_DATA),
+    "FedProto": Case(
+        FedProto(strength=0.5), None, no_reference="its global model does not train; the test compares the clients'"
+    ),
+}
+
+
+@everywhere
+@pytest.mark.parametrize("adaptive", [False, True])
+def test_apfl(adaptive: bool, options: dict[str, Any]) -> None:
+    trainer = train(APFL(0.4, adaptive=adaptive), data=ODD_BATCHES(), **options, **RAGGED)
+    _, own = personal.apfl(problem_of(trainer, classifier(), SGD), 0.4, adaptive)
+    compare(states_by_client(trainer, "APFL", "mixed"), own)
+    shares = {float(kept["APFL"]["alpha"]) for kept in trainer.run.clients.by_client.values()}
+    assert (len(shares) > 1) == adaptive
+
+
+@everywhere
+def test_pfedme(options: dict[str, Any]) -> None:
+    trainer = train(PFedMe(lambda_prox=2.0, steps=3, lr=0.05, beta=1.5), data=ODD_BATCHES(), **options, **RAGGED)
+    _, own = personal.pfedme(problem_of(trainer, classifier(), SGD), 2.0, 3, 0.05, 1.5)
+    compare(states_by_client(trainer, "PFedMe", "personal"), own)
+
+
+@dataclass(frozen=True)
+class Recorded(FedALA):
+    """Records the samples that it draws."""
+
+    drawn: ClassVar[dict[int, list[list[tuple[Tensor, Tensor]]]]] = {}
+
+    def draw(self, rng: torch.Generator, client: ClientView) -> Slot:
+        slot = super().draw(rng, client)
+        pairs = zip(slot["inputs"].double().split(self.batch_size), slot["targets"].split(self.batch_size), strict=True)
+        self.drawn[client.id].append(list(pairs))
+        return slot
+
+
+@everywhere
+@pytest.mark.parametrize("parts", ["head", ""])
+def test_fedala(parts: str, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Recorded, "drawn", defaultdict(list))
+    trainer = train(Recorded(parts, steps=3, batch_size=4), rounds=4, **options)
+    upper = lambda name: parts in name  # noqa: E731
+    state, own = personal.fedala(problem_of(trainer, classifier(), SGD), upper, 1.0, Recorded.drawn)
+    assert_close(trainer.state, state)
+    compare(states_by_client(trainer, "Recorded", "params"), own)
+    weights = [kept["Recorded"]["weights"]["model.head.weight"] for kept in trainer.run.clients.by_client.values()]
+    assert any(float(weight.min()) < 1 for weight in weights)
+
+
+@everywhere
+def test_fedrod_and_feddbe_keep_their_part(options: dict[str, Any]) -> None:
+    for method, solve in (
+        (FedRoD(), partial(personal.fedrod, num_classes=NUM_CLASSES)),
+        (FedDBE(kappa=2.0, momentum=0.3), partial(personal.feddbe, kappa=2.0, momentum=0.3)),
+    ):
+        trainer = train(method, data=ODD_BATCHES(), **options, **RAGGED)
+        state, own = solve(problem_of(trainer, classifier(), SGD))
+        assert_close(trainer.state, state)
+        compare(states_by_client(trainer, method.name, "own"), own)
+
+
+@everywhere
+def test_fedproto(options: dict[str, Any]) -> None:
+    trainer = train(FedProto(strength=0.5), data=ODD_BATCHES(), **options, **RAGGED)
+    federation = trainer.run.federation
+    parts = {k: federation.partition.client(k) for k in range(federation.num_clients)}
+    data = {k: (federation.train.inputs[rows].double(), federation.train.targets[rows]) for k, rows in parts.items()}
+    compare(
+        states_by_client(trainer, "FedProto", "params"),
+        personal.fedproto(problem_of(trainer, classifier(), SGD), 0.5, data, NUM_CLASSES),
+    )
+    assert distance(trainer.state, {name: value.double() for name, value in classifier().model.state_dict().items()}) == 0
+    took_part = sum(map(len, trainer.recorded))
+    assert trainer.ledger.total_up == took_part * NUM_CLASSES * (classifier().model.num_features + 1) * 8
+
+
+def compare(found: dict[int, Params], expected: dict[int, State]) -> None:
+    assert found.keys() == expected.keys()
+    for client, params in found.items():
+        assert_close(params, expected[client])
+
+
+def test_a_personal_step_has_the_rate_that_its_method_gives() -> None:
+    @dataclass(frozen=True)
+    class OneStep(Personalisation):
+        rate: float | None = None
+
+        def personal(self, params: Params, ctx: Context) -> Personal:
+            return Personal(params, steps=1, lr=self.rate)
+
+    def moved(rate: float | None) -> Params:
+        trainer = train(OneStep(rate), rounds=1, data=TinyData(client_test=0.2))
+        trainer.evaluate()
+        params, _ = trainer.measured[0]
+        return {name: value - trainer.params[name] for name, value in params.items()}
+
+    own, same, double = moved(None), moved(0.1), moved(0.2)
+    assert_close(own, same)
+    assert_close(double, {name: 2 * value for name, value in same.items()})
+
+
+@pytest.mark.parametrize("method", [FedRoD, FedDBE])
+def test_a_network_without_a_linear_head_is_refused(method: Any) -> None:
+    network = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, NUM_CLASSES))
+    with pytest.raises(ValueError, match=f"{method.__name__} needs a network with a linear head, and Sequential has none"):
+        train(method(), module=flcog.Classifier(network, optimizer=SGD))

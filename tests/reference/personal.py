@@ -1,0 +1,208 @@
+"""Methods with models of the clients' own, each from its paper: the global model, and each client's personal parameters."""
+
+import copy
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from reference.common import Client, Problem, State, average, parameters, shares, train
+from torch import Tensor, nn
+
+Trained = tuple[nn.Module, State, Any]
+"""A client's model for the mean, its personal parameters, and what it keeps for its next round."""
+
+
+def rounds(problem: Problem, client_round: Callable[[nn.Module, Client, Any], Trained]) -> tuple[State, dict[int, State]]:
+    model, personal, kept = copy.deepcopy(problem.model), dict[int, State](), dict[int, Any]()
+    for clients in problem.rounds:
+        locals_ = []
+        for client in clients:
+            local, personal[client.id], kept[client.id] = client_round(model, client, kept.get(client.id))
+            locals_.append(local)
+        model.load_state_dict(average(locals_, shares(clients)))
+    return model.state_dict(), personal
+
+
+def gradient(problem: Problem, model: nn.Module, at: State, batch: tuple[Tensor, Tensor]) -> State:
+    """The gradient of the loss at these parameters; zero for a batch without rows."""
+    leaves = {name: value.detach().requires_grad_() for name, value in at.items()}
+    if not len(batch[1]):
+        return {name: torch.zeros_like(value) for name, value in at.items()}
+    loss = problem.loss(torch.func.functional_call(model, leaves, (batch[0],)), batch[1])
+    return dict(zip(leaves, torch.autograd.grad(loss, list(leaves.values())), strict=True))
+
+
+def apfl(problem: Problem, alpha: float, adaptive: bool = False) -> tuple[State, dict[int, State]]:
+    def client_round(model: nn.Module, client: Client, kept: Any) -> Trained:
+        own, share = kept or (parameters(model), torch.tensor(alpha, dtype=torch.float64))
+        local = copy.deepcopy(model)
+        optimizer = problem.optimizer(local.parameters())
+        for batch in client.batches:
+            copied = parameters(local)
+            slope = gradient(problem, model, {n: share * own[n] + (1 - share) * copied[n] for n in own}, batch)
+            optimizer.zero_grad()
+            problem.loss(local(batch[0]), batch[1]).backward()
+            optimizer.step()
+            step = problem.lr * share
+            if adaptive:
+                share = (share - problem.lr * sum((slope[n] * (own[n] - copied[n])).sum() for n in own)).clamp(0, 1)
+            own = {n: value - step * slope[n] for n, value in own.items()}
+        mixed = {n: share * own[n] + (1 - share) * value for n, value in parameters(local).items()}
+        return local, mixed, (own, share)
+
+    return rounds(problem, client_round)
+
+
+def pfedme(problem: Problem, strength: float, steps: int, lr: float, beta: float) -> tuple[State, dict[int, State]]:
+    model, personal = copy.deepcopy(problem.model), {}
+    for clients in problem.rounds:
+        locals_, before = [], copy.deepcopy(model.state_dict())
+        for client in clients:
+            w = copy.deepcopy(model)
+            outer = problem.optimizer(w.parameters())
+            for inputs, targets in client.batches:
+                theta = copy.deepcopy(w)
+                inner = torch.optim.SGD(theta.parameters(), lr=lr)
+                for _ in range(steps):
+                    inner.zero_grad()
+                    pull = sum((a - b.detach()).square().sum() for a, b in zip(theta.parameters(), w.parameters(), strict=True))
+                    (problem.loss(theta(inputs), targets) + strength / 2 * pull).backward()
+                    inner.step()
+                for value, own in zip(w.parameters(), theta.parameters(), strict=True):
+                    value.grad = strength * (value - own).detach()
+                outer.step()
+            personal[client.id] = parameters(theta)
+            locals_.append(w)
+        mean = average(locals_, shares(clients))
+        model.load_state_dict({name: value + beta * (mean[name] - value) for name, value in before.items()})
+    return model.state_dict(), personal
+
+
+def per_fedavg(problem: Problem, alpha: float, delta: float | None = None) -> State:
+    """The first-order form, or with a delta the Hessian-free one."""
+
+    def client_round(model: nn.Module, client: Client, kept: Any) -> Trained:
+        local = copy.deepcopy(model)
+        optimizer = problem.optimizer(local.parameters())
+        for inputs, targets in client.batches:
+            number = 2 if delta is None else 3
+            parts = [(inputs[start::number], targets[start::number]) for start in range(number)]
+            w = parameters(local)
+            inner = gradient(problem, model, w, parts[0])
+            outer = gradient(problem, model, {n: value - alpha * inner[n] for n, value in w.items()}, parts[1])
+            if delta is not None:
+                ends = [
+                    gradient(problem, model, {n: v + by * outer[n] for n, v in w.items()}, parts[2]) for by in (delta, -delta)
+                ]
+                outer = {n: outer[n] - alpha * (ends[0][n] - ends[1][n]) / (2 * delta) for n in w}
+            for name, value in local.named_parameters():
+                value.grad = outer[name]
+            optimizer.step()
+        return local, {}, None
+
+    return rounds(problem, client_round)[0]
+
+
+def fedala(
+    problem: Problem, upper: Callable[[str], bool], eta: float, drawn: Mapping[int, list[list[tuple[Tensor, Tensor]]]]
+) -> tuple[State, dict[int, State]]:
+    """``drawn`` are the batches of each client for its weights, in the order of the client's rounds."""
+    turns = {client: iter(each) for client, each in drawn.items()}
+
+    def client_round(model: nn.Module, client: Client, kept: Any) -> Trained:
+        received = parameters(model)
+        own, weights = kept or (received, {n: torch.ones_like(v) for n, v in received.items() if upper(n)})
+        for batch in next(turns[client.id]):
+            mixed = received | {n: own[n] + (received[n] - own[n]) * weight for n, weight in weights.items()}
+            slope = gradient(problem, model, mixed, batch)
+            weights = {n: (w - eta * slope[n] * (received[n] - own[n])).clamp(0, 1) for n, w in weights.items()}
+        start = copy.deepcopy(model)
+        start.load_state_dict({n: own[n] + (received[n] - own[n]) * w for n, w in weights.items()}, strict=False)
+        local = train(problem, start, client)
+        return local, parameters(local), (parameters(local), weights)
+
+    return rounds(problem, client_round)
+
+
+def fedrod(problem: Problem, num_classes: int) -> tuple[State, dict[int, State]]:
+    """The state with the names of the network's two heads."""
+
+    def client_round(model: nn.Module, client: Client, kept: Any) -> Trained:
+        local, own = copy.deepcopy(model), kept or copy.deepcopy(model.head)
+        if kept is None:
+            for value in own.parameters():
+                nn.init.zeros_(value)
+        counts = torch.bincount(client.labels, minlength=num_classes).double().clamp(min=1e-8)
+        optimizer = problem.optimizer([*local.parameters(), *own.parameters()])
+        for inputs, targets in client.batches:
+            features = local.features(inputs)
+            outputs = local.head(features)
+            optimizer.zero_grad()
+            loss = problem.loss(outputs + counts.log(), targets) + problem.loss(
+                outputs.detach() + own(features.detach()), targets
+            )
+            loss.backward()
+            optimizer.step()
+        return local, {f"head.own.{name}": value for name, value in parameters(own).items()}, own
+
+    state, personal = rounds(problem, client_round)
+    shared = {name.replace("head.", "head.shared."): value for name, value in state.items()}
+    zeros = {name.replace("head.", "head.own."): torch.zeros_like(value) for name, value in state.items() if "head." in name}
+    return shared | zeros, personal
+
+
+def feddbe(problem: Problem, kappa: float, momentum: float) -> tuple[State, dict[int, State]]:
+    model, kept, consensus = copy.deepcopy(problem.model), dict[int, Tensor](), None
+    for clients in problem.rounds:
+        locals_, means = [], []
+        for client in clients:
+            local = copy.deepcopy(model)
+            bias = kept.get(client.id, torch.zeros(local.head.in_features).double()).requires_grad_()
+            optimizer = problem.optimizer([*local.parameters(), bias])
+            mean = torch.zeros_like(bias)
+            for inputs, targets in client.batches:
+                features = local.features(inputs)
+                mean = (1 - momentum) * mean.detach() + momentum * features.mean(0)
+                loss = problem.loss(local.head(features + bias), targets)
+                if consensus is not None:
+                    loss = loss + kappa * (0.5 * (mean - consensus) ** 2).mean()
+                optimizer.zero_grad()
+                loss.backward()
+                optimizer.step()
+            kept[client.id] = bias.detach().clone()
+            locals_.append(local)
+            means.append(mean.detach())
+        model.load_state_dict(average(locals_, shares(clients)))
+        if consensus is None:
+            consensus = sum(share * mean for share, mean in zip(shares(clients), means, strict=True))
+    state = {name.replace("head.", "head.head."): value for name, value in model.state_dict().items()}
+    personal = {client: {"head.feature_bias": bias} for client, bias in kept.items()}
+    return state | {"head.feature_bias": torch.zeros_like(next(iter(kept.values())))}, personal
+
+
+def fedproto(problem: Problem, strength: float, data: Mapping[int, tuple[Tensor, Tensor]], num_classes: int) -> dict[int, State]:
+    """``data`` are all inputs and targets of each client."""
+    kept, prototypes = dict[int, nn.Module](), dict[int, Tensor]()
+    for clients in problem.rounds:
+        sums, counts = {}, dict.fromkeys(range(num_classes), 0)
+        for client in clients:
+            local = kept.setdefault(client.id, copy.deepcopy(problem.model))
+            optimizer = problem.optimizer(local.parameters())
+            for inputs, targets in client.batches:
+                features = local.features(inputs)
+                loss = problem.loss(local.head(features), targets)
+                near = [
+                    F.mse_loss(z, prototypes[int(y)]) if int(y) in prototypes else z.new_zeros(())
+                    for z, y in zip(features, targets, strict=True)
+                ]
+                optimizer.zero_grad()
+                (loss + strength * torch.stack(near).mean()).backward()
+                optimizer.step()
+        for client in clients:
+            inputs, targets = data[client.id]
+            with torch.no_grad():
+                for z, y in zip(kept[client.id].features(inputs), targets.tolist(), strict=True):
+                    sums[y], counts[y] = sums.get(y, 0) + z, counts[y] + 1
+        prototypes = prototypes | {y: total / counts[y] for y, total in sums.items()}
+    return {client: parameters(model) for client, model in kept.items()}
