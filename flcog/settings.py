@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import torch
@@ -22,30 +22,37 @@ def can_compile() -> bool:
     return tuple(map(int, torch.__version__.split(".")[:2])) >= COMPILES_SINCE
 
 
+FREE = {"free": True}
+"""A setting that a resumed run may change."""
+
+
 @dataclass(frozen=True)
 class Settings:
-    """The arguments of :class:`flcog.FederatedTrainer` that affect rounds. The trainer's docstring describes them."""
+    """The arguments of :class:`flcog.FederatedTrainer` that affect rounds. The trainer's docstring describes them.
 
-    rounds: int
+    A resumed run has the same settings, except those that are ``FREE``, and the seed, which is compared apart from them.
+    """
+
+    rounds: int = field(metadata=FREE)
     clients_per_round: int | float
     local_steps: int | None
     local_epochs: float | None
-    executor: Literal["auto", "loop", "vmap", "vmap-patches", "lightning"]
-    chunk_size: int | None
-    compile: Compile
+    executor: Literal["auto", "loop", "vmap", "vmap-patches", "lightning"] = field(metadata=FREE)
+    chunk_size: int | None = field(metadata=FREE)
+    compile: Compile = field(metadata=FREE)
     eval_every: int
     precision: str
     tf32: bool | None
-    seed: int
+    seed: int = field(metadata=FREE)
     on_bad_update: Literal["raise", "drop"]
-    keep_optimizers: bool = False
-    limit_train_batches: int | float = 1.0
-    limit_val_batches: int | float = 1.0
-    limit_test_batches: int | float = 1.0
-    limit_predict_batches: int | float = 1.0
-    overfit_batches: int | float = 0.0
-    accumulate_grad_batches: int = 1
-    inference_mode: bool = True
+    keep_optimizers: bool
+    limit_train_batches: int | float
+    limit_val_batches: int | float
+    limit_test_batches: int | float
+    limit_predict_batches: int | float = field(metadata=FREE)
+    overfit_batches: int | float
+    accumulate_grad_batches: int
+    inference_mode: bool = field(metadata=FREE)
 
     def __post_init__(self) -> None:
         if (self.local_steps is None) == (self.local_epochs is None):

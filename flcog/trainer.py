@@ -207,13 +207,25 @@ class FederatedTrainer(TopicList):
         with one_line(""):
             self.hooks = LightningHooks(
                 RoundsTrainer(
-                    **{name: given[name] for name in PASSED_ON},
                     callbacks=others,
                     max_epochs=rounds,
                     check_val_every_n_epoch=max(1, eval_every),
+                    limit_val_batches=overfit_batches or limit_val_batches,
+                    limit_test_batches=limit_test_batches,
+                    limit_predict_batches=limit_predict_batches,
+                    accumulate_grad_batches=accumulate_grad_batches,
+                    inference_mode=inference_mode,
+                    num_sanity_val_steps=num_sanity_val_steps,
+                    gradient_clip_val=gradient_clip_val,
+                    gradient_clip_algorithm=gradient_clip_algorithm,
+                    precision=precision,
+                    accelerator=accelerator,
+                    client_strategy=client_strategy,
                     devices=devices,
                     num_nodes=num_nodes,
-                    limit_val_batches=overfit_batches or limit_val_batches,
+                    default_root_dir=default_root_dir,
+                    enable_progress_bar=enable_progress_bar,
+                    enable_checkpointing=enable_checkpointing,
                     **lightning,
                 )
             )
@@ -641,13 +653,6 @@ class FederatedTrainer(TopicList):
             return "start again, for there is no checkpoint yet"
         return "go on with " + next_command("fit", self.run_dir, self.run_dir, self.config)
 
-
-PASSED_ON = (
-    *("accelerator", "client_strategy", "precision", "limit_test_batches", "limit_predict_batches", "accumulate_grad_batches"),
-    *("inference_mode", "num_sanity_val_steps", "gradient_clip_val", "gradient_clip_algorithm"),
-    *("enable_progress_bar", "enable_checkpointing", "default_root_dir"),
-)
-"""Arguments that ``lightning.Trainer`` takes as they are."""
 
 CONTRADICTIONS = {
     "val_check_interval": (None, 1.0, "clients do not validate: eval_every is the number of rounds between evaluations"),

@@ -1,7 +1,6 @@
 """What makes two runs the same experiment: a checkpoint stores it, and a resumed run compares it.
 
-These are the seed, the list of methods, the partition, the names and shapes of tensors, and the configuration without the options in
-``HOW_IT_RUNS``.
+These are the seed, the list of methods, the partition, the names and shapes of tensors, and the configuration without its free options.
 """
 
 import dataclasses
@@ -22,10 +21,7 @@ from flcog.run import checkpoint
 from flcog.run.initial_weights import Origin, other_origin
 from flcog.settings import Settings
 
-HOW_IT_RUNS = ("rounds", "seed", "executor", "chunk_size", "compile", "inference_mode", "limit_predict_batches")
-"""Settings that a resumed run may change. The seed is compared separately."""
-
-VARIES = re.compile(r"(^|\.)(seed|partition_seed|default_root_dir|save_dir|dirpath|init_from\.file)$")
+VARIES = re.compile(r"(^|\.)(seed|seed_everything|partition_seed|default_root_dir|save_dir|dirpath|ckpt_path|init_from\.file)$")
 """Settings in which repetitions of a run differ."""
 
 
@@ -55,9 +51,9 @@ def describe(
 
 def describe_settings(settings: Settings, methods: Iterable[Method], config: Mapping[str, Any] | None) -> dict[str, Any]:
     """Describe the part of the experiment that needs neither the model nor the data."""
-    by_owner = {"trainer": {name: value for name, value in dataclasses.asdict(settings).items() if name not in HOW_IT_RUNS}}
+    compared = {field.name: getattr(settings, field.name) for field in dataclasses.fields(settings) if not field.metadata}
     return {
-        "settings": by_name(by_owner | {method.name: constructor_arguments(method) for method in methods}),
+        "settings": by_name({"trainer": compared} | {method.name: constructor_arguments(method) for method in methods}),
         "config": None if config is None else by_name({name: config.get(name) for name in ("model", "data")}),
     }
 

@@ -14,11 +14,9 @@ import pandas
 from flcog.core.arguments import flat
 from flcog.core.masking import masked
 from flcog.core.monitor import lower_is_better, main_metric
+from flcog.run.experiment import VARIES
 from flcog.run.metrics_table import Row, read_rows
 from flcog.run.saved_run import SavedRun
-
-VARIES = re.compile(r"(^|\.)(seed|seed_everything|partition_seed|default_root_dir|save_dir|ckpt_path)$")
-"""Settings that may differ within a group."""
 
 SAME = ("methods", "model", "num_parameters", "data", "num_clients", "acting_rounds")
 """Entries of run.yaml that are the same within a group."""
