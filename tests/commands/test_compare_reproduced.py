@@ -96,6 +96,19 @@ def test_what_has_been_run_is_judged(clone: Path) -> None:
     assert found["other"][3:6] == ["none", "1 / 4", "0"]
 
 
+def test_a_control_table_does_not_count_the_verdicts_of_another_table_again(clone: Path) -> None:
+    content = yaml.safe_load((clone / "configs/tables/one.yaml").read_text()) | {"reproduces": []}
+    content["rows"]["control"] = {"arguments": {"trainer.rounds": 5}}
+    content["published"]["control"] = {"": 50}
+    (clone / "configs/tables/control.yaml").write_text(yaml.safe_dump(content))
+    scores = {(row, seed): 0.5 for row in ("A", "B", "control") for seed in (0, 1)}
+    for table in ("one", "control"):
+        train(clone, table, scores)
+    found = page()
+    assert found["one"][3] == "1 reproduced, 2 contradicted"
+    assert found["control"][3] == "1 reproduced, 3 counted above"
+
+
 def test_one_seed_and_unfinished_runs(clone: Path) -> None:
     train(clone, "one", {("A", 0): 0.49, ("B", 0): 0.5})
     (clone / "runs/one/B/seed0/finished").unlink()

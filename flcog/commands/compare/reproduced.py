@@ -8,7 +8,7 @@ from typing import Any
 
 from flcog.commands import shipped_configs
 from flcog.commands.compare.result_table import ResultTable
-from flcog.commands.compare.runs import runs_of
+from flcog.commands.compare.runs import runs_of, stated, words_of
 from flcog.commands.compare.saved_results import results_of, seeds_run
 from flcog.commands.compare.table import Table, read_mapping, read_table
 from flcog.commands.compare.tuning import FILE as TUNED
@@ -22,6 +22,9 @@ KINDS = {
     "unstated": ("S", "Settings that the papers do not state"),
 }
 """Kinds of differences from the papers, with the letters of their numbers and their headings."""
+
+COUNTED = "counted above"
+"""The mark of a verdict on the same runs as in an earlier table."""
 
 Numbers = dict[str, dict[str, int]]
 """The numbers of differences by kind and text."""
@@ -74,14 +77,17 @@ def _filling(path: Path, roots: Sequence[Path], saved: Path) -> Filling:
 def page_text(papers: Mapping[str, Paper], fillings: Sequence[Filling]) -> str:
     """Make the page: a line for each table, further items of the papers, and the numbered deviations."""
     numbers: Numbers = {kind: {} for kind in KINDS}
+    counted: set[Any] = set()
     known = {f"{name}, {item}" for name, paper in papers.items() for item in paper["items"]}
     lines = [
-        _line(name, paper, filling, numbers)
+        _line(name, paper, filling, numbers, counted)
         for name, paper in papers.items()
         for filling in fillings
         if _items(name, paper, filling.table)
     ]
-    own = [_line("", {"items": {}}, filling, numbers) for filling in fillings if not set(filling.table.reproduces) & known]
+    own = [
+        _line("", {"items": {}}, filling, numbers, counted) for filling in fillings if not set(filling.table.reproduces) & known
+    ]
     links = [
         f"[{paper['title']}]({paper['url']})" if paper.get("url") else paper.get("title", name) for name, paper in papers.items()
     ]
@@ -112,8 +118,8 @@ def _items(name: str, paper: Paper, table: Table) -> list[str]:
     return [item for item in paper["items"] if f"{name}, {item}" in table.reproduces]
 
 
-def _line(name: str, paper: Paper, filling: Filling, numbers: Numbers) -> list[str]:
-    """The line of a table."""
+def _line(name: str, paper: Paper, filling: Filling, numbers: Numbers, counted: set[Any]) -> list[str]:
+    """The line of a table. Its verdicts join those that are ``counted``."""
     table, results = filling.table, filling.results
     items = _items(name, paper, table)
     shows = "; ".join(dict.fromkeys(str(paper["items"][item]["shows"]) for item in items)) or table.title
@@ -125,15 +131,23 @@ def _line(name: str, paper: Paper, filling: Filling, numbers: Numbers) -> list[s
     link = f"[{table.name}](configs/tables/{table.path.name})" if shipped else str(short(table.path))
     about = {"deviations": table.deviations, "unstated": table.unstated} if table.reproduces else {}
     places = f"{len(done)} / {total}"
-    return [name, ", ".join(items), shows, _counts(filling), places, seeds, date, link, _numbers(about, numbers)]
+    return [name, ", ".join(items), shows, _counts(filling, counted), places, seeds, date, link, _numbers(about, numbers)]
 
 
-def _counts(filling: Filling) -> str:
-    """The numbers of verdicts of each kind."""
-    marks = Counter(verdict.mark for verdict in filling.verdicts if verdict.mark != NOT_JUDGED)
-    first = [mark for mark in (REPRODUCED, CONTRADICTED, UNDECIDED) if mark in marks]
-    order = [*first, *(mark for mark in marks if mark not in (*first, NOT_RUN)), *[NOT_RUN] * (NOT_RUN in marks)]
-    return ", ".join(f"{marks[mark]} {mark}" for mark in order) or "none"
+def _counts(filling: Filling, counted: set[Any]) -> str:
+    """The numbers of verdicts of each kind. A verdict on the same runs as in a table above is not counted again."""
+    marks, table, own = Counter[str](), filling.table, set()
+    for one in filling.verdicts:
+        column = table.views[one.view].column if one.view in table.views else one.view
+        arms = [
+            stated(words_of(table, row, column)) if column in table.columns else row for row in (one.row, table.against[one.row])
+        ]
+        own.add(judged := (*arms, one.view, one.quantity, one.published, table.file.seeds, one.mark))
+        marks[COUNTED if judged in counted else one.mark] += one.mark != NOT_JUDGED
+    counted |= own
+    others = [mark for mark in marks if mark not in (NOT_RUN, COUNTED)]
+    order = dict.fromkeys((REPRODUCED, CONTRADICTED, UNDECIDED, *others, NOT_RUN, COUNTED))
+    return ", ".join(f"{marks[mark]} {mark}" for mark in order if marks[mark]) or "none"
 
 
 def _command(about: Mapping[str, Any], numbers: Numbers) -> list[str]:
