@@ -28,7 +28,6 @@ from flcog.core.lightning_packages import OtherCallback, adopt, overrides
 from flcog.core.output import never_failing
 from flcog.core.text import TopicList, guess
 from flcog.data import FederatedDataModule
-from flcog.lightning.hooks import LightningHooks
 from flcog.lightning.trainer import RoundsTrainer, one_line
 from flcog.method import Callback, Method, Personalisation, check_methods, method_of
 from flcog.method.gradient_clip import GradientClip
@@ -205,36 +204,35 @@ class FederatedTrainer(TopicList):
             )
         self.fabric = make_fabric(accelerator, strategy, devices, num_nodes, processes_per_device)
         with one_line(""):
-            self.hooks = LightningHooks(
-                RoundsTrainer(
-                    callbacks=others,
-                    max_epochs=rounds,
-                    check_val_every_n_epoch=max(1, eval_every),
-                    limit_val_batches=overfit_batches or limit_val_batches,
-                    limit_test_batches=limit_test_batches,
-                    limit_predict_batches=limit_predict_batches,
-                    accumulate_grad_batches=accumulate_grad_batches,
-                    inference_mode=inference_mode,
-                    num_sanity_val_steps=num_sanity_val_steps,
-                    gradient_clip_val=gradient_clip_val,
-                    gradient_clip_algorithm=gradient_clip_algorithm,
-                    precision=precision,
-                    accelerator=accelerator,
-                    client_strategy=client_strategy,
-                    devices=devices,
-                    num_nodes=num_nodes,
-                    default_root_dir=default_root_dir,
-                    enable_progress_bar=enable_progress_bar,
-                    enable_checkpointing=enable_checkpointing,
-                    **lightning,
-                )
+            self.lightning = RoundsTrainer(
+                callbacks=others,
+                max_epochs=rounds,
+                check_val_every_n_epoch=max(1, eval_every),
+                limit_val_batches=overfit_batches or limit_val_batches,
+                limit_test_batches=limit_test_batches,
+                limit_predict_batches=limit_predict_batches,
+                accumulate_grad_batches=accumulate_grad_batches,
+                inference_mode=inference_mode,
+                num_sanity_val_steps=num_sanity_val_steps,
+                gradient_clip_val=gradient_clip_val,
+                gradient_clip_algorithm=gradient_clip_algorithm,
+                precision=precision,
+                accelerator=accelerator,
+                client_strategy=client_strategy,
+                devices=devices,
+                num_nodes=num_nodes,
+                default_root_dir=default_root_dir,
+                enable_progress_bar=enable_progress_bar,
+                enable_checkpointing=enable_checkpointing,
+                **lightning,
             )
+            """The run as modules and Lightning's callbacks see it. Its attributes are also those of this trainer."""
         self.settings = replace(settings, precision=self.lightning.precision)
         if gradient_clip_val is not None:
             self.methods.append(GradientClip(max_value=gradient_clip_val, algorithm=gradient_clip_algorithm))
         check_methods(self.methods)
         switches = enable_progress_bar, enable_checkpointing, enable_model_summary
-        self.observers = default_observers(observers, self.hooks, *switches)
+        self.observers = default_observers(observers, self.lightning, *switches)
         self.given_logger, self.resume_changed, self.default_root_dir = logger, resume_changed, default_root_dir
         self.fast_dev_run, self.num_sanity_val_steps = fast_dev_run, num_sanity_val_steps
         self._num_nodes = num_nodes
@@ -312,7 +310,7 @@ class FederatedTrainer(TopicList):
         resumes = ckpt_path not in (None, "auto")
         origin = None if init_from is None else load_initial_weights(model, init_from, resumes)
         self._session = self._measured = None
-        with Lifecycle(self.fabric, [*self.methods, *self.observers], self.hooks) as life:
+        with Lifecycle(self.fabric, [*self.methods, *self.observers], self.lightning) as life:
             run = self._open(model, datamodule, "fit", ckpt_path=ckpt_path, lock=life.lock, init_from=origin)
             self._session, self._trained = run, (model, datamodule)
             with life.rounds(run, self.evaluate, self.num_sanity_val_steps):
@@ -474,11 +472,6 @@ class FederatedTrainer(TopicList):
         return self._session
 
     @property
-    def lightning(self) -> RoundsTrainer:
-        """The run as modules and Lightning's callbacks see it. Its attributes are also those of this trainer."""
-        return self.hooks.trainer
-
-    @property
     def model(self) -> L.LightningModule:
         """The trained module with the global weights as they are evaluated: the user's module, with the changes of methods."""
         self.run.engine.hand_over(self.run.server, self.run.evaluated_params())
@@ -529,9 +522,9 @@ class FederatedTrainer(TopicList):
         self.lightning.should_stop = value
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("__") or "hooks" not in vars(self) or not hasattr(self.hooks.trainer, name):
+        if name.startswith("__") or "lightning" not in vars(self) or not hasattr(self.lightning, name):
             raise AttributeError(f"{type(self).__name__} has no attribute {name!r}")
-        return getattr(self.hooks.trainer, name)
+        return getattr(self.lightning, name)
 
     def _topics(self) -> Iterator[tuple[str, str]]:
         settings, done = self.settings, 0 if self._session is None else self._session.round
@@ -580,7 +573,7 @@ class FederatedTrainer(TopicList):
             lost_processes.launch(self.fabric, self._num_nodes)
             self._launched = True
         if stage == TrainerFn.FITTING and self._has_fitted:
-            self.hooks.renew()
+            self.lightning.renew()
         self._has_fitted = self._has_fitted or stage == TrainerFn.FITTING
         return Opening(
             reason=reason,
@@ -607,7 +600,7 @@ class FederatedTrainer(TopicList):
         with self._evaluation(stage, *given) as run:
             if new_clients and method_of(run.methods, Personalisation) is not None and run.engine.clients.stateful:
                 rounds.join(run.engine, run.server)
-            figures, self._measured = measure(run, self.hooks, split), run
+            figures, self._measured = measure(run, self.lightning, split), run
         if verbose and self.fabric.is_global_zero:
             for name, value in figures.items():
                 print(f"{name:<32} {value:.6g}")
@@ -617,7 +610,7 @@ class FederatedTrainer(TopicList):
     def _evaluation(self, stage: TrainerFn, *given: Any) -> Iterator[Session]:
         """A run to evaluate in the stage of a verb, with the hooks around it."""
         run = self._run_to_evaluate(stage, *given)
-        with self.hooks.verb(run, stage, again=run is self._session):
+        with self.lightning.verb(run, stage, again=run is self._session):
             yield run
 
     def _run_to_evaluate(

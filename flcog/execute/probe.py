@@ -261,7 +261,7 @@ class _Watched(OneClient):
 
 
 class _InTurns(OneClient):
-    """Trains a client on a thread in step with another, by operations of torch and lines of the model's code: shared variables show."""
+    """Trains a client on a thread in step with another, by lines of the model's code, so that shared variables show."""
 
     def __init__(self, learner: Learner, barrier: threading.Barrier) -> None:
         super().__init__(learner)
@@ -271,34 +271,18 @@ class _InTurns(OneClient):
         before = sys.gettrace()
         sys.settrace(self._line_by_line)
         try:
-            with SameDraws(), _Turns(self._barrier):
+            with SameDraws():
                 return super().train(assignment, works)
         finally:
             sys.settrace(before)
             self._barrier.abort()
 
     def _line_by_line(self, frame: FrameType, event: str, argument: Any) -> Any:
-        """Wait before each line of code that is neither torch's nor flcog's."""
+        """Wait for the other client before each line of code that is neither torch's nor flcog's."""
         if event == "line":
-            _wait(self._barrier)
+            with suppress(threading.BrokenBarrierError):
+                self._barrier.wait(timeout=1.0)
         return None if is_base(frame) else self._line_by_line
-
-
-def _wait(barrier: threading.Barrier) -> None:
-    with suppress(threading.BrokenBarrierError):
-        barrier.wait(timeout=1.0)
-
-
-class _Turns(TorchFunctionMode):
-    """Waits for the other client before each function of torch."""
-
-    def __init__(self, barrier: threading.Barrier) -> None:
-        super().__init__()
-        self._barrier = barrier
-
-    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        _wait(self._barrier)
-        return function(*args, **(kwargs or {}))
 
 
 class SameDraws(TorchFunctionMode):

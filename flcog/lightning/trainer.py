@@ -25,10 +25,11 @@ from flcog.client.work import ClientWork
 from flcog.core.global_streams import kept
 from flcog.core.processes import Processes
 from flcog.functional.own_steps import column_of
+from flcog.lightning.checkpoint import restored
 from flcog.lightning.contract import has_users_hooks, reason_for_lightning
 from flcog.lightning.loops import ClientEpoch, RoundLogs, RoundLoop, SetLoop
 from flcog.lightning.strategy import ClientsAlone
-from flcog.method import Withholding
+from flcog.method import Callback, Withholding
 
 RUNNING = {
     TrainerFn.FITTING: RunningStage.TRAINING,
@@ -39,8 +40,10 @@ RUNNING = {
 """The stage of a running trainer, by its verb."""
 
 
-class RoundsTrainer(L.Trainer):
-    """``lightning.Trainer`` without a loop of its own: flcog's rounds call the parts of its loops.
+class RoundsTrainer(L.Trainer, Callback):
+    """``lightning.Trainer`` without a loop of its own: an observer that calls its hooks and the parts of its loops in flcog's rounds.
+
+    The module has the global model while a hook runs. A hook between rounds may change it: the server goes on with the changed model.
 
     With a ``client_strategy``, all processes of the run train each client together. flcog has checkpoints and a progress bar of its own, so
     that none of Lightning's is added.
@@ -105,9 +108,11 @@ class RoundsTrainer(L.Trainer):
         """The mean over the processes that train a client together."""
         return cast(Tensor, self.strategy.reduce(mean)) if self.together else mean
 
-    def again(self) -> "RoundsTrainer":
-        """A trainer with the same arguments for another run."""
-        return RoundsTrainer(**self._given)
+    def renew(self) -> None:
+        """Begin anew with the same arguments, for another run from round 1."""
+        given = self._given
+        vars(self).clear()
+        RoundsTrainer.__init__(self, **given)
 
     def _set_loop(self, theirs: Any) -> SetLoop:
         return SetLoop(self, theirs._trainer_fn, theirs._stage, verbose=False, inference_mode=theirs.inference_mode)
@@ -183,6 +188,11 @@ class RoundsTrainer(L.Trainer):
         """Whether a user's hook may change the module between rounds."""
         return has_users_hooks(self, self.lightning_module)
 
+    @property
+    def draws_progress(self) -> bool:
+        """Whether the callbacks include a progress bar, which replaces flcog's."""
+        return any(isinstance(callback, ProgressBar) for callback in self.callbacks)
+
     def finish_opening(self, run: Any) -> None:
         """Take over the run, once it is open, and give it to the callbacks."""
         self.run, self.loggers = run, run.trackers.loggers
@@ -208,7 +218,113 @@ class RoundsTrainer(L.Trainer):
         self.profiler.describe()
         self.profiler.teardown(stage="fit")
 
-    # A run ------------------------------------------------------------------------------------------------------------------------
+    # The hooks of a run -----------------------------------------------------------------------------------------------------------
+
+    @contextmanager
+    def verb(self, run: Any, stage: TrainerFn, again: bool) -> Iterator[None]:
+        """Surround an evaluation or predictions outside ``fit`` with ``setup`` and ``teardown``.
+
+        A verb that opens an open run ``again`` sets up its data and its module again.
+        """
+        module = run.model.module
+        self.enter(stage, run.processes)
+        if again:
+            self.show_data(run.datamodule.hooked)
+            self.show(module)
+            run.load_global_model()
+            run.datamodule.setup(stage.value)
+            self.set_up(again=run.datamodule.loaders_of is module)
+            run.model.find_tensors()
+        self.call("setup", stage=stage.value, of_module=False)
+        try:
+            yield
+        finally:
+            self.state.stage = None
+        self.tear_down(stage.value)
+        self.state.status = TrainerStatus.FINISHED
+        if again:
+            run.engine.hand_over(run.server, run.evaluated_params())
+
+    @property
+    def _looks_on(self) -> bool:
+        """Whether clients train outside Lightning's loops, so that its callbacks see one batch of each round."""
+        return bool(self.run.engine.clients.executor.name != "lightning")
+
+    @contextmanager
+    def _global_model(self, run: Any) -> Iterator[None]:
+        run.load_global_model()
+        yield
+        if self.has_users_hooks():
+            run.take_over_module()
+
+    def on_fit_start(self, run: Any) -> None:
+        with self._global_model(run):
+            self.call("setup", stage="fit", of_module=False)
+            with restored(self, run.resumed_from):
+                self.resume_at(run.round, run.server.steps)
+                self.call("on_fit_start")
+            run.resumed_from = None
+        if (self.max_epochs or 0) > run.settings.rounds:
+            raise ValueError(
+                "StochasticWeightAveraging would compute the statistics of BatchNorm in another epoch after the last round, in which no "
+                "client takes a step: use EMAWeightAveraging, which averages them with the weights, or layers without such statistics"
+            )
+
+    @contextmanager
+    def sanity_check(self, run: Any) -> Iterator[None]:
+        """Surround an evaluation before round 1, whose figures are forgotten."""
+        self.sanity_checking = True
+        with self._global_model(run):
+            self.call("on_sanity_check_start", of_module=False)
+            yield
+            self.call("on_sanity_check_end", of_module=False)
+        self._logger_connector.reset_results()
+        self._logger_connector.reset_metrics()
+        self.state.stage = RunningStage.TRAINING
+
+    def on_train_start(self, run: Any) -> None:
+        """The rounds begin."""
+        with self._global_model(run):
+            self.fit_loop.on_run_start()
+
+    def on_round_start(self, run: Any, round: int, cohort: list[int]) -> None:
+        with self._global_model(run):
+            self.resume_at(round - 1, run.server.steps)
+            self.fit_loop.on_advance_start()
+            if self._looks_on:
+                self._show_batch("on_train_batch_start")
+
+    def on_evaluation_end(self, run: Any, round: int, metrics: dict[str, float]) -> None:
+        if not run.evaluator.own.step_for("validation"):
+            self.evaluated(run, metrics)
+
+    def evaluated(self, run: Any, metrics: dict[str, float]) -> None:
+        """Call the hooks of an evaluation whose figures come from elsewhere than the module's own steps."""
+        with self._global_model(run), self.in_stage("validation", apart=False, of_tests=False) as loop:
+            loop.call_around(lambda: self.publish(metrics))
+
+    def on_round_metrics(self, run: Any, round: int, metrics: dict[str, float]) -> None:
+        self.publish(metrics)
+        with self._global_model(run):
+            if self._looks_on:
+                self._show_batch("on_train_batch_end", {})
+            metrics.update({name: value for name, value in self._end_round().items() if name not in metrics})
+
+    def on_fit_end(self, run: Any) -> None:
+        with self._global_model(run):
+            self.fit_loop.on_run_end()
+            self.call("on_fit_end")
+        self.tear_down("fit")
+        self.state.status, self.state.stage = TrainerStatus.FINISHED, None
+
+    def on_exception(self, run: Any, exception: BaseException) -> None:
+        self.state.status = TrainerStatus.INTERRUPTED
+        self.call("on_exception", exception, of_module=False)
+        if self.datamodule is not None:
+            self.datamodule.on_exception(exception)
+        self.state.stage = None
+
+    # Rounds and clients -----------------------------------------------------------------------------------------------------------
 
     def call(self, hook: str, *arguments: Any, of_module: bool = True, **options: Any) -> None:
         """Call a hook of the callbacks and of the module."""
@@ -216,19 +332,15 @@ class RoundsTrainer(L.Trainer):
         if of_module:
             call._call_lightning_module_hook(self, hook, *arguments, **options)
 
-    def start_round(self, round: int, steps: int) -> None:
-        """Begin a round, counted from 0, after ``steps`` optimiser steps in all rounds before it."""
-        self.resume_at(round, steps)
-        self.fit_loop.on_advance_start()
-
     def begin_hosted_round(self, round: int) -> None:
         """End the last round and begin another where clients are hosted without a run."""
         if self.fit_loop.epoch_progress.current.ready:
-            self.end_round()
+            self._end_round()
         else:
             self.call("on_fit_start")
             self.fit_loop.on_run_start()
-        self.start_round(round, self.global_step)
+        self.resume_at(round, self.global_step)
+        self.fit_loop.on_advance_start()
 
     def resume_at(self, round: int, steps: int) -> None:
         """Let the loops stand before a round."""
@@ -242,7 +354,7 @@ class RoundsTrainer(L.Trainer):
         self.fit_loop.epoch_loop.count_from(steps)
         self.fit_loop.epoch_loop._batches_that_stepped = steps
 
-    def show_batch(self, hook: str, *arguments: Any) -> None:
+    def _show_batch(self, hook: str, *arguments: Any) -> None:
         """Show the callbacks one batch of a round whose clients train without Lightning's loops."""
         self._logger_connector.on_batch_start(None)
         call._call_callback_hooks(self, hook, *arguments, None, 0)
@@ -311,7 +423,7 @@ class RoundsTrainer(L.Trainer):
         self.fit_loop.epoch_loop.batch_progress.is_last_batch = True
         self.fit_loop.epoch_loop.update_lr_schedulers("epoch", update_plateau_schedulers=False)
 
-    def end_round(self) -> dict[str, float]:
+    def _end_round(self) -> dict[str, float]:
         """Call the hooks at the end of a round. Returns the values of its row that were logged."""
         with one_line(""):
             self.fit_loop.on_advance_end()

@@ -1,116 +1,77 @@
 """For authors of methods and observers: the hooks, their arguments, and their results."""
 
-from flcog.core.types import Batch, Params, Slot
-from flcog.method.aggregator import AggregationRule, Aggregator, UploadAggregator, UploadChange, UploadMatrix
-from flcog.method.attack import Attack
-from flcog.method.checks import check_methods
-from flcog.method.client_view import ClientView, Population
-from flcog.method.clock import AsynchronousRounds, Clock, Cutoff, RoundEnd, StepClock, Work, clock_of, expected_cohort
-from flcog.method.cohort import ClientUpload, Cohort, Messages, Uploads
-from flcog.method.context import (
-    ClientData,
-    Context,
-    FirstContact,
-    GlobalModel,
-    Gradient,
-    GradientFunction,
-    Optimisation,
-    Upload,
-)
-from flcog.method.data_exchange import Ask, DataExchange, DataHost, ExchangeSummary
-from flcog.method.method import CLIENT_HOOKS, HOOKS, OBSERVER_HOOKS, Method, method_of
-from flcog.method.observer import Callback, MethodRecord, Note, Notes, Run, Trackers
-from flcog.method.personal import LocalParts, ParameterMask, Personal, Personalisation, local_names, seen_by
-from flcog.method.private_sum import Normal, PrivateSum, Training, Withholding
-from flcog.method.returned import drawn, first_contact
-from flcog.method.sealed_sum import RoundKeys, SealedSum, SealedUploads
-from flcog.method.selection import (
-    AvailabilityModel,
-    ClientPool,
-    Participants,
-    RoundRecord,
-    SamplingLaw,
-    Selection,
-    Unbiased,
-    Workload,
-)
-from flcog.method.stage import Broadcast, BroadcastStage, SentBroadcast, Stage
-from flcog.wire.envelope import Envelope
-
-__all__ = [
-    "CLIENT_HOOKS",
-    "HOOKS",
-    "OBSERVER_HOOKS",
-    "AggregationRule",
-    "Aggregator",
-    "Ask",
-    "AsynchronousRounds",
-    "Attack",
-    "AvailabilityModel",
-    "Batch",
-    "Broadcast",
-    "BroadcastStage",
-    "Callback",
-    "ClientData",
-    "ClientPool",
-    "ClientUpload",
-    "ClientView",
-    "Clock",
-    "Cohort",
-    "Context",
-    "Cutoff",
-    "DataExchange",
-    "DataHost",
-    "Envelope",
-    "ExchangeSummary",
-    "FirstContact",
-    "GlobalModel",
-    "Gradient",
-    "GradientFunction",
-    "LocalParts",
-    "Messages",
-    "Method",
-    "MethodRecord",
-    "Normal",
-    "Note",
-    "Notes",
-    "Optimisation",
-    "ParameterMask",
-    "Params",
-    "Participants",
-    "Personal",
-    "Personalisation",
-    "Population",
-    "PrivateSum",
-    "RoundEnd",
-    "RoundKeys",
-    "RoundRecord",
-    "Run",
-    "SamplingLaw",
-    "SealedSum",
-    "SealedUploads",
-    "Selection",
-    "SentBroadcast",
-    "Slot",
-    "Stage",
-    "StepClock",
-    "Trackers",
-    "Training",
-    "Unbiased",
-    "Upload",
-    "UploadAggregator",
-    "UploadChange",
-    "UploadMatrix",
-    "Uploads",
-    "Withholding",
-    "Work",
-    "Workload",
-    "check_methods",
-    "clock_of",
-    "drawn",
-    "expected_cohort",
-    "first_contact",
-    "local_names",
-    "method_of",
-    "seen_by",
-]
+from flcog.core.types import Batch as Batch
+from flcog.core.types import Params as Params
+from flcog.core.types import Slot as Slot
+from flcog.method.aggregator import AggregationRule as AggregationRule
+from flcog.method.aggregator import Aggregator as Aggregator
+from flcog.method.aggregator import UploadAggregator as UploadAggregator
+from flcog.method.aggregator import UploadChange as UploadChange
+from flcog.method.aggregator import UploadMatrix as UploadMatrix
+from flcog.method.attack import Attack as Attack
+from flcog.method.checks import check_methods as check_methods
+from flcog.method.client_view import ClientView as ClientView
+from flcog.method.client_view import Population as Population
+from flcog.method.clock import AsynchronousRounds as AsynchronousRounds
+from flcog.method.clock import Clock as Clock
+from flcog.method.clock import Cutoff as Cutoff
+from flcog.method.clock import RoundEnd as RoundEnd
+from flcog.method.clock import StepClock as StepClock
+from flcog.method.clock import Work as Work
+from flcog.method.clock import clock_of as clock_of
+from flcog.method.clock import expected_cohort as expected_cohort
+from flcog.method.cohort import ClientUpload as ClientUpload
+from flcog.method.cohort import Cohort as Cohort
+from flcog.method.cohort import Messages as Messages
+from flcog.method.cohort import Uploads as Uploads
+from flcog.method.context import ClientData as ClientData
+from flcog.method.context import Context as Context
+from flcog.method.context import FirstContact as FirstContact
+from flcog.method.context import GlobalModel as GlobalModel
+from flcog.method.context import Gradient as Gradient
+from flcog.method.context import GradientFunction as GradientFunction
+from flcog.method.context import Optimisation as Optimisation
+from flcog.method.context import Upload as Upload
+from flcog.method.data_exchange import Ask as Ask
+from flcog.method.data_exchange import DataExchange as DataExchange
+from flcog.method.data_exchange import DataHost as DataHost
+from flcog.method.data_exchange import ExchangeSummary as ExchangeSummary
+from flcog.method.method import CLIENT_HOOKS as CLIENT_HOOKS
+from flcog.method.method import HOOKS as HOOKS
+from flcog.method.method import OBSERVER_HOOKS as OBSERVER_HOOKS
+from flcog.method.method import Method as Method
+from flcog.method.method import method_of as method_of
+from flcog.method.observer import Callback as Callback
+from flcog.method.observer import MethodRecord as MethodRecord
+from flcog.method.observer import Note as Note
+from flcog.method.observer import Notes as Notes
+from flcog.method.observer import Run as Run
+from flcog.method.observer import Trackers as Trackers
+from flcog.method.personal import LocalParts as LocalParts
+from flcog.method.personal import ParameterMask as ParameterMask
+from flcog.method.personal import Personal as Personal
+from flcog.method.personal import Personalisation as Personalisation
+from flcog.method.personal import local_names as local_names
+from flcog.method.personal import seen_by as seen_by
+from flcog.method.private_sum import Normal as Normal
+from flcog.method.private_sum import PrivateSum as PrivateSum
+from flcog.method.private_sum import Training as Training
+from flcog.method.private_sum import Withholding as Withholding
+from flcog.method.returned import drawn as drawn
+from flcog.method.returned import first_contact as first_contact
+from flcog.method.sealed_sum import RoundKeys as RoundKeys
+from flcog.method.sealed_sum import SealedSum as SealedSum
+from flcog.method.sealed_sum import SealedUploads as SealedUploads
+from flcog.method.selection import AvailabilityModel as AvailabilityModel
+from flcog.method.selection import ClientPool as ClientPool
+from flcog.method.selection import Participants as Participants
+from flcog.method.selection import RoundRecord as RoundRecord
+from flcog.method.selection import SamplingLaw as SamplingLaw
+from flcog.method.selection import Selection as Selection
+from flcog.method.selection import Unbiased as Unbiased
+from flcog.method.selection import Workload as Workload
+from flcog.method.stage import Broadcast as Broadcast
+from flcog.method.stage import BroadcastStage as BroadcastStage
+from flcog.method.stage import SentBroadcast as SentBroadcast
+from flcog.method.stage import Stage as Stage
+from flcog.wire.envelope import Envelope as Envelope

@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch.utils import _pytree as pytree
 
 from flcog.core.files import RUN_REMEDY, replacing
 from flcog.core.text import first_line
+from flcog.core.trees import map_once
 from flcog.data import Exchange
 from flcog.method import Callback
 
@@ -22,19 +22,8 @@ def write(path: Path, payload: dict[str, Any]) -> None:
     Tensors are copied to the CPU first. Otherwise ``torch.load`` would need the same GPU by default.
     """
     with replacing(path, remedy=RUN_REMEDY) as file:
-        torch.save(_on_cpu(payload) if torch.accelerator.is_available() else payload, file)
-
-
-def _on_cpu(payload: dict[str, Any]) -> dict[str, Any]:
-    """Copy the tensors to the CPU. A tensor with several names stays one tensor."""
-    copies: dict[int, torch.Tensor] = {}
-
-    def copy(tensor: torch.Tensor) -> torch.Tensor:
-        if id(tensor) not in copies:
-            copies[id(tensor)] = tensor.cpu()
-        return copies[id(tensor)]
-
-    return pytree.tree_map_only(torch.Tensor, copy, payload)
+        on_cpu = map_once(lambda value: value.cpu() if isinstance(value, torch.Tensor) else value, payload)
+        torch.save(on_cpu, file)
 
 
 def read(path: Path, tested: bool = False, mmap: bool = False) -> dict[str, Any]:

@@ -5,7 +5,7 @@ from typing import Any
 
 from flcog.client.messages import Split
 from flcog.core.monitor import OF_A_LOADER
-from flcog.lightning.hooks import LightningHooks
+from flcog.lightning.trainer import RoundsTrainer
 from flcog.run.session import Session
 from flcog.server.evaluate import evaluate
 
@@ -35,13 +35,13 @@ class Figures(dict[str, float]):
         raise KeyError(f"the figures are {', '.join(self) or 'none'}; got {key!r}")
 
 
-def measure(run: Session, hooks: LightningHooks, split: Split) -> Figures:
+def measure(run: Session, trainer: RoundsTrainer, split: Split) -> Figures:
     """Evaluate a run's model as it is on its validation or test sets, with the hooks around such an evaluation."""
     figures = evaluate(run.engine, run.server, [split])
     metrics = {name: value for name, value in figures.items() if name.startswith(f"{split}/")}
     if split == "val" and not run.evaluator.own.step_for("validation"):
-        hooks.evaluated(run, metrics)
-    hooks.trainer.publish(metrics)
+        trainer.evaluated(run, metrics)
+    trainer.publish(metrics)
     if run.engine.central[split] is None and getattr(run.engine.roll_call, split) is None:
         raise ValueError(f"{run.engine.data_name} has no {split} set: set data.client_{split}, or use the other verb")
     if not metrics:

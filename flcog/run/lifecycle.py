@@ -17,7 +17,7 @@ from flcog.core.speed import Calibration, CoreWaiting
 from flcog.core.text import figure
 from flcog.core.users_code import place_in_users_code
 from flcog.core.writer_lock import WriterLock
-from flcog.lightning.hooks import LightningHooks
+from flcog.lightning.trainer import RoundsTrainer
 from flcog.method import Note
 from flcog.run.session import Session
 from flcog.server import privacy
@@ -31,11 +31,11 @@ class Lifecycle:
     """Surrounds a training run, from before it is opened until it has ended in any way.
 
     Inside the context signals are answered. At its end an error is reported to the observers, trackers are closed, and the lock is
-    released. Observers are called on every process; the ``hooks`` among them call those of Lightning's trainer.
+    released. Observers are called on every process; the ``trainer`` among them calls Lightning's hooks.
     """
 
-    def __init__(self, fabric: Fabric, observers: Sequence[Any], hooks: LightningHooks) -> None:
-        self._observers, self._hooks, self.lock = observers, hooks, WriterLock()
+    def __init__(self, fabric: Fabric, observers: Sequence[Any], trainer: RoundsTrainer) -> None:
+        self._observers, self._trainer, self.lock = observers, trainer, WriterLock()
         self._run: Session | None = None
         self._stop = StopSignals(lambda text: signals.say(text) if fabric.is_global_zero else None)
         self._calibration, self._grows = Calibration(), False
@@ -53,7 +53,7 @@ class Lifecycle:
             try:
                 if self._run is not None:
                     self._run.trackers.close("success" if error is None else "failed")
-                    self._hooks.trainer.end_profile()
+                    self._trainer.end_profile()
             finally:
                 self.lock.release()
                 self._stop.leave()
@@ -61,15 +61,15 @@ class Lifecycle:
     @contextmanager
     def rounds(self, run: Session, evaluate: Callable[[], dict[str, float]], num_sanity_val_steps: int) -> Iterator[None]:
         """Surround the rounds of a run. The metrics of the test before round 1, on ``num_sanity_val_steps`` batches, are discarded."""
-        self._run, trainer = run, self._hooks.trainer
+        self._run, trainer = run, self._trainer
         privacy.begin(run.engine, run.server, run.paid)
         self._deliver_notes(run)
         self._observe("on_fit_start")
         with torch.autograd.set_detect_anomaly(trainer._detect_anomaly):
             if num_sanity_val_steps and run.round == 0:
-                with self._hooks.sanity_check(run), run.evaluator.limited_to(num_sanity_val_steps):
+                with trainer.sanity_check(run), run.evaluator.limited_to(num_sanity_val_steps):
                     evaluate()
-            self._hooks.on_train_start(run)
+            trainer.on_train_start(run)
             self._stop.rounds_begin(shared=run.processes.together > 1 or not run.has_all_data)
             yield
         self._stop.rounds_end()
@@ -86,7 +86,7 @@ class Lifecycle:
     def train_round(self, run: Session, evaluate: Callable[[], dict[str, float]]) -> None:
         """Train and evaluate a round. A signal ends the run after it."""
         began, number, waiting = time.perf_counter(), run.round + 1, CoreWaiting()
-        evaluated, profiler = run.settings.evaluates(number), self._hooks.trainer.profiler
+        evaluated, profiler = run.settings.evaluates(number), self._trainer.profiler
         try:
             with run.server.undone_at(RoundDropped), run.clients.noting_changes(), self._stop.round_in_hand() as begin:
 
@@ -97,7 +97,7 @@ class Lifecycle:
 
                 with profiler.profile("round"):
                     row = rounds.advance(run.engine, run.server, evaluated, on_selected)
-                self._hooks.trainer.end_clients(run.server.steps)
+                self._trainer.end_clients(run.server.steps)
                 # The price of the clients that have arrived is known now, before anything is released.
                 run.record_spending()
                 row["time/round"] = time.perf_counter() - began

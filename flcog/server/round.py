@@ -193,13 +193,7 @@ def train(engine: Engine, server: ServerState, round: Round, directions: bool) -
     return round, aggregate
 
 
-def step(
-    engine: Engine,
-    server: ServerState,
-    round: Round,
-    aggregate: Aggregate,
-    take: Callable[[ServerState, Method, Params, Messages, Cohort], ServerStep] = take_step,
-) -> bool:
+def step(engine: Engine, server: ServerState, round: Round, aggregate: Aggregate) -> bool:
     """Let methods turn the mean change of the model into the server's step. Buffers are averaged.
 
     Returns False if the round does not count, because there are too few uploads, or none with a weight.
@@ -227,7 +221,7 @@ def step(
         messages = Messages(*aggregate.messages(method.name), uploads)
         if method.individual_uploads and any(map(method.overrides, OBSERVER_HOOKS)):
             server.uploads[method.name] = Uploads(server.params, received, uploads)
-        delta, server.servers[method.name], buffers = take(server, method, delta, messages, cohort)
+        delta, server.servers[method.name], buffers = take_step(server, method, delta, messages, cohort)
     whole |= delta  # clients may share the other parameters in this round
     params = {name: (value + whole[name]).detach() for name, value in server.params.items()}
     stepping = [method.name for method in round.methods if method.overrides("server_step") or isinstance(method, CHANGES)]

@@ -80,7 +80,7 @@ def advice(*methods: Method, module: Any = None, data: Any = None, **options: An
 
 def test_a_chain_that_is_cut_is_said_hook_by_hook() -> None:
     expected = {
-        f"Replacing.{hook} replaces {CHAINS[hook]}, so the work of Shifting is lost: list Replacing before Shifting"
+        f"Replacing.{hook} replaces {CHAINS[hook][1]}, so the work of Shifting is lost: list Replacing before Shifting"
         for hook in ("correct_gradient", "after_step")
     }
     assert set(advice(Shifting(), Replacing())) == expected
@@ -91,7 +91,7 @@ def test_a_chain_that_is_cut_is_said_hook_by_hook() -> None:
 
 
 def test_a_server_step_that_is_replaced_is_said() -> None:
-    text = "Median.server_step replaces the server's step, so the step of FedAvgM is lost: list Median before FedAvgM"
+    text = "Median.server_step replaces the server's step, so the work of FedAvgM is lost: list Median before FedAvgM"
     assert advice(FedAvgM(beta=0.5), Median(start_round=1)) == [text]
     with warnings.catch_warnings():
         warnings.simplefilter("error")

@@ -1,6 +1,6 @@
 """The observers that every run has: progress, checkpoints, a chart of the partition and a summary."""
 
-from flcog.lightning.hooks import LightningHooks
+from flcog.lightning.trainer import RoundsTrainer
 from flcog.method import Callback, Run
 from flcog.run.observers.checkpoint import Checkpoint
 from flcog.run.observers.progress import ProgressBar
@@ -36,7 +36,7 @@ class PartitionChart(Callback):
 
 def default_observers(
     observers: list[Callback],
-    lightning: LightningHooks,
+    lightning: RoundsTrainer,
     progress_bar: bool = True,
     checkpointing: bool = True,
     summary: bool = True,
