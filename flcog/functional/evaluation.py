@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from flcog.client_module import ClientModule
+from flcog.core.global_streams import kept
 from flcog.core.precision import float64_device, to_float64_device
 from flcog.core.processes import Processes
 from flcog.core.trees import Tree, first_leaf, num_rows
@@ -107,11 +108,9 @@ class Evaluator:
     @contextmanager
     def limited_to(self, batches: int) -> Iterator[None]:
         """Evaluate only this number of batches of each set."""
-        before, self._limits = self._limits, {"val": batches, "test": batches}
-        try:
+        with kept(self, "_limits"):
+            self._limits = {"val": batches, "test": batches}
             yield
-        finally:
-            self._limits = before
 
     def _by_metrics(self, params: Params, buffers: Params, samples: Samples, loaders: Sequence[np.ndarray]) -> dict[str, float]:
         """A client module's loss and metrics."""

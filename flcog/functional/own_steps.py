@@ -11,6 +11,7 @@ import torch
 from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signature
 from torch import Tensor, nn
 
+from flcog.core.global_streams import kept
 from flcog.core.precision import number_dtype
 from flcog.core.trees import Tree
 from flcog.core.types import Params
@@ -134,11 +135,9 @@ class StepLog:
     @contextmanager
     def of_a_step(self) -> Iterator[Params]:
         """Collect the values of one ``training_step``."""
-        before, self.values = self.values, {}
-        try:
+        with kept(self, "values"):
+            self.values = {}
             yield self.values
-        finally:
-            self.values = before
 
     def take(self, name: str, value: Any, prog_bar: bool = False, **options: Any) -> None:
         """Receive one value of ``self.log``."""

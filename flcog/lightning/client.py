@@ -2,7 +2,7 @@
 
 import copy
 import statistics
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -14,10 +14,10 @@ from flcog.client.program import ClientTensors
 from flcog.client.work import ClientWork, batches
 from flcog.core.precision import number_dtype
 from flcog.core.trees import load
-from flcog.core.types import Batch, Params, Slot
-from flcog.data.reading import Reader
+from flcog.core.types import Params, Slot
 from flcog.execute.one_client import Learner, OneClient
 from flcog.functional.own_steps import LOGGED, columns_of
+from flcog.lightning.loops import Batches
 from flcog.lightning.optimizers import RoundOptimizers
 from flcog.lightning.places import MethodPlaces
 from flcog.lightning.trainer import RoundsTrainer
@@ -73,8 +73,8 @@ class LightningClient(OneClient):
         if trainer.together:
             place = trainer.strategy.distributed_sampler_kwargs  # type: ignore[attr-defined]
             work = work.part(place["rank"], place["num_replicas"])
-        loader = _Loader(work, assignment.reader)
-        places = MethodPlaces(program, self.model, trainer, tensors, loader.last)
+        loader = Batches(work.num_batches, lambda: batches(work, assignment.reader))
+        places = MethodPlaces(program, self.model, trainer, tensors, loader)
         with torch.enable_grad(), trainer.client(assignment.round, self._steps, work, places) as logged:
             trainer.fit_loop.epoch_loop.train(loader, work.num_batches)
             self._training = self._optimizers.state(trainer.global_step)
@@ -85,27 +85,6 @@ class LightningClient(OneClient):
         program.optimisation = program.optimisation._replace(lr=statistics.mean(places.rates))
         own = {"loss": places.total / max(places.losses, 1)} | _measured(logged)
         return {name: trainer.joined(value) for name, value in own.items()}, places.tensors._replace(num_steps=len(places.rates))
-
-
-class _Loader:
-    """The batches of a client, for Lightning's loop."""
-
-    def __init__(self, work: ClientWork, reader: Reader) -> None:
-        self._work, self._reader = work, reader
-        self._last: Batch | None = None
-
-    def last(self) -> Batch:
-        """The batch in hand, with its targets and its mask."""
-        assert self._last is not None
-        return self._last
-
-    def __len__(self) -> int:
-        return self._work.num_batches
-
-    def __iter__(self) -> Iterator[Any]:
-        for batch in batches(self._work, self._reader):
-            self._last = batch
-            yield batch.given
 
 
 def _measured(logged: Mapping[str, Tensor]) -> Params:

@@ -1,6 +1,6 @@
 """Evaluates the global model by a module's own steps, in Lightning's evaluation loops and on the module itself."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any, Literal
 
 import numpy as np
@@ -13,6 +13,7 @@ from flcog.data.reading import Reader
 from flcog.functional.model_function import ModelFunction
 from flcog.functional.own_steps import columns_of
 from flcog.lightning.contract import OF_A_BATCH, has_step, is_users
+from flcog.lightning.loops import Batches
 from flcog.lightning.trainer import RoundsTrainer
 
 Kind = Literal["validation", "test"]
@@ -55,7 +56,7 @@ class OwnSteps:
     ) -> dict[str, float]:
         """The values that are logged on the rows of a set's loaders, by column. Callbacks see ``lasting`` evaluations, the run's own."""
         step = self.step_for(kind) or kind
-        sets = [_Set(self._reader, samples, rows, self._batch_size) for rows in loaders]
+        sets = [self._batches(samples, rows) for rows in loaders]
         self.hold(params, buffers)
         with self._trainer.in_stage(step, apart=not lasting or step != kind, of_tests=kind == "test") as loop:
             logged = loop.measure(sets if len(sets) > 1 else sets[0])
@@ -67,25 +68,15 @@ class OwnSteps:
         """The results of ``predict_step`` for each batch, on the CPU."""
         self.hold(params, buffers)
         loop = self._trainer.predict_loop
-        loop._data_source.instance, loop.return_predictions = _Set(self._reader, samples, rows, self._batch_size), True
+        loop._data_source.instance, loop.return_predictions = self._batches(samples, rows), True
         return [pytree.tree_map_only(Tensor, Tensor.cpu, result) for result in loop.run() or ()]
+
+    def _batches(self, samples: Samples, rows: np.ndarray) -> Batches:
+        parts = [(rows[first : first + self._batch_size], None) for first in range(0, len(rows), self._batch_size)]
+        return Batches(len(parts), lambda: self._reader.each(samples, parts))
 
     def hold(self, params: Params, buffers: Params) -> None:
         """Load a model into the module."""
         self._model.find_tensors()
         self._model.renew_buffers()
         self._model.load(params | buffers)
-
-
-class _Set:
-    """The batches of a set, for Lightning's loop."""
-
-    def __init__(self, reader: Reader, samples: Samples, rows: np.ndarray, batch_size: int) -> None:
-        self._reader, self._samples = reader, samples
-        self._parts = [rows[first : first + batch_size] for first in range(0, len(rows), batch_size)]
-
-    def __len__(self) -> int:
-        return len(self._parts)
-
-    def __iter__(self) -> Iterator[Any]:
-        return (given(*batch) for batch in self._reader.each(self._samples, ((part, None) for part in self._parts)))

@@ -1,6 +1,6 @@
 """Lightning's loops with a round as their epoch. flcog calls their parts: the training of a client is one run of the epoch loop."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, cast
 
 from lightning.pytorch.loops.evaluation_loop import _EvaluationLoop
@@ -15,7 +15,27 @@ from lightning.pytorch.trainer.states import RunningStage
 from lightning.pytorch.utilities import CombinedLoader
 
 from flcog.client.messages import POOLED
+from flcog.core.types import given
 from flcog.functional.own_steps import columns_of
+
+
+class Batches:
+    """Batches for Lightning's loops, as a module's own steps receive them."""
+
+    last: Any = None
+    """The batch in hand, with its targets and its mask."""
+
+    def __init__(self, count: int, read: Callable[[], Iterable[Any]]) -> None:
+        self._count, self._read = count, read
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __iter__(self) -> Iterator[Any]:
+        for batch in self._read():
+            self.last = batch
+            inputs, targets, *_ = batch
+            yield given(inputs, targets)
 
 
 class RoundLoop(_FitLoop):
@@ -91,8 +111,7 @@ class ClientOptimization(_AutomaticOptimization):
     """``MethodPlaces`` of the client in hand."""
 
     def _training_step(self, kwargs: Any) -> ClosureResult:
-        result = super()._training_step(kwargs)
-        return result if self.contributions is None else cast(ClosureResult, self.contributions.add_losses(result))
+        return cast(ClosureResult, self.contributions.add_losses(super()._training_step(kwargs)))
 
     def _make_zero_grad_fn(self, batch_idx: int, optimizer: Any) -> Callable[[], None] | None:
         ends = cast(ClientEpoch, self.trainer.fit_loop.epoch_loop).ends
@@ -106,8 +125,7 @@ class ClientOptimization(_AutomaticOptimization):
         return None if self._skip_backward or (batch_idx and not ends[batch_idx - 1]) else zero_grad
 
     def _make_closure(self, kwargs: Any, optimizer: Any, batch_idx: int) -> Closure:
-        closure = super()._make_closure(kwargs, optimizer, batch_idx)
-        return closure if self.contributions is None else cast(Closure, self.contributions.wrapped(closure, kwargs))
+        return cast(Closure, self.contributions.wrapped(super()._make_closure(kwargs, optimizer, batch_idx), kwargs))
 
 
 class _Settled(_ResultMetric):
@@ -177,10 +195,6 @@ class RoundLogs(_LoggerConnector):
         row, self.row = self.row, {}
         return {name: float(value) for name, value in row.items()}
 
-    def publish(self, values: Mapping[str, Any]) -> None:
-        """Let callbacks find these values."""
-        self._callback_metrics.update(values)
-
 
 class SetLoop(_EvaluationLoop):
     """The evaluation loop over a set whose loaders flcog gives."""
@@ -210,10 +224,11 @@ class SetLoop(_EvaluationLoop):
 
     def _publish(self) -> None:
         """Let callbacks find the values by their columns, too, such as ``val/accuracy``."""
-        logs, prefix = cast(RoundLogs, self.trainer._logger_connector), self._stage.dataloader_prefix
+        prefix = self._stage.dataloader_prefix
         values = {name: value for part in self._logged_outputs for name, value in part.items()}
         values |= self._results.metrics(on_step=False)["callback"]
-        logs.publish({f"{prefix}/{column}": values[name] for name, column in columns_of(values).items()})
+        found = {f"{prefix}/{column}": values[name] for name, column in columns_of(values).items()}
+        self.trainer._logger_connector._callback_metrics.update(found)
 
     def joins(self, count: int) -> dict[str, tuple[str, float]]:
         """How hosts put their last figures together that are no means over all rows: the reduction, and the weight per row."""

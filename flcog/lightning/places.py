@@ -14,6 +14,7 @@ from flcog.core.precision import number_dtype
 from flcog.core.trees import copied_from
 from flcog.core.types import Batch, Params, changed
 from flcog.functional.model_function import ModelFunction
+from flcog.lightning.loops import Batches
 from flcog.lightning.trainer import RoundsTrainer
 from flcog.method import Context, Gradient
 
@@ -39,9 +40,9 @@ class MethodPlaces(L.Callback):
         model: ModelFunction,
         trainer: RoundsTrainer,
         tensors: ClientTensors,
-        read: Callable[[], Batch],
+        loader: Batches,
     ) -> None:
-        self._program, self._model, self._trainer, self.tensors, self._read = program, model, trainer, tensors, read
+        self._program, self._model, self._trainer, self.tensors, self._loader = program, model, trainer, tensors, loader
         self._manual = not model.module.automatic_optimization
         self.total = torch.zeros((), device=trainer.strategy.root_device, dtype=number_dtype())
         """The sum of the batches' losses, of which there are ``losses``."""
@@ -60,7 +61,7 @@ class MethodPlaces(L.Callback):
         self._rate = 0.0
 
     def on_train_batch_start(self, trainer: Any, module: Any, batch: Any, batch_idx: int) -> None:
-        read, program = self._read(), self._program
+        read, program = self._loader.last, self._program
         self._model.take_assigned()
         self._note_rate()
         self._parts = [] if self.begins else self._parts
