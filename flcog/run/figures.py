@@ -8,6 +8,7 @@ from flcog.core.monitor import OF_A_LOADER
 from flcog.lightning.trainer import RoundsTrainer
 from flcog.run.session import Session
 from flcog.server.evaluate import evaluate
+from flcog.server.privacy import withhold
 
 
 class Figures(dict[str, float]):
@@ -39,12 +40,13 @@ def measure(run: Session, trainer: RoundsTrainer, split: Split) -> Figures:
     """Evaluate a run's model as it is on its validation or test sets, with the hooks around such an evaluation."""
     figures = evaluate(run.engine, run.server, [split])
     metrics = {name: value for name, value in figures.items() if name.startswith(f"{split}/")}
+    withhold(run.engine, metrics)
     if split == "val" and not run.evaluator.own.step_for("validation"):
         trainer.evaluated(run, metrics)
     trainer.publish(metrics)
     if run.engine.central[split] is None and getattr(run.engine.roll_call, split) is None:
         raise ValueError(f"{run.engine.data_name} has no {split} set: set data.client_{split}, or use the other verb")
-    if not metrics:
+    if not figures:
         step = f"{type(run.model.module).__name__}.{'validation' if split == 'val' else 'test'}_step"
         warnings.warn(f"the evaluation has no figures: {step} can log them by self.log", stacklevel=6)
     return Figures(metrics)

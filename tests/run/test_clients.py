@@ -120,6 +120,7 @@ def test_private_runs_withhold_what_has_no_noise(tmp_path: Path) -> None:
     assert list(private.clients) == [] and not (private.run.directory / "clients.csv").exists()
     with pytest.raises(ValueError, match="a private method withholds all figures of single clients"):
         private.plot("clients")
+    assert private.test(private.model, data, verbose=False).keys() == {"test/accuracy", "test/loss"}
     of_samples = fit(tmp_path, DPSGD(delta=0.01), data=data, eval_every=1, rounds=1)
     assert list(of_samples.clients) == ["samples", "test_samples", *COUNTS, "seconds"]
 
