@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from flcog.datamodules.flair import FLAIR as FLAIR
     from flcog.datamodules.ham10000 import HAM10000 as HAM10000
     from flcog.datamodules.hugging_face import HuggingFace as HuggingFace
+    from flcog.datamodules.hugging_face import characters as characters
     from flcog.datamodules.image_folders import ImageFolders as ImageFolders
     from flcog.datamodules.instruction_data import InstructionData as InstructionData
     from flcog.datamodules.lightning_data import LightningData as LightningData

@@ -22,6 +22,15 @@ from flcog.datamodules.row_file import IN_MEMORY_BYTES
 FORMATS = {".csv": "csv", ".json": "json", ".jsonl": "json", ".parquet": "parquet", ".arrow": "arrow", ".txt": "text"}
 
 
+def characters(text: str) -> torch.Tensor:
+    """A text's characters as token ids below 256, as ``transform`` for a network such as ``TextCNN``.
+
+    >>> characters("ab")
+    tensor([97, 98])
+    """
+    return torch.tensor([*text.encode("latin-1", "replace")])
+
+
 class HuggingFace(ItemSets):
     """Any data set of Hugging Face's ``datasets``: from a hub or, without network access, from files.
 

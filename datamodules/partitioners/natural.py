@@ -12,7 +12,7 @@ from flcog.datamodules.partitioners.draws import seeded_rng
 
 @dataclass(frozen=True)
 class Natural(Partitioner):
-    """One client per user of the data set: FLAIR's photographers, FEMNIST's writers.
+    """One client per user of the data set: FLAIR's photographers, FEMNIST's writers, the domains of PACS.
 
     The data determine the number of clients, so ``num_clients`` is not used; ``max_users`` limits them. Clients come in the order
     of their users' names.
@@ -23,13 +23,15 @@ class Natural(Partitioner):
     Args:
         max_users: draw that many users at random, >= 1; None takes all.
         min_samples: leave out users with fewer samples, >= 1.
+        clients_per_user: divide each user's samples at random among that many clients, >= 1.
     """
 
     max_users: int | None = None
     min_samples: int = 1
+    clients_per_user: int = 1
 
     def __post_init__(self) -> None:
-        at_least(self, 1, "max_users", "min_samples")
+        at_least(self, 1, "max_users", "min_samples", "clients_per_user")
 
     def __call__(self, samples: Samples, num_clients: int, seed: int) -> Partition:
         if samples.users is None:
@@ -43,9 +45,15 @@ class Natural(Partitioner):
             )
         if self.max_users is not None:
             chosen = np.sort(seeded_rng(seed).choice(chosen, self.max_users, replace=False))
-        client_of_user = np.full(len(sizes), -1)
-        client_of_user[chosen] = np.arange(len(chosen))
-        return Partition.from_assignment(client_of_user[user], len(chosen))
+        client_of_user, parts = np.full(len(sizes), -1), self.clients_per_user
+        client_of_user[chosen] = np.arange(len(chosen)) * parts
+        assignment = client_of_user[user]
+        if parts > 1:
+            rng = seeded_rng(seed, stream=2)
+            for first in range(0, len(chosen) * parts, parts):
+                own = rng.permutation(np.flatnonzero(assignment == first))
+                assignment[own] += np.arange(len(own)) % parts
+        return Partition.from_assignment(assignment, len(chosen) * parts)
 
 
 @dataclass(frozen=True)

@@ -54,7 +54,8 @@ class Metric(str):
 def main_metric(metrics: Mapping[str, float], selecting: bool = False) -> str | None:
     """Return the main metric: accuracy, macro-AP or mse according to the task, otherwise a loss. None if nothing was evaluated.
 
-    Where clients keep models of their own, it is the mean over these models, on the clients' parts. Their test parts choose no model.
+    Where clients keep models of their own, it is the mean over these models, on the clients' parts; without a common set, the mean of the
+    global model's scores there. Their test parts choose no model.
 
     Where a module logs its figures for each of several loaders, those of the first loader count.
 
@@ -62,18 +63,21 @@ def main_metric(metrics: Mapping[str, float], selecting: bool = False) -> str | 
     is too good. Other uses prefer the test set.
     """
     splits = ("val", "test") if selecting else ("test", "val")
-    personal = [f"{split}/personal_{score}_mean" for split in splits[: 1 if selecting else 2] for score in MAIN_SCORES]
+    personal, shared = (
+        [f"{split}/{of}_{score}_mean" for split in splits[: 1 if selecting else 2] for score in MAIN_SCORES]
+        for of in ("personal", "client")
+    )
     whole = [f"{split}/{score}{place}" for split in splits for place in ("", f"{OF_A_LOADER}0") for score in MAIN_SCORES]
-    return next((name for name in personal + whole if name in metrics), None)
+    return next((name for name in personal + whole + shared if name in metrics), None)
 
 
 def headline(metrics: Mapping[str, float], name: str) -> str:
-    """The main metric's figure, with its spread over clients if it is the mean over their own models.
+    """The main metric's figure, with its spread over clients if it is a mean over them.
 
     >>> headline({f"test/personal_accuracy_{of}": 0.5 for of in ("mean", "std", "worst_decile")}, "test/personal_accuracy_mean")
     '0.5000 (worst tenth 0.5000, deviation 0.5000)'
     """
-    if not is_personal(name):
+    if name.replace("_mean", "_worst_decile") not in metrics or not name.endswith("_mean"):
         return figure(metrics[name])
     worst, deviation = (figure(metrics[name.replace("_mean", ending)]) for ending in ("_worst_decile", "_std"))
     return f"{figure(metrics[name])} (worst tenth {worst}, deviation {deviation})"

@@ -7,13 +7,14 @@ import datasets
 import numpy as np
 import pytest
 import torch
-from harness import distance, make_trainer
+from harness import ROOT, distance, make_trainer
 from PIL import Image
 from torch import Tensor, nn
 
 from datamodules.common import everything, one_line
 from datamodules.test_torch_dataset import COMMON, FEATURES, LABELS, OPTIONS, module, trained
-from flcog.datamodules import ArrayData, HuggingFace
+from flcog.commands.cli import main
+from flcog.datamodules import ArrayData, HuggingFace, Natural
 
 NAMES = np.array(["owl", "cat", "dog"])
 OWNERS = np.array(["ann", "bob", "cem"])[np.arange(60) % 3]
@@ -211,3 +212,53 @@ def test_no_hub(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(datasets, "load_dataset", unreachable)
     with one_line(ValueError, "mnist cannot be loaded .*no route to host.*give a folder that save_to_disk wrote, or files"):
         HuggingFace("mnist").setup()
+
+
+def natural(name: str, count: int = 48) -> datasets.Dataset:
+    """A few rows with the columns of the data set on the hub."""
+    rng = np.random.default_rng(0)
+
+    def image(i: int) -> Any:
+        height, width, channels = {"femnist": (28, 28, 1), "celeba": (218, 178, 3)}.get(name, (40 + i % 3, 50, 3))
+        return Image.fromarray(rng.integers(0, 256, (height, width, channels), dtype=np.uint8).squeeze())
+
+    owners = [f"{'abcd'[i % 4]}" for i in range(count)]
+    if name == "shakespeare":
+        return datasets.Dataset.from_dict(
+            {"character_id": owners, "x": ["to be, or not to be" * 5] * count, "y": list("abc") * (count // 3)}
+        )
+    target, users = {"femnist": ("character", "writer_id"), "celeba": ("Smiling", "celeb_id")}.get(name, ("label", "domain"))
+    classes = {"femnist": 62, "pacs": 7, "office-home": 65, "digits-5": 10, "domainnet": 345}.get(name)
+    features = {"image": datasets.Image(), users: datasets.Value("string")}
+    features |= {target: datasets.ClassLabel(num_classes=classes) if classes else datasets.Value("bool")}
+    labels = [i % classes if classes else i % 3 == 0 for i in range(count)]
+    return datasets.Dataset.from_dict(
+        {"image": [image(i) for i in range(count)], users: owners, target: labels}, datasets.Features(features)
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("path", sorted((ROOT / "configs/natural").glob("*.yaml")), ids=lambda path: path.stem)
+def test_natural_clients(path: Path, tmp_path: Path, command_line: None, capsys: pytest.CaptureFixture[str]) -> None:
+    natural(path.stem).to_parquet(tmp_path / "rows.parquet")
+    given = {
+        "trainer.rounds": 1,
+        "data.dataset": tmp_path / "rows.parquet",
+        "data.num_workers": 0,
+        "trainer.default_root_dir": tmp_path,
+    }
+    if "domain" in path.read_text():
+        given["data.partitioner.clients_per_user"] = 2
+    given |= {"trainer.clients_per_round": 2, "trainer.logger": False}
+    options = [word for name, value in given.items() for word in (f"--{name}", str(value))]
+    main(["fit", "-c", str(path), *options])
+    assert "round 1/1  test client accuracy 0." in capsys.readouterr().out
+    (run,) = tmp_path.glob("2*")
+    assert len((run / "clients.csv").read_text().splitlines()) == 1 + (8 if "domain" in path.read_text() else 4)
+
+
+def test_a_user_may_have_several_clients() -> None:
+    data = of(users="owner", partitioner=Natural(clients_per_user=3))
+    partition = data.federation.partition
+    assert [len({OWNERS[row] for row in partition.client(k)}) for k in range(9)] == [1] * 9
+    assert sorted(partition.indices) == list(range(60)) and set(partition.sizes) == {6, 7}
