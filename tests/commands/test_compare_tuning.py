@@ -1,4 +1,4 @@
-"""``flcog compare --tune`` searches the grid of each row by validation data, on a seed that the table does not use."""
+"""``flcog compare --tune``: Optuna searches the grid of each row by validation data, on a seed that the table does not use."""
 
 import shutil
 from collections.abc import Sequence
@@ -15,7 +15,7 @@ from flcog.commands.compare.report import text
 from flcog.commands.compare.result_table import ResultTable
 from flcog.commands.compare.runs import Run, runs_of
 from flcog.commands.compare.table import Table, select
-from flcog.commands.compare.tuning import FILE, tune, with_choices
+from flcog.commands.compare.tuning import FILE, STUDIES, tune, with_choices
 
 LR = "model.optimizer.lr"
 ROWS: dict[str, Any] = {
@@ -73,7 +73,7 @@ def test_the_choice_is_by_validation_data_and_reported_with_the_whole_grid(tmp_p
     before = (tmp_path / "out" / FILE).read_bytes()
     shutil.rmtree(tmp_path / "out/tuning")
     tune(given, tmp_path / "out", [], train)
-    assert (tmp_path / "out" / FILE).read_bytes() == before and train.seen == [], "the file has the finished search"
+    assert (tmp_path / "out" / FILE).read_bytes() == before and train.seen == [], "the study file has the finished configurations"
 
 
 def test_the_search_goes_on_after_it_was_stopped(tmp_path: Path) -> None:
@@ -98,7 +98,7 @@ def test_the_search_goes_on_after_it_was_stopped(tmp_path: Path) -> None:
         )
 
 
-def test_the_median_rule_stops_poor_configurations_after_half_of_the_rounds(tmp_path: Path) -> None:
+def test_the_median_pruner_stops_poor_configurations_after_half_of_the_rounds(tmp_path: Path) -> None:
     """Of eight rounds the first four are no reason. 0.4 is below the median of the two that are done, and 0.8 above."""
     rows = {"A": {"arguments": {LR: 0.1}, "tune": {LR: [0.1, 0.2, 0.4, 0.8]}}}
     given = quickstart(tmp_path, rows=rows, columns={"": None})
@@ -142,7 +142,7 @@ def test_a_search_of_some_rows_keeps_the_choices_of_the_others(tmp_path: Path) -
     given, train = quickstart(tmp_path, rows=rows), Trainer({0.02: [0.1], 0.1: [0.2]})
     tune(given, tmp_path / "out", [], train)
     whole = yaml.safe_load((tmp_path / "out" / FILE).read_text())
-    shutil.rmtree(tmp_path / "out/tuning")
+    (tmp_path / "out" / STUDIES).unlink()
     tune(select(given, ["B", "y"]), tmp_path / "out", [], train)
     count, baseline = len(train.seen), quickstart(tmp_path, rows={"A": rows["A"], "C": None})
     tune(select(baseline, ["C"]), tmp_path / "new", [], train)

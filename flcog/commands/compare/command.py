@@ -158,7 +158,7 @@ def _parser() -> argparse.ArgumentParser:
     flags.add_argument("--show", action="store_true", help="print the table so far, and train nothing")
     dry_run = "print each run's command and its estimated time, with --tune those of the search, too; train and write nothing"
     flags.add_argument("--dry-run", action="store_true", help=dry_run)
-    tuned = "first choose the values in the rows' `tune` by the clients' validation data"
+    tuned = "first choose the values in the rows' `tune` by the clients' validation data: pip install flcog[tune]"
     parser.add_argument("--tune", action="store_true", help=tuned)
     parser.add_argument("--seeds", type=NonNegativeInt, nargs="+", help="seeds instead of the table's")
     parser.add_argument("--only", nargs="+", metavar="NAME", help="only these rows, columns or metrics")

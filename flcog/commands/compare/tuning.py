@@ -1,15 +1,15 @@
 """``flcog compare TABLE --tune``: chooses each row's hyper-parameters by the clients' validation data, never by the test set.
 
-Each row with ``tune`` has a study in each column: the grid of its values, on a seed that the table does not use. The median rule stops poor
-configurations after half of the rounds in which all methods of the row act, once two others are done. A search that was stopped
-continues. ``tuned.yaml`` has the choices, the grids and the costs.
+Each row with ``tune`` has an Optuna study in each column: the grid of its values, on a seed that the table does not use. Optuna's median
+pruner stops poor configurations after half of the rounds in which all methods of the row act, once two others are done. The file of
+studies lies beside the runs, so that a search that was stopped continues. ``tuned.yaml`` has the choices, the grids and the costs.
 """
 
 import json
 import math
-import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import cached_property
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -20,14 +20,13 @@ from flcog.commands.compare.launcher import Ended, StopEarly
 from flcog.commands.compare.results import History, main_of, on_validation, record_of, result_of
 from flcog.commands.compare.runs import Run, joined, runs_of, stated, with_values
 from flcog.commands.compare.table import Search, Table
-from flcog.core.files import write_yaml
+from flcog.core.extras import require
+from flcog.core.files import make_folder, write_yaml
 from flcog.core.monitor import Metric, lower_is_better
 from flcog.core.text import clock, figure, human
 from flcog.core.yaml_files import load_yaml
 
-FILE, STOPPED = "tuned.yaml", "stopped"
-"""The file of the choices, and the one that marks a run which was stopped early."""
-
+FILE, STUDIES = "tuned.yaml", "tuning.log"
 COSTS = ("rounds", "seconds", "total_bytes")
 Fill = Callable[[Table, Sequence[Run], StopEarly], Sequence[Ended]]
 
@@ -39,39 +38,56 @@ class Study:
     """
 
     def __init__(self, table: Table, row: str, column: str, out: Path, extra: Sequence[str]) -> None:
-        self.place, self._last = joined(row, column), table.last
+        self.place, self._out, self._last = joined(row, column), out, table.last
         self._name, self._view = next((name, view) for name, view in table.views.items() if view.column == column)
         part, seed = table.rows[row], max(table.file.seeds) + 1
-        grid = {option: values for option, values in part.tune.items() if option not in part.columns.get(column, {})}
+        self._grid = {option: values for option, values in part.tune.items() if option not in part.columns.get(column, {})}
         self.runs: dict[Run, dict[str, Any]] = {}
-        for chosen in product(*grid.values()):
-            values = dict(zip(grid, chosen, strict=True))
+        for chosen in product(*self._grid.values()):
+            values = dict(zip(self._grid, chosen, strict=True))
             name = ", ".join([row, *(f"{option.rpartition('.')[2]}={value}" for option, value in values.items())])
             one = replace(
                 table, rows={name: with_values(part, column, values)}, columns={column: table.columns[column]}, seeds=(seed,)
             )
             self.runs |= dict.fromkeys(runs_of(one, out / "tuning", extra), values)
         first = next(iter(self.runs))
-        self.settings = f"{stated([*first.words, *extra])}; {json.dumps(grid)}; seed {seed}"
+        self.settings = f"{stated([*first.words, *extra])}; {json.dumps(self._grid)}; seed {seed}"
 
-    @property
+    @cached_property
+    def _study(self) -> Any:
+        optuna = require("optuna", "--tune", "tune")
+        optuna.logging.set_verbosity(optuna.logging.WARNING)
+        make_folder(self._out)
+        storage = optuna.storages.JournalStorage(optuna.storages.journal.JournalFileBackend(str(self._out / STUDIES)))
+        name = f"{self.place} {self.settings}"
+        return optuna.create_study(storage=storage, study_name=name, direction="maximize", load_if_exists=True)
+
     def todo(self) -> list[Run]:
-        return [run for run in self.runs if not (run.finished or _stopped(run))]
+        """The runs whose configurations the study lacks. Those that have finished are added to it first."""
+        for run in self.runs:
+            if run.finished and self._trial(run) is None:
+                self._add(run, "COMPLETE")
+        return [run for run in self.runs if self._trial(run) is None]
 
     def stops(self, run: Run) -> bool:
-        """Whether a run is stopped, as half of its rounds are done and its best score is below the median of others in the same round."""
-        scores = self._scores(run.history)
-        trainer = run.saved.config.get("trainer", {}) if run.saved else {}
+        """Whether the pruner stops a run, which is then done."""
+        self.todo()
+        if run.saved is None or not self._scores(run.history):
+            return False
+        trainer = run.saved.config.get("trainer", {})
         starts = [(part.get("init_args") or {}).get("start_round") or 0 for part in trainer.get("callbacks") or ()]
-        newest = max(scores, default=0)
-        if not scores or newest < (max(starts, default=0) + trainer.get("rounds", 0)) // 2:
-            return False
-        others = [self._scores(other.history) for other in self.runs if other.finished and "validation" in self._facts(other)]
-        known = [each[newest] for each in others if newest in each]
-        if len(others) < 2 or not known or max(scores.values()) >= statistics.median(known):
-            return False
-        run.note(STOPPED, stated([*run.words, *run.extra]))
-        return True
+        half = (max(starts, default=0) + trainer.get("rounds", 0)) // 2
+        pruner = require("optuna", "--tune", "tune").pruners.MedianPruner(n_startup_trials=2, n_warmup_steps=half)
+        pruned: bool = pruner.prune(self._study, self._frozen(run, "RUNNING"))
+        if pruned:
+            self._add(run, "PRUNED")
+        return pruned
+
+    def _trial(self, run: Run) -> Any:
+        return next((trial for trial in self._study.trials if trial.params == self._params(run)), None)
+
+    def _params(self, run: Run) -> dict[str, Any]:
+        return {option: _choice(value) for option, value in self.runs[run].items()}
 
     def _metric(self, history: History) -> Metric:
         """The compared metric on the validation data."""
@@ -85,42 +101,54 @@ class Study:
         twin = self._metric(history)
         return {int(row["round"]): (-1 if lower_is_better(twin) else 1) * row[twin] for row in history if twin in row}
 
-    def _facts(self, run: Run) -> dict[str, Any]:
-        """The validation score of a run, if it has not diverged, its rounds to the target, and its costs."""
+    def _frozen(self, run: Run, state: str, **more: Any) -> Any:
+        optuna = require("optuna", "--tune", "tune")
+        kind, scores = optuna.distributions.CategoricalDistribution, self._scores(run.history)
+        choices = {option: kind(list(map(_choice, values))) for option, values in self._grid.items()}
+        given = {"params": self._params(run), "distributions": choices, "intermediate_values": scores}
+        return optuna.trial.create_trial(state=optuna.trial.TrialState[state], **given, **more)
+
+    def _add(self, run: Run, state: str) -> None:
+        """Add a configuration that was trained, or stopped early, to the study."""
         record = record_of(run)
         assert record is not None
         # Columns of `RoundsToTarget` may be about the test set.
         history = [{name: value for name, value in row.items() if not name.startswith("to_")} for row in record.history]
         view = self._view._replace(metric=self._metric(history))
         result = result_of(run, self._name, view, record._replace(history=history), self._last)
-        found = {} if result["diverged"] else {"validation": result["best" if view.summary == "val" else view.summary]}
+        score = None if result["diverged"] else result.get("best" if view.summary == "val" else view.summary)
+        facts = {name: result[name] for name in COSTS if not math.isnan(result[name])} | {"stopped": state == "PRUNED"}
         for target in result["targets"].values():
-            found["rounds_to_target"] = target.rounds
-        return found | {name: result[name] for name in COSTS if not math.isnan(result[name])}
+            facts["rounds_to_target"] = target.rounds
+        if score is None:
+            self._study.add_trial(self._frozen(run, "FAIL", user_attrs=facts))
+        else:
+            value = -score if lower_is_better(view.metric or "") else score
+            self._study.add_trial(self._frozen(run, state, value=value, user_attrs=facts | {"validation": score}))
 
     def result(self) -> dict[str, Any]:
         """The whole search, as ``tuned.yaml`` has it. A configuration without ``validation`` has diverged."""
-        facts = {run: self._facts(run) for run in self.runs}
-        done = {run: found for run, found in facts.items() if "validation" in found and run.finished}
+        trials = [self._trial(run) for run in self.runs]
+        done = [trial for trial in trials if "validation" in trial.user_attrs and not trial.user_attrs["stopped"]]
         if not done:
             raise ValueError(f"every configuration of {self.place} diverged: add smaller values to its tune")
-        sign = -1 if lower_is_better(self._metric(next(iter(done)).history)) else 1
-        best = min(done, key=lambda run: (done[run].get("rounds_to_target", math.inf), -sign * done[run]["validation"]))
-        shown = ("validation", "rounds_to_target")
+        best = min(done, key=lambda trial: (trial.user_attrs.get("rounds_to_target", math.inf), -trial.value))
+        shown = ("validation", "rounds_to_target", "stopped")
         grid = [
-            {"values": self.runs[run]}
-            | {name: found[name] for name in shown if name in found}
-            | {"stopped": not run.finished, "chosen": run is best}
-            for run, found in facts.items()
+            {
+                "values": values,
+                **{name: trial.user_attrs[name] for name in shown if name in trial.user_attrs},
+                "chosen": trial is best,
+            }
+            for values, trial in zip(self.runs.values(), trials, strict=True)
         ]
-        costs = {name: sum(found.get(name, 0) for found in facts.values()) for name in COSTS}
-        return {"settings": self.settings, "runs": len(facts), **costs, "grid": grid}
+        costs = {name: sum(trial.user_attrs.get(name, 0) for trial in trials) for name in COSTS}
+        return {"settings": self.settings, "runs": len(trials), **costs, "grid": grid}
 
 
-def _stopped(run: Run) -> bool:
-    """Whether a search with the same settings has stopped the run early."""
-    path = run.folder / STOPPED
-    return path.is_file() and path.read_text() == stated([*run.words, *run.extra])
+def _choice(value: Any) -> Any:
+    """A value as Optuna can store it."""
+    return value if value is None or isinstance(value, bool | int | float | str) else json.dumps(value)
 
 
 def studies_of(table: Table, out: Path, extra: Sequence[str]) -> dict[tuple[str, str], Study]:
@@ -138,17 +166,14 @@ def studies_of(table: Table, out: Path, extra: Sequence[str]) -> dict[tuple[str,
 
 def tune(table: Table, out: Path, extra: Sequence[str], fill: Fill) -> None:
     """Search, and write the choices into ``out``. Choices for rows and columns outside of ``table`` (``--only``) stay."""
-    found = _searches(table, out / FILE) if (out / FILE).is_file() else {}
-    studies = {
-        place: study
-        for place, study in studies_of(table, out, extra).items()
-        if found.get(place, {}).get("settings") != study.settings
-    }
-    todo = {run: study for study in studies.values() for run in study.todo}
+    studies = studies_of(table, out, extra)
+    todo = {run: study for study in studies.values() for run in study.todo()}
     if failed := fill(table, list(todo), lambda run: todo[run].stops(run)) if todo else ():
         raise ValueError(
             f"{len(failed)} of {len(todo)} runs of the search failed, the first, {failed[0].run.name}: {failed[0].error}"
         )
+    assert not [run for study in studies.values() for run in study.todo()]
+    found = _searches(table, out / FILE) if (out / FILE).is_file() else {}
     found |= {place: study.result() for place, study in studies.items()}
     searches = [{"row": row, "column": column, **search} for (row, column), search in found.items()]
     if searches:
