@@ -31,6 +31,8 @@ if TYPE_CHECKING:
     from flcog.callbacks.codecs.sparse import RandomK as RandomK
     from flcog.callbacks.codecs.sparse import TopK as TopK
     from flcog.callbacks.dense import DENSE as DENSE
+    from flcog.callbacks.fairness import AFL as AFL
+    from flcog.callbacks.fairness import QFFL as QFFL
     from flcog.callbacks.fedavgm import FedAvgM as FedAvgM
     from flcog.callbacks.fedcog.fedcog import FedCOG as FedCOG
     from flcog.callbacks.fedcog.observers import GeneratedImages as GeneratedImages

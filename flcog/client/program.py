@@ -218,7 +218,9 @@ class Program:
         values: list[Slot] = [{} for _ in self.methods]
         for i, method in self.measurers:
             assert method.over_data is not None
-            values[i] = method.over_data(self.apply(buffers), dict(params), batch)
+            apply = self.apply(buffers)
+            apply.received = self.received
+            values[i] = method.over_data(apply, dict(params), batch)
         return values
 
     def finish(

@@ -38,6 +38,9 @@ class Apply:
         self.model, self.buffers, self._live, self._step = model, dict(buffers), live, step
         self._seen: list[tuple[Params, Tree, Tensor, Tensor]] = []
 
+    received: tuple[Params, Params] = ({}, {})
+    """The parameters and buffers that the client has received, in ``over_data``."""
+
     own: Params = {}
     """The parameters that the client keeps, which complete those that a hook gives."""
 

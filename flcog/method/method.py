@@ -55,7 +55,8 @@ class Method(Callback, ABC):
         excludes: the names of classes that cannot run together with this method, each with the reason.
         over_data: a pure function whose mean over the client's samples ``finish_client`` receives as ``ctx.data.mean``, such as
             FedWalk's loss. The engine calls it after training with the client's final parameters and each batch of a pass over its
-            data, and expects means over the batch. Declare it as ``over_data = staticmethod(function)``.
+            data, and expects means over the batch; ``apply.received`` are the parameters and buffers of the received model. Declare it as
+            ``over_data = staticmethod(function)``.
         of_change: a pure function of the change of the model that a client sends, such as FedExP's squared norm. Its weighted mean over
             the clients is ``messages.mean["of_change"]``. The server computes it again from the change that it decodes, unless it reads
             sums alone. Declare it as ``of_change = staticmethod(function)``.

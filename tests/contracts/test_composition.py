@@ -127,7 +127,7 @@ LEAKS = (
     *SINGLE_UPLOADS,
     *("Availability", "DiurnalAvailability", "Fedssyn", "Deadline", "FedBuff", "OverSelect"),
     *("EncodedBroadcast", "FedExP", "SecureAggregation"),
-    *("EqualWeights", "FedDC", "FedDCInFedDisco", "FedDisco", "FedDyn", "FedDynInFedDisco"),
+    *("EqualWeights", "QFFL", "FedDC", "FedDCInFedDisco", "FedDisco", "FedDyn", "FedDynInFedDisco"),
     *("Oort", "PowerOfChoice", "RoundRobin", "WeightedSelection"),
 )
 """Methods that DPFedAvg refuses before round 1. Its own tests check the reasons."""
