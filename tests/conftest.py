@@ -3,6 +3,7 @@
 import atexit
 import functools
 import gc
+import importlib.metadata
 import os
 import sys
 from collections.abc import Iterator
@@ -15,11 +16,12 @@ ROOT = Path(__file__).parent.parent
 
 @pytest.fixture(autouse=True, scope="session")
 def _packages_are_asked_once() -> Iterator[None]:
-    """Search the installed packages for callbacks once. Every Fabric and trainer would do so, in a third of the time of a tiny run."""
+    """Search the installed packages for callbacks and versions once. Every run would do so, in a third of the time of a tiny one."""
     from lightning.fabric.utilities import registry
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(registry, "entry_points", functools.cache(registry.entry_points))
+        patch.setattr(importlib.metadata, "version", functools.cache(importlib.metadata.version))
         yield
 
 

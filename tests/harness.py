@@ -4,7 +4,7 @@ import os
 import signal
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -371,6 +371,13 @@ def assert_close(a: Params, b: Params, rtol: float = 1e-9) -> None:
         )
 
 
+def making(**hooks: Callable[..., Any]) -> Method:
+    """A method called Mine with these hooks, which are functions without ``self``."""
+    functions = {name: lambda self, *arguments, hook=hook: hook(*arguments) for name, hook in hooks.items()}
+    made: Method = dataclass(frozen=True)(type("Mine", (Method,), functions))()
+    return made
+
+
 class Spoils(Method):
     """Client 3 sends NaN."""
 
@@ -393,6 +400,19 @@ needs_newest_messages = pytest.mark.skipif(
 def instantiated(parser: jsonargparse.ArgumentParser, config: jsonargparse.Namespace) -> jsonargparse.Namespace:
     """Make the objects of a config; jsonargparse renamed its method in 4.49."""
     return getattr(parser, "instantiate" if hasattr(parser, "instantiate") else "instantiate_classes")(config)
+
+
+@cache
+def _trainers_parser() -> jsonargparse.ArgumentParser:
+    parser = jsonargparse.ArgumentParser()
+    parser.add_argument("--config", action="config")
+    parser.add_class_arguments(flcog.FederatedTrainer, "trainer", instantiate=False, sub_configs=True)
+    return parser
+
+
+def trainer_options(*words: str) -> jsonargparse.Namespace:
+    """The trainer's options on a command line, with methods as objects."""
+    return instantiated(_trainers_parser(), _trainers_parser().parse_args(words)).trainer
 
 
 def heed_signals() -> None:

@@ -82,6 +82,7 @@ def test_it_trains(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
     assert "1 of 1" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("command_line")
 @pytest.mark.parametrize("name", sorted(ELSEWHERE | set(SETTINGS)))
 def test_its_optimizer_has_what_it_says_and_nothing_more(name: str, capsys: pytest.CaptureFixture[str]) -> None:

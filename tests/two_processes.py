@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -37,6 +38,24 @@ def started(function: Callable[..., None], folder: Path, *arguments: Any, **opti
 def finish(process: subprocess.Popen[str]) -> None:
     output, _ = process.communicate(timeout=300)
     assert process.returncode == 0, output[-2000:]
+
+
+def wait_for(condition: Callable[[], Any], seconds: float = 600.0) -> Any:
+    """Wait until the condition is true, and return its value.
+
+    A process that shares its core takes minutes to import torch, and a long limit delays no test that passes.
+    """
+    deadline = time.monotonic() + seconds
+    while not (found := condition()):
+        assert time.monotonic() < deadline, f"it did not happen within {seconds:g} s"
+        time.sleep(0.05)
+    return found
+
+
+def rounds_done(root: Path) -> int:
+    """The rounds in the table of the only run in a folder."""
+    tables = list(root.glob("*/metrics.csv"))
+    return len(tables[0].read_text().splitlines()) - 1 if tables else 0
 
 
 def on_one_and_two_processes(function: Callable[..., None], folder: Path) -> list[Any]:

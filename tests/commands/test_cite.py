@@ -2,7 +2,6 @@
 
 import re
 import sys
-from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -10,7 +9,7 @@ import yaml
 
 import flcog.callbacks
 import flcog.datamodules
-from flcog.commands.cite import ADDRESS, citations, entries
+from flcog.commands.cite import ADDRESS, citations
 from flcog.commands.cli import main
 from flcog.data import FederatedDataModule
 from flcog.method import Method
@@ -33,18 +32,6 @@ CITED = [
 @pytest.mark.parametrize("cls", CITED, ids=lambda cls: cls.__name__)
 def test_whoever_names_a_paper_has_its_entry(cls: type) -> None:
     assert bool(citations(cls)) != (cls.__name__ in WITHOUT)
-
-
-def test_entries_are_well_formed() -> None:
-    for entry in entries().values():
-        assert (
-            entry.text.count("{") == entry.text.count("}")
-            and entry.field("author")
-            and entry.field("title")
-            and entry.field("year")
-        )
-    addresses = Counter(entry.field("url") for entry in entries().values())
-    assert max(addresses.values()) == 1 and len(entries()) > 40
 
 
 def make_run(folder: Path, methods: list[str], callbacks: list[str], data: object) -> None:

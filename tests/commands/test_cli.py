@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 import torch
 import yaml
-from contracts.test_methods import NOT_ON_TINY_DATA
 from harness import ROOT, needs_newest_messages
 
 import flcog
@@ -203,14 +202,8 @@ def test_every_method_file_names_its_command() -> None:
         )
 
 
-@pytest.mark.parametrize(
-    "path",
-    [
-        pytest.param(path, id=path.stem, marks=() if path.stem in NOT_ON_TINY_DATA else pytest.mark.slow)
-        for path in sorted(METHODS.glob("*.yaml"))
-    ],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("path", sorted(METHODS.glob("*.yaml")), ids=lambda path: path.stem)
 def test_every_method_file_parses(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The quick tests parse only the files that the contract tests cannot run on tiny data. The others are slow tests."""
     assert run("fit", "-c", QUICKSTART, "-c", str(path), "--print_config") == 0
     assert yaml.safe_load(capsys.readouterr().out)["trainer"]["callbacks"]

@@ -125,6 +125,7 @@ def test_saved_results_count_and_give_the_same_page(clone: Path) -> None:
     assert Path("REPRODUCED.md").read_bytes() == before and b"2 / 4" in before
 
 
+@pytest.mark.slow
 def test_the_page_in_the_repository_is_made_from_the_saved_results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     write_page([], [tmp_path / "runs"], ROOT / "results", tmp_path / "page.md")

@@ -7,7 +7,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ from typing import Any
 import pytest
 import yaml
 from harness import ROOT, fit
+from two_processes import wait_for
 
 from commands.comparisons import QUICKSTART, fake_run, table_file
 from flcog.callbacks import EarlyStopping
@@ -207,13 +207,6 @@ pathlib.Path({folder!r}, "ready").touch()
 while True:
     time.sleep(0.05)
 """
-
-
-def wait_for(condition: Callable[[], Any], seconds: float = 60.0) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "it did not happen"
-        time.sleep(0.02)
 
 
 @pytest.mark.slow

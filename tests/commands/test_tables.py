@@ -15,29 +15,6 @@ from flcog.method import DataExchange, Method, Params, Slot, Upload
 
 METHODS = {name: value for name in flcog.callbacks.__all__ if issubclass(value := getattr(flcog.callbacks, name), Method)}
 
-USED_BY = {
-    # Tables 1 to 3 (its ten baselines), 9 (fine-tuning and personal models), figure 2 (local models).
-    "FedCOG": "FedCOG FedAvgMInFedCOG FedProx SCAFFOLD MOON FedSAM VHL FedExP FedDecorr FedReg FedGen FineTune FedRep Ditto LocalModels",
-    # Figure 3 (its five algorithms, centralised lines), table 2 (FedGen and DENSE), A.2 (FedDM), figure 2 (noisy gradients).
-    "Fedssyn": "Fedssyn GradientNoise FedProx SCAFFOLD FedDyn FedPVR FedGen DENSE FedDM Centralized",
-    # Table 2, section 5.3 (pre-training); its algorithm 1 takes the clients' plain mean.
-    "FedWalk": "FedWalk FedProx SCAFFOLD FedNova LeashPretraining EqualWeights",
-    # Tables 1 and 2 (its eight baselines), 13 (equal weights), B.7 (stragglers).
-    "FedDisco": "FedDisco FedAvgMInFedDisco FedProx SCAFFOLDInFedDisco FedDynInFedDisco FedNovaInFedDisco"
-    " MOON FedDCInFedDisco EqualWeights Stragglers",
-}
-"""Read off the papers once more, not off the code."""
-
-
-@pytest.mark.parametrize("paper", USED_BY)
-def test_methods_say_which_paper_uses_them(paper: str) -> None:
-    assert sorted(flcog.callbacks.PAPERS[paper]) == sorted(USED_BY[paper].split())
-
-
-def test_no_other_paper_and_no_unknown_method_is_named() -> None:
-    assert flcog.callbacks.PAPERS.keys() == USED_BY.keys()
-    assert {name for names in flcog.callbacks.PAPERS.values() for name in names} <= METHODS.keys()
-
 
 @dataclass(frozen=True)
 class SendsThings(DataExchange):

@@ -43,5 +43,6 @@ assert torchmetrics.Accuracy is torchmetrics.classification.Accuracy and torchme
 """
 
 
+@pytest.mark.slow
 def test_torchmetrics_has_all_its_names_and_imports_them_when_they_are_used() -> None:
     subprocess.run([sys.executable, "-c", METRICS], check=True)

@@ -13,7 +13,6 @@ from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
 
-import jsonargparse
 import pytest
 import torch
 from harness import (
@@ -24,9 +23,9 @@ from harness import (
     assert_close,
     distance,
     fit,
-    instantiated,
     problem_of,
     train,
+    trainer_options,
     without_times,
 )
 
@@ -130,14 +129,14 @@ def test_chunks_of_vmap_agree_with_the_loop(case: Case) -> None:
     check_vmap(case, 2)
 
 
-@each(MAY_WAIT)
+@first_quickly(MAY_WAIT)
 def test_before_its_first_round_it_does_nothing(case: Case) -> None:
     idle = before_it_starts(case)
     if not (case.method.overrides("configure_model") or case.method.overrides("prepare_data")):
         assert distance(idle.state, fedavg_of(case)) == 0
 
 
-@each(CASES)
+@first_quickly(CASES)
 def test_neutral_setting_is_fedavg_and_others_are_not(case: Case) -> None:
     plain, (trainer, _) = before_it_starts(case), as_listed(case)
     difference = distance(trainer.state, plain.state)
@@ -244,10 +243,7 @@ NOT_ON_TINY_DATA = {
 
 @pytest.mark.parametrize("path", [path for path in CONFIGS if path.stem not in NOT_ON_TINY_DATA], ids=lambda path: path.stem)
 def test_its_config_runs(path: Path) -> None:
-    parser = jsonargparse.ArgumentParser()
-    parser.add_argument("--config", action="config")
-    parser.add_class_arguments(flcog.FederatedTrainer, "trainer", instantiate=False, sub_configs=True)
-    given = instantiated(parser, parser.parse_args([f"--config={path}"])).trainer
+    given = trainer_options(f"--config={path}")
     methods, count = given.callbacks, min(5, given.clients_per_round or 5)
     module = adapted(rank=8) if any(isinstance(one, Method) and one.needs_adapters for one in methods) else None
     assert len(train(*methods, module=module, rounds=1, clients_per_round=count).recorded) == 1

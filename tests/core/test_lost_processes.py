@@ -1,5 +1,6 @@
 """Several processes: if one dies, the others report which, and a run refuses another number of processes than requested."""
 
+import atexit
 import os
 import re
 import signal
@@ -9,9 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import yaml
-from harness import TESTS
+from harness import TESTS, TinyData, classifier
 from lightning.fabric.plugins.environments import LightningEnvironment, SLURMEnvironment, TorchElasticEnvironment
+from two_processes import started
 
 import flcog
 from flcog.core import lost_processes
@@ -82,58 +85,42 @@ def test_an_error_in_one_process_or_all_is_all_that_is_said(tmp_path: Path, who:
     assert f"[rank{who or 0}]: KeyError: 'a fault of its own'" in lines
 
 
-SCRIPT = """
-import sys
-import flcog
-from core.test_lost_processes import Fails
-from harness import TinyData, classifier
+def on_two_processes(root: str, *callbacks: Callback) -> flcog.FederatedTrainer:
+    options: dict[str, Any] = {"local_steps": 2, "logger": False, "accelerator": "cpu", "devices": 2, "default_root_dir": root}
+    trainer = flcog.FederatedTrainer(rounds=3, callbacks=list(callbacks), **options)
+    trainer.fit(classifier(), TinyData())
+    return trainer
 
-trainer = flcog.FederatedTrainer(
-    rounds=3, local_steps=2, logger=False, accelerator="cpu", devices=2, default_root_dir=sys.argv[1], callbacks=[Fails({}, "error")]
-)
-trainer.fit(classifier(), TinyData())
-"""
+
+def with_a_fault(root: str, who: int | None, how: str = "error") -> None:
+    on_two_processes(root, Fails(who, how))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("who", [0, None])
 def test_a_script_says_once_what_is_wrong(tmp_path: Path, who: int | None) -> None:
-    script = tmp_path / "script.py"
-    script.write_text(SCRIPT.format(who))
-    environment = os.environ | {"PYTHONPATH": str(TESTS)}
-    result = subprocess.run(
-        [sys.executable, str(script), str(tmp_path)], env=environment, capture_output=True, text=True, timeout=240
-    )
-    assert result.returncode == 1
-    assert result.stderr.count("Traceback") == 1, result.stderr
-    said = [line for line in errors(result.stderr.splitlines()) if "raise" not in line]
+    process = started(with_a_fault, tmp_path, str(tmp_path / "runs"), who)
+    output, _ = process.communicate(timeout=240)
+    assert process.returncode == 1 and output.count("Traceback") == 1, output
+    said = [line for line in errors(output.splitlines()) if "raise" not in line]
     assert said == [f"[rank{who or 0}]: KeyError: 'a fault of its own'"]
 
 
-ENDS = """
-import atexit, sys
-import flcog, torch
-from harness import TinyData, classifier
-
-atexit.register(lambda: print("connected" if torch.distributed.is_initialized() else "disconnected"))
-trainer = flcog.FederatedTrainer(rounds=1, local_steps=2, logger=False, accelerator="cpu", devices=2, default_root_dir=sys.argv[1])
-trainer.fit(classifier(), TinyData())
-if sys.argv[2:]:
-    trainer.fit(classifier(), object())
-"""
+def to_the_end(root: str, fails: bool) -> None:
+    atexit.register(lambda: print("connected" if torch.distributed.is_initialized() else "disconnected"))
+    trainer = on_two_processes(root)
+    if fails:
+        trainer.fit(classifier(), object())  # type: ignore[arg-type]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("fails", [False, True])
 def test_processes_disconnect_before_python_ends(tmp_path: Path, fails: bool) -> None:
     """PyTorch may abort a process that ends while it is connected. After an error, disconnecting could wait for another process."""
-    script = tmp_path / "script.py"
-    script.write_text(ENDS)
-    command = [sys.executable, str(script), str(tmp_path / "runs"), *["fails"] * fails]
-    environment = os.environ | {"PYTHONPATH": str(TESTS)}
-    result = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=240)
-    assert result.returncode == int(fails)
-    ends = re.findall("(?:dis)?connected", result.stdout)  # two processes may write into one line
+    process = started(to_the_end, tmp_path, str(tmp_path / "runs"), fails)
+    output, _ = process.communicate(timeout=240)
+    assert process.returncode == int(fails)
+    ends = re.findall("(?:dis)?connected", output)  # two processes may write into one line
     assert ends == (["connected"] if fails else ["disconnected"] * 2)  # the first process kills the second after an error
 
 

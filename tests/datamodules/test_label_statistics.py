@@ -13,12 +13,6 @@ def federation_of(targets: torch.Tensor, task: str) -> Federation:
     return Federation(Samples(torch.zeros(len(targets), 1), targets), partition, task, 3, lambda inputs: inputs)  # type: ignore[arg-type]
 
 
-def test_pooled_counts_are_counted_once() -> None:
-    federation = federation_of(torch.tensor([0, 1, 1, 2]), "classification")
-    assert federation.pooled_label_counts.tolist() == [1, 2, 1]
-    assert federation.pooled_label_counts is federation.pooled_label_counts
-
-
 def test_a_changed_copy_counts_anew() -> None:
     federation = federation_of(torch.tensor([0.0, 1.0, 2.0, 3.0]), "regression")
     before = federation.pooled_label_counts, federation.bin_edges

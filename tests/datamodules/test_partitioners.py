@@ -299,13 +299,6 @@ def test_client_dirichlet_follows_the_sets_own_imbalance() -> None:
     np.testing.assert_allclose(first / first.sum(), [0.8, 0.15, 0.05], atol=0.04)
 
 
-def test_client_dirichlet_fills_clients_in_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    samples = balanced(2**17, 64)  # a block has 2^20 / 64 clients
-    partition = ClientDirichlet(0.2)(samples, 2**17 // 4, 0)
-    assert (partition.sizes == 4).all()
-    assert len(np.unique(partition.indices)) == len(samples)
-
-
 # Cases from flwr-datasets' own tests (inner_dirichlet_partitioner_test.py, dirichlet_..., pathological_..., iid_...).
 
 
@@ -315,16 +308,6 @@ def test_flower_inner_dirichlet_sizes() -> None:
     assert InnerDirichlet(1.0, sizes=(20, 20, 30))(samples, 3, 0).sizes.sum() == 70
     with pytest.raises(ValueError, match="sum to 193"):
         InnerDirichlet(1.0, sizes=(60, 60, 30, 43))(samples, 4, 0)
-
-
-@pytest.mark.parametrize(
-    ("clients", "per_client", "size", "classes"), [(3, 1, 60, 3), (5, 2, 100, 5), (5, 2, 100, 10), (4, 3, 120, 6)]
-)
-def test_flower_labels_per_client(clients: int, per_client: int, size: int, classes: int) -> None:
-    samples = samples_of(np.arange(size) % classes)
-    counts = table(LabelShards(per_client)(samples, clients, 0), class_labels(samples))
-    assert ((counts > 0).sum(axis=1) == per_client).all()
-    assert (counts.sum(axis=0) == size // classes).all()
 
 
 @pytest.mark.parametrize(

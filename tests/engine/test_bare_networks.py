@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 import torch
-from harness import NUM_CLASSES, NUM_FEATURES, TinyData, assert_close, fit, make_trainer
+from harness import NUM_CLASSES, NUM_FEATURES, TinyData, assert_close, fit, make_trainer, train
 from torch import nn
 
 import flcog
@@ -114,3 +114,12 @@ def test_a_batch_of_one_sample_before_batchnorm_has_a_remedy(executor: str, tmp_
         options = {"local_epochs": 1, "rounds": 1, "clients_per_round": 3, "precision": "32-true", "executor": executor}
         make_trainer(tmp_path, **options).fit(nn.Sequential(nn.Linear(3, 2), nn.BatchNorm1d(2)), data)
     assert any("data.drop_last=True leaves out the last, smaller batch" in note for note in error.value.__notes__)
+
+
+@pytest.mark.parametrize("executor", ["loop", "vmap"])
+def test_an_error_inside_a_layer_names_it_and_both_widths(executor: str) -> None:
+    network = nn.Sequential(nn.Linear(NUM_FEATURES, 8), nn.ReLU(), nn.Sequential(nn.Linear(9, NUM_CLASSES)))
+    with pytest.raises(RuntimeError, match="x8 and 9x3") as caught:
+        train(module=network, clients_per_round=8, executor=executor)
+    layer, client, *_ = caught.value.__notes__
+    assert layer == "in the layer model.2.0, Linear(in_features=9, out_features=3, bias=True)" and client.startswith("in client")

@@ -228,25 +228,3 @@ def test_a_resumed_run_begins_with_the_same_temporary_buffers(tmp_path: Path) ->
     whole, part = (fit(tmp_path / str(k), module=classifier(network=Slowing), rounds=k, chunk_size=1) for k in (2, 1))
     resumed = fit(tmp_path / "1", module=classifier(network=Slowing), rounds=2, chunk_size=1, ckpt_path=str(part.run_dir))
     assert all(torch.equal(resumed.params[name], value) for name, value in whole.params.items())
-
-
-class ByRound(flcog.Classifier):
-    """Sets the count of passes to the number of the round."""
-
-    def on_train_epoch_start(self) -> None:
-        self.model.passes.fill_(self.current_epoch)  # type: ignore[operator, union-attr]
-
-
-@pytest.mark.parametrize("options", EXECUTORS, ids=str)
-def test_clients_begin_with_the_temporary_buffers_that_a_hook_has_set(tmp_path: Path, options: dict[str, Any]) -> None:
-    module = ByRound(classifier(network=Slowing).model, optimizer=SGD)
-    reference = copy.deepcopy(module).model.double()
-    run = fit(tmp_path, module=module, rounds=2, clients_per_round=1, **options)
-    for round, (client,) in enumerate(run.recorded):
-        reference.passes.fill_(round)  # type: ignore[operator, union-attr]
-        optimizer = SGD(reference.parameters())
-        for inputs, targets in client.batches:
-            optimizer.zero_grad()
-            nn.functional.cross_entropy(reference(inputs), targets).backward()
-            optimizer.step()
-    assert_close(run.state, dict(reference.named_parameters()), 1e-10)

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from harness import TinyData, classifier, make_trainer, train
+from harness import TinyData, classifier, make_trainer, making, train
 
 import flcog
 from flcog import Exchange, Federation
@@ -150,35 +150,55 @@ WRONG: list[tuple[str, Callable[..., Any], str]] = [
 ]
 
 
-def returning(hook: str, result: Callable[..., Any]) -> Method:
-    """A method with one hook, which returns ``result`` of its arguments."""
-    made: Method = dataclass(frozen=True)(type("Mine", (Method,), {hook: lambda self, *arguments: result(*arguments)}))()
-    return made
-
-
 @pytest.mark.filterwarnings("error")  # vmap must not fall back to the loop first
 @pytest.mark.parametrize("executor", ["loop", "vmap"])
 @pytest.mark.parametrize(("hook", "result", "message"), WRONG)
 def test_a_wrong_result_names_the_method_and_the_hook(executor: str, hook: str, result: Callable[..., Any], message: str) -> None:
     with pytest.raises(ValueError, match=f"Mine.{hook}.*{re.escape(message)}"):
-        train(returning(hook, result), executor=executor, rounds=1, local_steps=1)
+        train(making(**{hook: result}), executor=executor, rounds=1, local_steps=1)
+
+
+def shrunk(values: Params, result: Any) -> Any:
+    """``result``, after the values were halved in place."""
+    with torch.no_grad():
+        for value in values.values():
+            value.mul_(0.5)
+    return result
+
+
+IN_PLACE: list[tuple[str, Callable[..., Any]]] = [
+    ("server_step", lambda server, params, delta, *_: shrunk(params, (delta, server))),
+    ("loss", lambda apply, params, batch, task, ctx: shrunk(params, 0 * task)),
+    ("correct_gradient", lambda gradient, params, ctx: shrunk(params, gradient)),
+    ("after_step", lambda apply, params, *_: shrunk(params, (params, {}))),
+    ("after_step", lambda apply, params, before, *_: shrunk(before, (params, {}))),
+    ("finish_client", lambda delta, params, ctx: shrunk(params, Upload(delta, {}))),
+]
+
+
+@pytest.mark.parametrize("executor", ["loop", "vmap"])
+@pytest.mark.parametrize(("hook", "result"), IN_PLACE)
+def test_a_change_in_place_is_refused(executor: str, hook: str, result: Callable[..., Any]) -> None:
+    """It would reach the model, and executors would differ."""
+    with pytest.raises(ValueError, match=f"^Mine.{hook} changed a tensor that it was given in place"):
+        train(making(**{hook: result}), executor=executor, rounds=1, local_steps=1)
 
 
 def test_an_error_in_a_hook_names_it() -> None:
     with pytest.raises(TypeError) as error:
-        train(returning("loss", lambda *_: None), executor="loop", rounds=1, local_steps=1)
+        train(making(loss=lambda *_: None), executor="loop", rounds=1, local_steps=1)
     assert "in Mine.loss" in error.value.__notes__
 
 
 def test_evaluated_parameters_have_the_shapes_of_the_model() -> None:
     with pytest.raises(ValueError, match=re.escape(f"Mine.evaluate_at {THIN}")):
-        train(returning("evaluate_at", lambda server, params: thin(params)), rounds=1).evaluate()
+        train(making(evaluate_at=lambda server, params: thin(params)), rounds=1).evaluate()
 
 
 @pytest.mark.parametrize("executor", ["loop", "vmap"])
 def test_a_client_may_send_fewer_parameters(executor: str) -> None:
     """The server moves what clients send as it does without the method, and nothing else."""
-    mine = returning("finish_client", lambda delta, params, ctx: Upload({WEIGHT: delta[WEIGHT]}, ctx.state))
+    mine = making(finish_client=lambda delta, params, ctx: Upload({WEIGHT: delta[WEIGHT]}, ctx.state))
     plain, part = (train(*methods, executor=executor, rounds=1).params for methods in ((), (mine,)))
     changed = [name for name, value in classifier().named_parameters() if not torch.equal(part[name], value.double())]
     assert changed == [WEIGHT] and torch.equal(part[WEIGHT], plain[WEIGHT])

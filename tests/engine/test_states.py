@@ -1,28 +1,16 @@
 """The states of methods: what a client and the server may keep, which a resumed run must be able to read."""
 
-from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from harness import assert_close, fit, train
+from harness import assert_close, fit, making, train
 
 from flcog import FirstContact, Method, Upload
 
 BIAS = "model.hidden.0.bias"
 both = pytest.mark.parametrize("executor", ["loop", "vmap"])
-
-
-def making(**hooks: Callable[..., Any]) -> Method:
-    """A method with these hooks."""
-    made: Method = dataclass(frozen=True)(type("Mine", (Method,), {name: kept(hook) for name, hook in hooks.items()}))()
-    return made
-
-
-def kept(hook: Callable[..., Any]) -> Callable[..., Any]:
-    return lambda self, *arguments: hook(*arguments)
 
 
 def counting(first: Any, **hooks: Any) -> Method:

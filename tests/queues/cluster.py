@@ -8,12 +8,11 @@ import signal
 import socket
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from harness import TESTS
+from two_processes import wait_for
 
 FOLDER = "FLCOG_SLURM"
 """The environment variable with the folder of tests/queues/slurm_packages."""
@@ -55,15 +54,7 @@ def reason_to_skip() -> str | None:
 
 
 PATIENCE = 600.0
-"""Seconds. A process that shares its core with others takes minutes to import torch, and a long limit delays no test that passes."""
-
-
-def wait_for(condition: Callable[[], Any], what: str, seconds: float = PATIENCE) -> Any:
-    deadline = time.monotonic() + seconds
-    while not (result := condition()):
-        assert time.monotonic() < deadline, f"waited {seconds:.0f} s for {what}"
-        time.sleep(0.3)
-    return result
+"""The seconds that a command may take."""
 
 
 class Cluster:
@@ -96,15 +87,15 @@ class Cluster:
         self.start_controller()
         for node in ("node1", "node2"):
             self._start(node, "slurmd-wlm", "-N", node, "-d", str(self.slurm / "usr/sbin/slurmstepd-wlm"))
-        wait_for(lambda: self.call("sinfo", "-h", "-o", "%D %T").strip() == "2 idle", "the nodes")
+        wait_for(lambda: self.call("sinfo", "-h", "-o", "%D %T").strip() == "2 idle")
 
     def start_controller(self) -> None:
         self._start("controller", "slurmctld-wlm")
-        wait_for(lambda: self.run("squeue").returncode == 0, "slurmctld")
+        wait_for(lambda: self.run("squeue").returncode == 0)
 
     def stop(self) -> None:
         self.run("scancel", "--me")
-        wait_for(lambda: not self.call("squeue", "-h"), "the end of all jobs")
+        wait_for(lambda: not self.call("squeue", "-h"))
         for name in list(self._processes):
             self.end(name)
 
@@ -141,7 +132,7 @@ class Cluster:
         script = self.folder / "urgent.sh"
         script.write_text("#!/bin/sh\ntrue\n")
         urgent = self.submit(script, "--partition=urgent", "--nodes=2", "--exclusive", "--output=/dev/null")
-        wait_for(lambda: urgent not in self.states(), "the urgent job")
+        wait_for(lambda: urgent not in self.states())
 
     def _start(self, name: str, *words: str) -> None:
         program = shutil.which(words[0], path=self.environment["PATH"])

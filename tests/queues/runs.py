@@ -41,11 +41,6 @@ def assert_same(root: Path, other: Path) -> None:
     assert all(torch.equal(value, other_params[name]) for name, value in params.items())
 
 
-def rounds_done(root: Path) -> int:
-    tables = list(root.glob("*/metrics.csv"))
-    return len(tables[0].read_text().splitlines()) - 1 if tables else 0
-
-
 def fit(path: Path, root: Path, *options: str) -> list[str]:
     return ["flcog", "fit", "-c", str(path), "--trainer.default_root_dir", str(root), *options]
 

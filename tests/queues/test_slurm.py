@@ -9,9 +9,10 @@ from pathlib import Path
 import pytest
 import yaml
 from harness import ROOT
+from two_processes import rounds_done, wait_for
 
-from queues.cluster import PATIENCE, Cluster, reason_to_skip, wait_for
-from queues.runs import ROUNDS, assert_same, assert_same_model, config, fit, quickstart, rounds_done
+from queues.cluster import PATIENCE, Cluster, reason_to_skip
+from queues.runs import ROUNDS, assert_same, assert_same_model, config, fit, quickstart
 
 pytestmark = [
     pytest.mark.slow,
@@ -51,10 +52,10 @@ def test_a_preempted_job_finishes_by_itself(cluster: Cluster, whole: Path, tmp_p
     script, root = tmp_path / "script.sh", tmp_path / "runs"
     script.write_text(match[1].replace("CONFIG", str(config(tmp_path, sleep=1.0))).replace("runs/mine", str(root)))
     job = cluster.submit(script, f"--output={tmp_path}/output.txt")
-    wait_for(lambda: rounds_done(root) >= 2, "two rounds")
+    wait_for(lambda: rounds_done(root) >= 2)
     cluster.preempt_all()
     assert 2 <= rounds_done(root) < ROUNDS
-    wait_for(lambda: job not in cluster.states(), "the end of the run")
+    wait_for(lambda: job not in cluster.states())
     assert_same(root, whole)
 
 
@@ -74,7 +75,7 @@ class Comparison:
             self.process = subprocess.Popen(
                 words, cwd=self.folder, env=self.cluster.environment, stdout=output, stderr=subprocess.STDOUT
             )
-        wait_for(lambda: all(rounds_done(root) >= 2 for root in self.roots), "two rounds of both runs")
+        wait_for(lambda: all(rounds_done(root) >= 2 for root in self.roots))
 
     @property
     def roots(self) -> list[Path]:
@@ -94,7 +95,7 @@ class Comparison:
                 self.cluster.states()
             return self.process.poll() is not None
 
-        wait_for(has_ended, "the end of the comparison", 2 * PATIENCE)
+        wait_for(has_ended, 2 * PATIENCE)
         assert self.process.returncode == 0, self.output
 
 
@@ -120,13 +121,13 @@ def lose_a_node(comparison: Comparison) -> None:
     cluster, job = comparison.cluster, comparison.jobs()[0]
     node = cluster.call("squeue", "-h", "-j", job, "-o", "%N").strip()
     cluster.call("scontrol", "update", f"nodename={node}", "state=down", "reason=test")
-    wait_for(lambda: cluster.states().get(job) != "RUNNING", "the loss of the job")
+    wait_for(lambda: cluster.states().get(job) != "RUNNING")
     cluster.run("scontrol", "update", f"nodename={node}", "state=resume")  # fails if the node has returned by itself
 
 
 def restart_the_controller(comparison: Comparison) -> None:
     comparison.cluster.end("controller")
-    wait_for(lambda: "squeue gets no answer from slurmctld" in comparison.output, "a look at the queue")
+    wait_for(lambda: "squeue gets no answer from slurmctld" in comparison.output)
     comparison.cluster.start_controller()
 
 
@@ -149,12 +150,3 @@ def test_a_comparison_survives(event: Callable[[Comparison], None], cluster: Clu
     for root in comparison.roots:
         assert_same(root, table_here / root.relative_to(comparison.out))
     assert event is not kill_the_comparison or " is in the queue" in comparison.output
-
-
-def test_an_sbatch_that_refuses_is_one_line(cluster: Cluster, tmp_path: Path) -> None:
-    (tmp_path / "table.yaml").write_text(yaml.safe_dump({"configs": [str(config(tmp_path))], "rows": {"A": {}, "B": {}}}))
-    done = cluster.run("flcog", "compare", "table.yaml", "--launcher", "slurm", "--partition", "none", cwd=tmp_path)
-    (line,) = done.stderr.splitlines()
-    assert done.returncode == 2 and line.startswith(
-        "flcog: error: sbatch refuses the job of A · seed 0: sbatch: error: invalid partition specified: none"
-    )

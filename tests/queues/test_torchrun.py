@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 from harness import TESTS
+from two_processes import rounds_done, wait_for
 
-from queues.cluster import wait_for
-from queues.runs import assert_same_model, config, fit, outcome, quickstart, rounds_done
+from queues.runs import assert_same_model, config, fit, outcome, quickstart
 
 pytestmark = pytest.mark.slow
 
@@ -109,11 +109,11 @@ def test_the_others_end_within_a_minute(nodes: int, tmp_path: Path, ended: list[
     root = tmp_path / "runs"
     agents = Agents(tmp_path, str(nodes), fit(config(tmp_path, sleep=1.0), root, *AUTO))
     ended += [agents.start(2 // nodes, "--max-restarts", "0") for _ in range(nodes)]
-    wait_for(lambda: rounds_done(root) >= 2, "two rounds")
+    wait_for(lambda: rounds_done(root) >= 2)
     others = [child for agent in ended for child in workers(agent)]
     os.kill(others.pop(), signal.SIGKILL)
     killed = time.monotonic()
-    wait_for(lambda: not any(Path(f"/proc/{other}").exists() for other in others), "the end of the others", 60)
+    wait_for(lambda: not any(Path(f"/proc/{other}").exists() for other in others), 60)
     assert time.monotonic() - killed < 60
     assert all(agent.wait(60) == 1 for agent in ended)
     (line,) = agents.errors()
@@ -127,12 +127,12 @@ def test_a_run_continues_with_more_and_fewer_processes(tmp_path: Path, ended: li
     subprocess.run([sys.executable, "-m", *fit(path, whole, *rounds)], env=ENVIRONMENT, check=True, capture_output=True)
     agents = Agents(tmp_path, "1:2", fit(config(tmp_path, sleep=1.0), root, *AUTO, *rounds))
     ended.append(agents.start())
-    wait_for(lambda: rounds_done(root) >= 2, "two rounds of one process")
+    wait_for(lambda: rounds_done(root) >= 2)
     ended.append(agents.start())
     output = agents.output(0)
-    wait_for(lambda: "2 processes on cpu" in output.read_text(), "a restart with two processes")
+    wait_for(lambda: "2 processes on cpu" in output.read_text())
     before = rounds_done(root)
-    wait_for(lambda: rounds_done(root) >= before + 2, "two rounds of two processes")
+    wait_for(lambda: rounds_done(root) >= before + 2)
     kill_node(ended[1])
     assert ended[0].wait(240) == 0, output.read_text()
     assert re.findall(r"(\d) process(?:es)? on cpu", output.read_text()) == ["1", "2", "1"]

@@ -3,13 +3,12 @@
 import os
 import platform
 import signal
-import time
 from pathlib import Path
 
 import pytest
 from filelock import FileLock
 from harness import TinyData, classifier, fit, make_trainer
-from two_processes import finish, started
+from two_processes import finish, started, wait_for
 
 import flcog
 from flcog.core.writer_lock import WriterLock
@@ -86,9 +85,7 @@ def test_of_two_processes_that_go_on_with_a_run_one_trains_it(tmp_path: Path, de
     run(tmp_path, rounds=2)
     first = started(run, tmp_path, str(tmp_path), rounds=4, ckpt="last", sleep=60.0, devices=devices)
     (folder,) = (tmp_path / "runs").iterdir()
-    deadline = time.monotonic() + 120
-    while not (folder / ".writer.yaml").exists() and time.monotonic() < deadline:
-        time.sleep(0.02)
+    wait_for((folder / ".writer.yaml").exists)
     second = started(run, tmp_path, str(tmp_path), rounds=4, ckpt="last", devices=devices)
     output, _ = second.communicate(timeout=120)
     assert second.returncode != 0 and f"is being trained by process {first.pid} on" in output

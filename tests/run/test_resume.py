@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from harness import TinyData, classifier, make_trainer
-from two_processes import finish, started
+from two_processes import finish, rounds_done, started, wait_for
 
 import flcog
 from flcog.callbacks import SCAFFOLD, Checkpoint, FedAvgM
@@ -58,12 +58,7 @@ def test_a_killed_run_resumes_bitwise(tmp_path: Path) -> None:
     whole, killed = tmp_path / "whole", tmp_path / "killed"
     run(whole, rounds=8)
     process = started(run, killed, str(killed), rounds=8, sleep=0.15)
-    deadline = time.monotonic() + 200
-    while time.monotonic() < deadline and process.poll() is None:
-        written = list((killed / "runs").glob("*/metrics.csv"))
-        if written and len(written[0].read_text().splitlines()) >= 4:
-            break
-        time.sleep(0.02)
+    wait_for(lambda: rounds_done(killed / "runs") >= 3 or process.poll() is not None)
     process.send_signal(signal.SIGKILL)
     process.wait()
     assert process.returncode == -signal.SIGKILL, "the run was over before it could be killed"

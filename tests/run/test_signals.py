@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 from harness import RecordingTrainer, TinyData, classifier, make_trainer, without_times
-from two_processes import started
+from two_processes import rounds_done, started, wait_for
 
 import flcog
 from flcog.callbacks import SCAFFOLD, Checkpoint, FedAvgM, FedDisco
@@ -190,11 +190,7 @@ def run_slowly(root: str, devices: int) -> None:
 @pytest.mark.parametrize("rank", [0, 1])
 def test_all_processes_stop_after_the_same_round_whichever_is_told(rank: int, tmp_path: Path) -> None:
     process = started(run_slowly, tmp_path, str(tmp_path), devices=2)
-    deadline = time.monotonic() + 200
-    while time.monotonic() < deadline and not any(
-        len(path.read_text().splitlines()) > 3 for path in tmp_path.glob("runs/*/metrics.csv")
-    ):
-        time.sleep(0.02)
+    wait_for(lambda: rounds_done(tmp_path / "runs") >= 3)
     os.kill(int((tmp_path / f"pid{rank}").read_text()), signal.SIGTERM)
     output, _ = process.communicate(timeout=60)
     assert process.returncode == 75 and "The run can go on after round" in output

@@ -1,16 +1,12 @@
 """A leash's classes from a language model: the paper's question, and valid and invalid answers."""
 
-import ast
 import json
-import re
 from pathlib import Path
 
 import pytest
 import yaml
 from leash_prompt import main, question, read_answer
 from methods.fedwalk.leash_table import CIFAR10_TOP4
-
-from flcog.callbacks.fedwalk.command import read_reference
 
 CLASSES = ["cat", "polar bear"]
 REFERENCE = {
@@ -36,16 +32,6 @@ def test_the_prompt_is_the_papers() -> None:
         "{1: 'airplane', 2: 'automobile', 3: 'bird', 4: 'cat', 5: 'deer', 6: 'dog', 7: 'frog', 8: 'horse', 9: 'ship', 10: 'truck'}."
     )
     assert "the top 12 most relevant" in question(CLASSES, REFERENCE, 12)
-
-
-def test_the_questions_reference_list_is_one_of_the_labels() -> None:
-    listed = re.search(r"Reference Label List\": ({.*?})\.\n", question(CLASSES, REFERENCE, 2))
-    assert listed is not None
-    shown = ast.literal_eval(listed[1])
-    assert shown[1] == "n02123045 tabby, tabby cat" and len(shown) == len(REFERENCE)
-    # An answer may repeat the labels as the prompt shows them.
-    answer = json.dumps({"cat": [shown[1], shown[2]], "polar bear": [shown[6], shown[7]]})
-    assert list(read_answer(answer, CLASSES, REFERENCE, 2)["polar bear"]) == ["n02992529", "n09999999"]
 
 
 @pytest.mark.parametrize(
@@ -80,18 +66,6 @@ def test_an_answer_that_cannot_be_used_says_why(fault: str) -> None:
     answer, message = FAULTS[fault]
     with pytest.raises(ValueError, match=message):
         read_answer(str(answer), CLASSES, REFERENCE, 2)
-
-
-@pytest.mark.parametrize("with_ids", [False, True])
-def test_labels_that_differ_in_capitals_alone_are_not_confused(with_ids: bool) -> None:
-    """In ImageNet, Cardigan is a dog and cardigan a garment."""
-    dog, garment = ("n02113186", "n02963159") if with_ids else ("Cardigan", "cardigan")
-    reference = {dog: "Cardigan", garment: "cardigan", "pullover": "pullover"} if with_ids else read_reference("imagenet")
-    for answer, label in (("Cardigan", dog), ("cardigan", garment), (f"{dog} Cardigan", dog)):
-        if with_ids or answer in reference:
-            assert read_answer(str({"coat": [answer]}), ["coat"], reference, 1) == {"coat": [label]}
-    with pytest.raises(ValueError, match=f"'CARDIGAN' \\(for 'coat'\\) may be '{dog}' or '{garment}'"):
-        read_answer(str({"coat": ["CARDIGAN"]}), ["coat"], reference, 1)
 
 
 @pytest.fixture

@@ -5,12 +5,10 @@ import warnings
 from collections.abc import Iterator
 from pathlib import Path
 
-import jsonargparse
 import pytest
 import yaml
-from harness import ROOT, instantiated
+from harness import ROOT, trainer_options
 
-import flcog.callbacks
 from flcog.callbacks.fedwalk.fedwalk import FedWalk
 from flcog.callbacks.fedwalk.leash_pretraining import LeashPretraining
 from flcog.commands.cli import main
@@ -86,13 +84,10 @@ The values of tau are the paper's (section 5.1); the rounds at which they change
 @pytest.mark.usefixtures("configured")
 @pytest.mark.parametrize(("table", "row"), LEASHED_ROWS)
 def test_tables_make_their_leashes(table: str, row: str) -> None:
-    parser = jsonargparse.ArgumentParser()
-    parser.add_argument("--config", action="config")
-    parser.add_class_arguments(flcog.FederatedTrainer, "trainer", instantiate=False, sub_configs=True)
     arm = read_table(CONFIGS.parent / "tables" / f"{table}.yaml").rows[row]
     arguments = [f"--{name}={value}" for name, value in arm.arguments.items()]
-    config = parser.parse_args([*(f"--config={path}" for path in arm.configs), *arguments])
-    method, (names, schedule) = instantiated(parser, config).trainer.callbacks[-1], LEASHED_ROWS[table, row]
+    options = trainer_options(*(f"--config={path}" for path in arm.configs), *arguments)
+    method, (names, schedule) = options.callbacks[-1], LEASHED_ROWS[table, row]
     assert isinstance(method.leash, ImageFolders) and method.leash.batch_size == 64
     assert method.leash.class_names == classes.LEASHES[names]
     if isinstance(method, FedWalk):
@@ -112,12 +107,9 @@ def test_the_study_has_the_papers_rates() -> None:
 
 @pytest.mark.usefixtures("configured")
 def test_a_command_line_takes_another_leash() -> None:
-    parser = jsonargparse.ArgumentParser()
-    parser.add_argument("--config", action="config")
-    parser.add_class_arguments(flcog.FederatedTrainer, "trainer", instantiate=False, sub_configs=True)
     config = [f"--config={CONFIGS / 'fedwalk-pretraining-imagenet.yaml'}", "--trainer.callbacks.leash.classes"]
     for name, expected in (("cifar10_hh", classes.LEASHES["cifar10_hh"]), ("[cat, dog]", ("cat", "dog"))):
-        (method,) = instantiated(parser, parser.parse_args([*config, name])).trainer.callbacks
+        (method,) = trainer_options(*config, name).callbacks
         assert method.leash.class_names == expected
 
 
