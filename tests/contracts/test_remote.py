@@ -10,10 +10,9 @@ import torch
 from harness import TESTS, RecordingTrainer, TinyData, fit, without_times
 from remote import Host, connected, prepared
 
-import flcog
 from contracts.registry import CASES, client_states, run
 from contracts.test_user_methods import Median
-from flcog.callbacks import ClipUpdate, FedDisco, LowPrecision
+from flcog.callbacks import ClipUpdate, FedDisco, LowPrecision, StopAfter
 from flcog.data import Exchange
 from flcog.method import DataExchange, Method, Params
 from flcog.wire.packing import pack, unpack
@@ -145,16 +144,6 @@ def test_states_go_to_a_checkpoint_and_come_back(hosts: list[Host]) -> None:
     assert all(torch.equal(value, again[1][key]) for key, value in after[1].items())
 
 
-class Stop(flcog.Callback):
-    """Ends the run after a round."""
-
-    def __init__(self, round: int) -> None:
-        self.round = round
-
-    def on_round_end(self, run: flcog.method.Run, round: int, metrics: dict[str, float]) -> None:
-        run.should_stop = round == self.round
-
-
 @pytest.mark.parametrize("kind", ["SCAFFOLD", "Fedssyn", "Ditto"])
 @pytest.mark.slow
 def test_a_fit_resumes_with_the_states_of_clients_elsewhere(hosts: list[Host], tmp_path: Path, kind: str) -> None:
@@ -167,7 +156,7 @@ def test_a_fit_resumes_with_the_states_of_clients_elsewhere(hosts: list[Host], t
     options = CASES[name].options | {"rounds": 3, "eval_every": 1}
     here = {"module": CASES[name].module(CASES[name].optimizer), "data": (data or CASES[name].data)()}
     local = fit(tmp_path / "local", *methods, **here, **options)
-    first, arguments = connected(hosts, tmp_path, name, [*methods, Stop(2)], "", data, **options)
+    first, arguments = connected(hosts, tmp_path, name, [*methods, StopAfter(2)], "", data, **options)
     first.fit(*arguments)
     assert first.round == 2
     resumed, arguments = connected(hosts, tmp_path, name, methods, "", data, **options)

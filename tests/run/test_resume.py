@@ -7,13 +7,14 @@ from pathlib import Path
 
 import pytest
 import torch
-from harness import TinyData, classifier, make_trainer
+from harness import TinyData, classifier, fit, make_trainer
 from two_processes import finish, rounds_done, started, wait_for
 
 import flcog
 from flcog.callbacks import SCAFFOLD, Checkpoint, FedAvgM
 from flcog.method import Cohort, Messages, Params, Slot
 from flcog.run import checkpoint
+from run.killed_runs import killed
 
 
 class Drifts(flcog.Method):
@@ -95,28 +96,16 @@ def test_two_processes_on_one_device_are_two_processes(tmp_path: Path) -> None:
 
 
 def test_a_finished_run_can_be_extended(tmp_path: Path) -> None:
-    make_trainer(tmp_path / "a", rounds=4).fit(classifier(), TinyData())
-    short = make_trainer(tmp_path / "b", rounds=2)
-    short.fit(classifier(), TinyData())
-    longer = make_trainer(tmp_path / "b", rounds=4)
-    longer.fit(classifier(), TinyData(), ckpt_path="last")
+    short = fit(tmp_path, rounds=2)
+    longer = fit(tmp_path, rounds=4, ckpt_path="last")
     assert longer.run_dir == short.run_dir.resolve() and [row["round"] for row in longer.history] == [1, 2, 3, 4]
 
 
 def test_rows_after_the_last_checkpoint_are_run_again(tmp_path: Path) -> None:
-    observers = [Checkpoint(every_n_rounds=2)]
-    whole = make_trainer(tmp_path / "whole", SCAFFOLD(), *observers, rounds=4)
-    whole.fit(classifier(), TinyData())
-
-    class Dies(flcog.Callback):
-        def on_round_end(self, run: flcog.Run, round: int, metrics: dict[str, float]) -> None:
-            if round == 3:
-                raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        make_trainer(tmp_path / "dies", SCAFFOLD(), *observers, Dies(), rounds=4).fit(classifier(), TinyData())
-    resumed = make_trainer(tmp_path / "dies", SCAFFOLD(), *observers, rounds=4)
-    resumed.fit(classifier(), TinyData(), ckpt_path="last")
+    callbacks = [SCAFFOLD(), Checkpoint(every_n_rounds=2)]
+    whole = fit(tmp_path / "whole", *callbacks, rounds=4)
+    killed(tmp_path / "killed", *callbacks, at=4, rounds=4)
+    resumed = fit(tmp_path / "killed", *callbacks, rounds=4, ckpt_path="last")
     assert [row["round"] for row in resumed.history] == [1, 2, 3, 4]
     assert all(torch.equal(whole.params[name], resumed.params[name]) for name in whole.params)
 

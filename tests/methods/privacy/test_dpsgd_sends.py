@@ -12,7 +12,7 @@ from contracts.case import Case
 from torch.utils import _pytree as pytree
 
 import flcog
-from flcog.callbacks import DPSGD, FedDisco, FedGen, PowerOfChoice
+from flcog.callbacks import DPSGD, FedDisco, FedGen, PowerOfChoice, SecureAggregation
 from flcog.client.runtime import ClientRuntime
 from flcog.data import Splits
 
@@ -69,7 +69,7 @@ def sends_samples(case: Case, without_samples: DPSGD = WITHOUT_SAMPLES) -> list[
     runs = []
     for data in (case.data, lambda: with_other_samples(case.data())):
         with sent() as messages:
-            run(replace(case, data=data), case.method, without_samples, rounds=2)
+            run(replace(case, data=data), case.method, without_samples, rounds=2, local_epochs=None, local_steps=2)
         runs.append(pytree.tree_flatten_with_path(messages)[0])
     assert len(runs[0]) == len(runs[1]) > 0
 
@@ -81,20 +81,19 @@ def sends_samples(case: Case, without_samples: DPSGD = WITHOUT_SAMPLES) -> list[
 
 @pytest.mark.slow
 def test_no_method_of_the_catalogue_sends_samples() -> None:
-    from contracts.registry import CASES
+    from contracts.registry import CASES, FIRST
 
     compared, refused = {}, {}
-    for name, case in CASES.items():
-        if case.method.name == "SecureAggregation":  # its masks are new secrets in every run
-            continue
-        try:
-            compared[name] = sends_samples(case)
-        except ValueError as error:
-            refused[name] = str(error)
+    for kind, name in FIRST.items():
+        if kind is not SecureAggregation:  # its masks are new secrets in every run
+            try:
+                compared[name] = sends_samples(CASES[name])
+            except ValueError as error:
+                refused[name] = str(error)
     assert not {name: fields for name, fields in compared.items() if fields}
     reasons = ("DPSGD and ", "BatchNorm layer", "DPSGD is listed 2 times")
     assert all(any(reason in text for reason in reasons) for text in refused.values()), refused
-    assert len(compared) > 70
+    assert len(compared) > 50
 
 
 @pytest.mark.slow
