@@ -88,12 +88,6 @@ def deployed(folder: Path, change: Change | None = None, callbacks: Any = (), **
     return grid
 
 
-@pytest.fixture(autouse=True)
-def _from_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("PL_GLOBAL_SEED", "PL_SEED_WORKERS"):
-        monkeypatch.setenv(name, "0")  # seed_everything sets them; monkeypatch restores them
-
-
 def trained(rows: list[dict[str, str]]) -> list[dict[str, str]]:
     return [{name: value for name, value in row.items() if name.startswith(("train/", "drift/", "clients/"))} for row in rows]
 

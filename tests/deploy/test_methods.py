@@ -18,12 +18,6 @@ from flcog.deploy.application import write_app
 pytestmark = pytest.mark.slow
 
 
-@pytest.fixture(autouse=True)
-def _from_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("PL_GLOBAL_SEED", "PL_SEED_WORKERS"):
-        monkeypatch.setenv(name, "0")  # seed_everything sets them; monkeypatch restores them
-
-
 def deployed(folder: Path, content: dict[str, Any]) -> Path:
     write_app(folder / "app", content, CLIENTS, NODES, 1000)
     train_app(folder, Grid(folder / "app", folder / "state", lambda *message: None))

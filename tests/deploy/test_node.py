@@ -55,12 +55,6 @@ def softmax(**data: Any) -> dict[str, Any]:
     return content
 
 
-@pytest.fixture
-def _from_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("PL_GLOBAL_SEED", "PL_SEED_WORKERS"):
-        monkeypatch.setenv(name, "0")  # seed_everything sets them; monkeypatch restores them
-
-
 REFUSED = {
     "another torch": (
         {},
@@ -85,7 +79,6 @@ REFUSED = {
 }
 
 
-@pytest.mark.usefixtures("_from_elsewhere")
 @pytest.mark.parametrize("name", REFUSED)
 def test_a_node_unlike_the_server_says_so_in_one_line(tmp_path: Path, name: str) -> None:
     data, head, says = REFUSED[name]
@@ -95,7 +88,6 @@ def test_a_node_unlike_the_server_says_so_in_one_line(tmp_path: Path, name: str)
         raise ValueError(text)
 
 
-@pytest.mark.usefixtures("_from_elsewhere")
 @pytest.mark.parametrize(
     ("change", "says"),
     [
@@ -192,7 +184,6 @@ PRIVATE = {
 }
 
 
-@pytest.mark.usefixtures("_from_elsewhere")
 @pytest.mark.parametrize("method", PRIVATE)
 @pytest.mark.slow
 def test_nodes_draw_private_noise_that_the_server_cannot_compute(tmp_path: Path, method: str) -> None:
@@ -234,7 +225,6 @@ PUBLIC = {
 }
 
 
-@pytest.mark.usefixtures("_from_elsewhere")
 @pytest.mark.parametrize("method", PUBLIC)
 def test_noise_that_follows_the_seed_is_refused(tmp_path: Path, method: str) -> None:
     content = softmax()
@@ -245,7 +235,6 @@ def test_noise_that_follows_the_seed_is_refused(tmp_path: Path, method: str) -> 
     assert (kind, text) == ("error", f"{method}: {says}: set {change}")
 
 
-@pytest.mark.usefixtures("_from_elsewhere")
 def test_states_and_unknown_requests_stay_on_the_node(tmp_path: Path) -> None:
     answering = node(tmp_path, softmax())
     kind, call = told(answering.answer(message()))
@@ -258,7 +247,6 @@ def test_states_and_unknown_requests_stay_on_the_node(tmp_path: Path) -> None:
     assert told(answering.answer(message("roll_call", done=2)))[0] == "behind"
 
 
-@pytest.mark.usefixtures("_from_elsewhere")
 def test_data_of_a_nodes_own_clients_get_their_numbers(tmp_path: Path) -> None:
     kind, call = told(node(tmp_path, softmax(num_clients=2), clients=(4, 1)).answer(message()))
     own = told(node(tmp_path, softmax(num_clients=2), clients=(0, 1)).answer(message(facts=FACTS | {"clients": 2})))[1]
@@ -302,7 +290,6 @@ def test_clients_without_a_new_state_keep_theirs(tmp_path: Path) -> None:
     assert states.get(3)["Method"]["kept"] == 1 and states.get(5) == {}
 
 
-@pytest.mark.usefixtures("_from_elsewhere")
 def test_a_node_leaves_torchs_precision_as_it_was(tmp_path: Path) -> None:
     content, before = softmax(), torch.get_default_dtype()
     content["trainer"]["precision"] = "64-true"

@@ -8,6 +8,7 @@ import lightning as L
 import numpy as np
 import pytest
 import torch
+from datamodules.test_mnist import write_mnist
 from lightning.pytorch.demos.boring_classes import BoringDataModule, BoringModel, DemoModel
 from lightning.pytorch.demos.mnist_datamodule import MNISTDataModule
 from lightning.pytorch.demos.transformer import LightningTransformer
@@ -167,20 +168,9 @@ def test_lightnings_transformer(tmp_path: Path) -> None:
     trained(Transformer(), few(Sentences()), tmp_path)
 
 
-def write_mnist(folder: Path, counts: dict[str, int]) -> None:
-    """Write files in MNIST's format, with random images."""
-    folder.mkdir(parents=True)
-    for part, count in counts.items():
-        labels = np.arange(count, dtype=np.uint8) % 10
-        pixels = np.random.default_rng(0).integers(0, 255, (count, 28, 28), dtype=np.uint8)
-        for kind, values in (("labels-idx1", labels), ("images-idx3", pixels)):
-            header = np.array([2048 + values.ndim, *values.shape], ">i4").tobytes()
-            (folder / f"{part}-{kind}-ubyte").write_bytes(header + values.tobytes())
-
-
 def test_lightnings_mnist_demo(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)  # where the data module looks for its files
-    write_mnist(tmp_path / "data" / "MNIST" / "raw", {"train": 48, "t10k": 12})
+    write_mnist(tmp_path / "data/MNIST/raw", train=48, test=12)
 
     class LitClassifier(L.LightningModule):
         """The module of Lightning's example of an image classifier."""
@@ -319,29 +309,3 @@ def test_optuna_prunes_a_run(tmp_path: Path) -> None:
     study = optuna.create_study(pruner=Always())
     study.optimize(objective, n_trials=1)
     assert [trial.state for trial in study.trials] == [optuna.trial.TrialState.PRUNED]
-
-
-def test_a_gan_with_manual_optimisation(tmp_path: Path) -> None:
-    class Gan(L.LightningModule):
-        """The module of Lightning's example of manual optimisation."""
-
-        def __init__(self) -> None:
-            super().__init__()
-            self.automatic_optimization = False
-            self.generator, self.discriminator = nn.Linear(2, 4), nn.Linear(4, 1)
-
-        def training_step(self, batch: Any, batch_idx: int) -> None:
-            first, second = self.optimizers()  # type: ignore[misc]
-            for optimizer, sign in ((first, 1.0), (second, -1.0)):
-                noise = torch.randn(len(batch), 2)
-                value = sign * (self.discriminator(batch).mean() - self.discriminator(self.generator(noise)).mean())
-                optimizer.zero_grad()
-                self.manual_backward(value)
-                optimizer.step()
-                self.log(f"loss_{'gd'[int(sign < 0)]}", value)
-
-        def configure_optimizers(self) -> Any:
-            return [torch.optim.Adam(part.parameters(), lr=0.01) for part in (self.generator, self.discriminator)]
-
-    row = trained(Gan(), few(Made(lambda index: torch.rand(4, generator=rng(index)), 16)), tmp_path)
-    assert "train/loss_g" in row and "train/loss_d" in row

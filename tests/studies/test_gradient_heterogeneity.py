@@ -8,7 +8,7 @@ import lightning as L
 import numpy as np
 import pytest
 import torch
-from gradient_heterogeneity import GradientHeterogeneity, measure, noise_bound
+from gradient_heterogeneity import GradientHeterogeneity, measure
 from harness import SIZES, TinyData, classifier, fit, make_trainer
 from methods.fedssyn.test_fedssyn import TINY_VAE
 from torch import nn
@@ -105,28 +105,6 @@ def test_the_lemma_holds_on_quadratics(p: float) -> None:
     assert mean["dissimilarity_bound"] == pytest.approx((1 - p) ** 2 * problem.dissimilarity, rel=1e-5)
     # The bound is tight: the noise is at most a quarter below it.
     assert mean["noise"] > 0.75 * mean["noise_bound"]
-
-
-def test_the_bound_is_an_equality_for_mixtures() -> None:
-    """The mixtures are exactly D^_i = (1-p) D_i + p D~, and the bound's terms are means over clients."""
-    rng, p = np.random.default_rng(0), 0.3
-    clients = [rng.normal(loc=rng.normal(size=4), size=(20, 4)) for _ in range(5)]
-    shared = rng.normal(size=(50, 4))
-    noise = []
-    for own in clients:
-        weights = np.concatenate([np.full(20, (1 - p) / 20), np.full(50, p / 50)])
-        both = np.concatenate([own, shared])
-        centre = weights @ both
-        noise.append(weights @ ((both - centre) ** 2).sum(1))
-    means = np.array([own.mean(0) for own in clients])
-    bound = noise_bound(
-        p,
-        float(np.mean([own.var(0).sum() for own in clients])),
-        float(shared.var(0).sum()),
-        float(means.var(0).sum()),
-        float(((means.mean(0) - shared.mean(0)) ** 2).sum()),
-    )
-    assert np.mean(noise) == pytest.approx(bound, rel=1e-12)
 
 
 def test_columns_and_bad_input(tmp_path: Path) -> None:
