@@ -232,6 +232,8 @@ def _token(value: Any, seen: set[int]) -> Any:
     seen.add(id(value))
     if isinstance(value, Tensor):
         return id(value), value._version
+    if isinstance(value, torch.Generator):
+        value = value.get_state().numpy()
     if isinstance(value, np.ndarray):
         return value.tobytes()
     if isinstance(value, Mapping):
@@ -295,7 +297,7 @@ class SameDraws(TorchFunctionMode):
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         named = kwargs or {}
-        draw = _DRAWS.get(function)
+        draw = _DRAWS.get(function) if named.get("generator") is None else None  # an own generator is state of the module
         drawn = NotImplemented if draw is None else draw(*args, **named)
         if drawn is NotImplemented:
             return function(*args, **named)
