@@ -66,16 +66,16 @@ class ChosenExecutor:
             return Choice("lightning", 1), self._job.client.reason
         self._check_compiling()
         job, obstacle = self._job, ""
-        if wanted != "loop" and not (obstacle := self._obstacle_to_batching()):
+        if wanted != "loop" and not (obstacle := self._obstacle()):
             choice = Choice("vmap" if auto else wanted, _chunk(job, patches=wanted == "vmap-patches"), job.compile)
             if not (obstacle := self._probed(choice)):
                 self._leave_uncompiled(self._draw)
-                why = ""
-                if auto and job.on_cpu:
-                    why = "a small model: a step's Python outweighs its arithmetic"
-                elif auto:
-                    why = "clients share the accelerator's kernels"
-                return choice._replace(compiled=self._job.compile), "; ".join(filter(None, [why, self._tip()]))
+                small, shared = (
+                    "a small model: a step's Python outweighs its arithmetic",
+                    "clients share the accelerator's kernels",
+                )
+                why = [(small if job.on_cpu else shared) if auto else "", self._tip()]
+                return choice._replace(compiled=self._job.compile), "; ".join(filter(None, why))
         if wanted.startswith("vmap"):
             warnings.warn(f"executor={wanted} falls back to loop: {obstacle}", stacklevel=3)
         return self._loop(obstacle)
@@ -107,12 +107,15 @@ class ChosenExecutor:
         job.model.reads_other_rows = job.model.reads_other_rows or self._findings.mixes
         return self._findings.fault
 
-    def _obstacle_to_batching(self) -> str:
+    def _obstacle(self, to_compiling: bool = False) -> str:
+        """Why clients are not batched, or steps not compiled."""
         job, auto = self._job, self._wanted == "auto"
         if type(job.client.optimizer) not in ELEMENTWISE:
             return f"{type(job.client.optimizer).__name__} is no elementwise optimiser"
-        if auto and job.reader.whole_batches:
+        if (auto or to_compiling) and job.reader.whole_batches:
             return "clients' batches may have different shapes"
+        if to_compiling:
+            return "hooks between rounds may change the module, which a program would not see" if job.client.hooked else ""
         constants = sum(constant.numel() for constant in job.model.constants.values())
         if auto and job.on_cpu and (job.model.convolves or (job.num_params + constants) * job.rows > SMALL_STEP):
             return "on a CPU batching clients pays only for small models without convolutions"
@@ -125,17 +128,9 @@ class ChosenExecutor:
             return "samples are read in this process, whose random streams they share (num_workers above 0 gives them their own)"
         return ""
 
-    def _obstacle_to_compiling(self) -> str:
-        job = self._job
-        if type(job.client.optimizer) not in ELEMENTWISE:
-            return f"{type(job.client.optimizer).__name__} is no elementwise optimiser"
-        if job.reader.whole_batches:
-            return "clients' batches may have different shapes"
-        return "hooks between rounds may change the module, which a program would not see" if job.client.hooked else ""
-
     def _check_compiling(self) -> None:
         """Leave out what the user's ``compile`` asks for and this run cannot have."""
-        self._leave_uncompiled(self._obstacle_to_compiling())
+        self._leave_uncompiled(self._obstacle(to_compiling=True))
         if self._job.compile == "graphs" and not _captures(self._job.device):
             warnings.warn(
                 f"trainer.compile=graphs: CUDA graphs need a CUDA device, this run is on {self._job.device.type}; local steps are "
@@ -159,7 +154,7 @@ class ChosenExecutor:
     def _tip(self) -> str:
         """The advice to capture the local steps, on a GPU where that is possible; otherwise an empty string."""
         able = not self._job.compile and _captures(self._job.device) and not self._findings.draws
-        return "trainer.compile=graphs is often several times faster" if able and not self._obstacle_to_compiling() else ""
+        return "trainer.compile=graphs is often several times faster" if able and not self._obstacle(to_compiling=True) else ""
 
     @property
     def name(self) -> str:

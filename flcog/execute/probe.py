@@ -1,12 +1,10 @@
 """Tries two clients before round 1: does a step depend on its parameters, buffers, batch and torch's random numbers alone?"""
 
 import pickle
-import sys
-import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from types import FrameType
+from types import CellType, FunctionType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -21,10 +19,9 @@ from flcog.client.work import ClientWork, batches
 from flcog.core.global_streams import draws_from, kept_streams, moved, streams
 from flcog.core.text import first_line
 from flcog.core.types import Params
-from flcog.core.users_code import is_base
 from flcog.execute.job import Job
 from flcog.execute.one_client import Learner, OneClient
-from flcog.execute.placements import Threads, make_placement
+from flcog.execute.placements import make_placement
 from flcog.functional.apply import Apply
 from flcog.functional.model_function import ModelFunction
 from flcog.functional.own_steps import LOGGED
@@ -81,12 +78,12 @@ class _Probe:
             raise _Fault(f"{self._name} leaves out {unused}, which weight decay would change")
         draws = tuple(self._draws.libraries)
         found = Findings(draws=draws, logs=tuple(k.removeprefix(LOGGED) for k in alone[0] if k.startswith(LOGGED)))
-        if self._choice.name == "loop" and (self._choice.clients_at_once == 1 or draws):
-            return found  # clients side by side would share the streams
+        if self._choice.name == "loop":
+            return found  # clients on threads share nothing but the streams
         if others := [library for library in draws if library != "torch"]:
             raise _Fault(f"{self._name} {draws_from(others)}")
         scale = self._rounding(alone[0], self._alone(model, optimizer, works[0], moved=True))
-        if self._choice.name != "loop" and not model.feels_padding:
+        if not model.feels_padding:
             unequal = self._works(equal=False)
             if self._distance([self._alone(*self._copy(), work) for work in unequal], unequal) <= scale:
                 return found
@@ -139,12 +136,8 @@ class _Probe:
         """The largest difference between the clients side by side and each of them alone."""
         model, optimizer = self._copy()
         client = self._job.client._replace(function=model, optimizer=optimizer)
-        job, barrier = replace(self._job, client=client, compile=False), threading.Barrier(len(works))
-        assignment = self._assignment(model, works)
-        if self._choice.name == "loop":
-            placement: Any = Threads(Learner(model, optimizer), 2, 1, lambda learner: _InTurns(learner, barrier))
-        else:
-            placement = make_placement(job, self._choice._replace(compiled=False), Notes())
+        job, assignment = replace(self._job, client=client, compile=False), self._assignment(model, works)
+        placement = make_placement(job, self._choice._replace(compiled=False), Notes())
         try:
             with self._draws:
                 found = [(result.works, _results(result, model)) for result in placement.run(assignment)]
@@ -213,7 +206,10 @@ def _difference(one: Params, other: Params) -> float:
 
 
 def attributes(module: nn.Module) -> dict[str, Any]:
-    """All attributes of a module and its layers except parameters, buffers and layers, as values that can be compared."""
+    """All attributes of a module and its layers except parameters, buffers and layers, as values that can be compared.
+
+    They include the variables of functions that it holds: a hook may keep what it sees in the function that has registered it.
+    """
     own = ("_parameters", "_buffers", "_modules", "_trainer", "log", "log_dict")
     return {
         f"{path}.{key}".removeprefix("."): _token(value, set())
@@ -227,6 +223,9 @@ def _token(value: Any, seen: set[int]) -> Any:
     """A value that changes when the given value changes."""
     if value is None or isinstance(value, bool | int | float | str | bytes):
         return value
+    if isinstance(value, FunctionType) and value.__closure__ and id(value) not in seen:
+        seen.add(id(value))
+        return [_token(cell.cell_contents, seen) for cell in value.__closure__ if cell != CellType()]
     if isinstance(value, nn.Parameter | nn.Module | type) or callable(value) or id(value) in seen:
         return id(value)
     seen.add(id(value))
@@ -260,31 +259,6 @@ class _Watched(OneClient):
         self._libraries.update(dict.fromkeys(moved(before, device)))
         self._states.append(attributes(self.model.module))
         return gradient
-
-
-class _InTurns(OneClient):
-    """Trains a client on a thread in step with another, by lines of the model's code, so that shared variables show."""
-
-    def __init__(self, learner: Learner, barrier: threading.Barrier) -> None:
-        super().__init__(learner)
-        self._barrier = barrier
-
-    def train(self, assignment: Assignment, works: Sequence[ClientWork]) -> Result:
-        before = sys.gettrace()
-        sys.settrace(self._line_by_line)
-        try:
-            with SameDraws():
-                return super().train(assignment, works)
-        finally:
-            sys.settrace(before)
-            self._barrier.abort()
-
-    def _line_by_line(self, frame: FrameType, event: str, argument: Any) -> Any:
-        """Wait for the other client before each line of code that is neither torch's nor flcog's."""
-        if event == "line":
-            with suppress(threading.BrokenBarrierError):
-                self._barrier.wait(timeout=1.0)
-        return None if is_base(frame) else self._line_by_line
 
 
 class SameDraws(TorchFunctionMode):
