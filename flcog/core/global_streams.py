@@ -41,15 +41,6 @@ def streams(device: torch.device = _CPU) -> Streams:
     return Streams([torch.default_generator.get_state(), *own], numpy, random.getstate())
 
 
-def put_back(before: Streams, device: torch.device = _CPU) -> None:
-    """Restore the states of the global streams."""
-    torch.default_generator.set_state(before.torch[0])
-    if device.type != "cpu":
-        torch.get_device_module(device).set_rng_state(before.torch[1])
-    np.random.set_state(before.numpy)  # noqa: NPY002 -- as above
-    random.setstate(before.python)
-
-
 def moved(before: Streams, device: torch.device = _CPU) -> list[str]:
     """Return the names of the libraries whose global streams were used since."""
     now = streams(device)
@@ -83,7 +74,11 @@ def kept_streams(device: torch.device = _CPU) -> Iterator[Streams]:
     try:
         yield before
     finally:
-        put_back(before, device)
+        torch.default_generator.set_state(before.torch[0])
+        if device.type != "cpu":
+            torch.get_device_module(device).set_rng_state(before.torch[1])
+        np.random.set_state(before.numpy)  # noqa: NPY002 -- as above
+        random.setstate(before.python)
 
 
 @contextmanager
