@@ -11,9 +11,9 @@ from torch import Tensor
 
 from flcog.core.checks import one_of
 from flcog.core.files import arrays_in
-from flcog.data import Augment, Preprocess, Samples, Splits
+from flcog.data import Preprocess, Samples, Splits
 from flcog.data.preprocess import moments
-from flcog.datamodules.augmentations import Augmentation, augmentation
+from flcog.datamodules.augmentations import Augmentation, AugmentedImages
 from flcog.datamodules.files import reading, require_files
 from flcog.datamodules.partitioners import Natural
 from flcog.datamodules.targets import Targets, WithTargets, read_targets
@@ -22,7 +22,7 @@ from flcog.datamodules.targets import Targets, WithTargets, read_targets
 Array = Any
 
 
-class ArrayData(WithTargets):
+class ArrayData(WithTargets, AugmentedImages):
     """Any images, feature rows or token ids with class indices, multi-hot rows or real values as targets.
 
     Reads one ``.npz`` file with the arrays ``train_images``, ``train_labels`` and, if there are such sets, ``test_*`` and
@@ -104,14 +104,7 @@ class ArrayData(WithTargets):
         return self._read[1]
 
     def preprocess(self) -> Callable[[Tensor], Tensor]:
-        if self.mean is None or self.std is None:
-            return Preprocess()
-        if isinstance(self.mean, str) or isinstance(self.std, str):
-            return Preprocess(*_channel_statistics(self._read[1].train.inputs))
-        return Preprocess(tuple(self.mean), tuple(self.std))
-
-    def augment(self) -> Augment | None:
-        return augmentation(self.augmentation)
+        return Preprocess(*_channel_statistics(self._read[1].train.inputs)) if self.mean == "auto" else super().preprocess()
 
     @cached_property
     def _read(self) -> tuple[Targets, Splits]:

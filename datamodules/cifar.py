@@ -5,14 +5,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from flcog.core.checks import at_least, within
 from flcog.data import Samples, Splits
-from flcog.datamodules.augmentations import Augmentation, AugmentedImages
-from flcog.datamodules.files import download, reading, require_files, torchvision_set
+from flcog.datamodules.augmentations import Augmentation
+from flcog.datamodules.files import reading, require_files
+from flcog.datamodules.torchvision_images import TorchvisionImages
 
 
 @dataclass(frozen=True)
@@ -26,7 +28,7 @@ class Enlarge:
         return F.interpolate(self.preprocess(inputs), size=(self.size, self.size), mode="bilinear")
 
 
-class CIFAR10(AugmentedImages):
+class CIFAR10(TorchvisionImages):
     """50,000 training and 10,000 test photographs of 10 kinds of things, 32x32 in colour.
 
     Reads ``<data_dir>/cifar-10-batches-py`` (Krizhevsky 2009, https://www.cs.toronto.edu/~kriz/cifar.html), which torchvision
@@ -65,22 +67,15 @@ class CIFAR10(AugmentedImages):
         self.mean, self.std, self.val_fraction, self.image_size = mean, std, val_fraction, image_size
 
     @property
-    def _source(self) -> Any:
-        """torchvision's class of this set, which knows its files with their md5 sums and addresses."""
-        return torchvision_set(self._name)
-
-    def prepare_data(self) -> None:
-        if self.download:
-            download(self._source, self.data_dir, f"get {self._source.url} yourself and unpack it there")
+    def _by_hand(self) -> str:
+        return f"unpack {self._source.url} there"
 
     def load(self) -> Splits:
         train, test = self._read(train=True), self._read(train=False)
         if not self.val_fraction:
             return Splits(train, test)
         kept = len(train) - round(len(train) * self.val_fraction)
-        return Splits(
-            Samples(train.inputs[:kept], train.targets[:kept]), test, val=Samples(train.inputs[kept:], train.targets[kept:])
-        )
+        return Splits(train.subset(np.arange(kept)), test, val=train.subset(np.arange(kept, len(train))))
 
     def preprocess(self) -> Callable[[Tensor], Tensor]:
         preprocess = super().preprocess()
@@ -89,7 +84,7 @@ class CIFAR10(AugmentedImages):
     def _read(self, train: bool) -> Samples:
         name, folder = self._name, Path(self.data_dir) / self._source.base_folder
         files = [name for name, _ in self._source.train_list + self._source.test_list] + [self._source.meta["filename"]]
-        remedy = f"pass --data.download true, or unpack {self._source.url} into {self.data_dir}"
+        remedy = f"pass --data.download true, or {self._by_hand}"
         require_files(name, [folder / file for file in files], remedy)
         with reading(folder, remedy):
             source = self._source(self.data_dir, train=train)

@@ -1,20 +1,19 @@
 """Digits: the 1,797 handwritten digits that ship with scikit-learn, so that a first run needs no download."""
 
-from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
 from torch.nn.functional import interpolate
 
 from flcog.core.checks import at_least
-from flcog.data import FederatedDataModule, Preprocess, Samples, Splits
+from flcog.data import Samples, Splits
+from flcog.datamodules.augmentations import AugmentedImages
 
 
-class Digits(FederatedDataModule):
+class Digits(AugmentedImages):
     """1,797 handwritten digits, 8x8 in sixteen greys, enlarged to the image size of MNIST or CIFAR.
 
     Reads scikit-learn's copy of the test set of "Optical Recognition of Handwritten Digits" (Alpaydin and Kaynak, 1998,
@@ -33,6 +32,7 @@ class Digits(FederatedDataModule):
 
     num_classes = 10
     class_names = tuple("0123456789")
+    mean, std = 0.3051, 0.3248
 
     def __init__(self, image_size: int = 28, **kwargs: Any) -> None:
         super().__init__(**kwargs)
@@ -53,6 +53,3 @@ class Digits(FederatedDataModule):
             is_test[np.flatnonzero(labels == label)[4::5]] = True
         samples = Samples(images, targets)
         return Splits(samples.subset(np.flatnonzero(~is_test)), samples.subset(np.flatnonzero(is_test)))
-
-    def preprocess(self) -> Callable[[Tensor], Tensor]:
-        return Preprocess((0.3051,), (0.3248,))

@@ -1,17 +1,16 @@
 """dSprites: images of white squares, ellipses and hearts, split over twelve clients by shape and place."""
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from flcog.core.checks import at_least
 from flcog.core.files import arrays_in
 from flcog.core.labels import require_labels
-from flcog.data import FederatedDataModule, Preprocess, Samples, Splits
+from flcog.data import Samples, Splits
+from flcog.datamodules.augmentations import AugmentedImages
 from flcog.datamodules.files import reading, require_files
 from flcog.datamodules.partitioners import Natural
 
@@ -19,7 +18,7 @@ _FILE = "dsprites_ndarray_co1sh3sc6or40x32y32_64x64.npz"
 _URL = f"https://github.com/google-deepmind/dsprites-dataset/raw/master/{_FILE}"
 
 
-class DSprites(FederatedDataModule):
+class DSprites(AugmentedImages):
     """737,280 images, 64x64, of a square, an ellipse or a heart; each of 12 clients sees one shape in one quarter of the image.
 
     Reads ``dsprites_ndarray_co1sh3sc6or40x32y32_64x64.npz`` (Matthey et al. 2017,
@@ -37,11 +36,12 @@ class DSprites(FederatedDataModule):
 
     num_classes = 3
     class_names = ("square", "ellipse", "heart")
+    mean, std = 0.0, 1 / 255  # pixels are 0 and 1 as bytes, not 0 and 255
 
     def __init__(self, data_dir: str = "data/dsprites", samples_per_client: int | None = None, **kwargs: Any) -> None:
+        kwargs["partitioner"] = kwargs.get("partitioner") or Natural()
         super().__init__(**kwargs)
         at_least(self, 1, samples_per_client=samples_per_client)
-        self.partitioner = self.partitioner or Natural()
         self.data_dir, self.samples_per_client = Path(data_dir), samples_per_client
 
     def load(self) -> Splits:
@@ -61,10 +61,6 @@ class DSprites(FederatedDataModule):
         targets = torch.from_numpy(shape.astype(np.int64))
         parts = self._choose(clients)
         return Splits(*(Samples(torch.from_numpy(images[own, ..., None]), targets[own], clients[own]) for own in parts))
-
-    def preprocess(self) -> Callable[[Tensor], Tensor]:
-        # Pixels are 0 and 1 as bytes, not 0 and 255.
-        return Preprocess((0.0,), (1 / 255,))
 
     def _choose(self, clients: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Training and test images, in file order."""

@@ -1,6 +1,6 @@
 """Reading data files: one-line errors for a file that is missing, damaged, or of another kind."""
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -35,22 +35,6 @@ def names_of(frame: Any, known: Iterable[str | None]) -> Sequence[Any]:
     if type(frame.index).__name__ != "RangeIndex" or unknown is None:
         return [*frame.index]
     return [*frame[unknown]]
-
-
-def torchvision_set(name: str) -> Any:
-    """A data set's class in torchvision, which takes half a second to import."""
-    from torchvision import datasets
-
-    return getattr(datasets, name)
-
-
-def download(source: Callable[..., object], data_dir: str, remedy: str) -> None:
-    """Let a torchvision data set download its files, and turn any error of the network into one line."""
-    try:
-        source(data_dir, download=True)
-    except Exception as error:
-        reason = " ".join(f"{type(error).__name__}: {error}".split())
-        raise ValueError(f"{source.__name__} could not be downloaded to {data_dir} ({reason}): {remedy}") from error
 
 
 @contextmanager

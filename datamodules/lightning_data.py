@@ -36,25 +36,9 @@ class StandIn(L.LightningDataModule):
     ) -> None:
         super().__init__()
         self.stands_for, self.hooked, self.loaders_of = name, self if hooked is None else hooked, loaders_of
-        self._loaders, self._prepare, self._set_up = loaders, prepare, set_up
-
-    def prepare_data(self) -> None:
-        self._prepare()
-
-    def setup(self, stage: str) -> None:
-        self._set_up(stage)
-
-    def train_dataloader(self) -> Any:
-        return self._loaders["train"]() if "train" in self._loaders else []
-
-    def val_dataloader(self) -> Any:
-        return self._loaders["val"]() if "val" in self._loaders else []
-
-    def test_dataloader(self) -> Any:
-        return self._loaders["test"]() if "test" in self._loaders else []
-
-    def predict_dataloader(self) -> Any:
-        return self._loaders["predict"]() if "predict" in self._loaders else []
+        for part, make in loaders.items():
+            setattr(self, f"{part}_dataloader", make)
+        self.prepare_data, self.setup = prepare, set_up  # type: ignore[assignment,method-assign]
 
 
 class LightningData(ItemSets):
@@ -160,7 +144,7 @@ class LightningData(ItemSets):
     def _loaders_of(self, part: str) -> list[DataLoader]:
         hook = f"{part}_dataloader"
         make = getattr(self.module, hook)
-        if make is None or not overrides(self.module, "LightningDataModule", hook):
+        if make is None or not (hook in vars(self.module) or overrides(self.module, "LightningDataModule", hook)):
             return []
         return the_loaders(make(), f"{type(self.module).__name__}.{hook} returns", part)
 

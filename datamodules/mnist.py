@@ -11,11 +11,12 @@ from torch import Tensor
 from flcog.core.checks import at_least
 from flcog.core.labels import require_labels
 from flcog.data import Samples, Splits
-from flcog.datamodules.augmentations import Augmentation, AugmentedImages
-from flcog.datamodules.files import download, reading, require_files, torchvision_set
+from flcog.datamodules.augmentations import Augmentation
+from flcog.datamodules.files import reading, require_files
+from flcog.datamodules.torchvision_images import TorchvisionImages
 
 
-class MNIST(AugmentedImages):
+class MNIST(TorchvisionImages):
     """60,000 training and 10,000 test images of handwritten digits, 28x28 in grey.
 
     Reads ``<data_dir>/MNIST/raw/{train,t10k}-{images-idx3,labels-idx1}-ubyte``, or the published archives of the same names and
@@ -51,20 +52,14 @@ class MNIST(AugmentedImages):
         self.mean, self.std, self.samples_per_class = mean, std, samples_per_class
 
     @property
-    def _source(self) -> Any:
-        """torchvision's class of this set, which knows the addresses of its files."""
-        return torchvision_set(self._name)
-
-    def prepare_data(self) -> None:
-        if self.download:
-            download(self._source, self.data_dir, f"get the .gz files of {self._source.mirrors[0]} yourself")
+    def _by_hand(self) -> str:
+        return f"put the .gz files of {self._source.mirrors[0]} there"
 
     def load(self) -> Splits:
         raw = Path(self.data_dir) / self._name / "raw"
         names = [f"{part}-{kind}-ubyte" for part in ("train", "t10k") for kind in ("images-idx3", "labels-idx1")]
         paths = [_as_it_lies_there(raw / name) for name in names]
-        remedy = f"pass --data.download true, or put the .gz files of {self._source.mirrors[0]} there"
-        require_files(self._name, paths, remedy)
+        require_files(self._name, paths, f"pass --data.download true, or {self._by_hand}")
         train, test = self._read(*paths[:2]), self._read(*paths[2:])
         if self.samples_per_class is not None:
             positions = [np.flatnonzero(train.targets == label)[: self.samples_per_class] for label in range(self.num_classes)]

@@ -1,18 +1,17 @@
 """RandomData: random inputs and labels, for timing and trying out without a data set."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from flcog.core import checks
-from flcog.data import Augment, FederatedDataModule, Preprocess, Samples, Splits
-from flcog.datamodules.augmentations import Augmentation, augmentation
+from flcog.data import Samples, Splits
+from flcog.datamodules.augmentations import Augmentation, AugmentedImages
 
 
-class RandomData(FederatedDataModule):
+class RandomData(AugmentedImages):
     """Random inputs and labels, for timing and trying out: there is nothing to learn from them.
 
     Use it to time a model, a cluster or a configuration without a data set. Labels do not depend on inputs, so accuracies mean
@@ -59,6 +58,8 @@ class RandomData(FederatedDataModule):
         self.shape, self.vocab_size, self.augmentation = tuple(shape), vocab_size, augmentation
         self.num_samples, self.num_test_samples, self.num_classes, self.seed = num_samples, num_test_samples, num_classes, seed
         checks.seed(self, "seed")
+        if self._are_images:
+            self.mean, self.std = 0.5, 0.2898  # the moments of bytes over 255
         if self._are_images and vocab_size is not None:
             raise ValueError(f"RandomData: token ids have shape=[length], and with vocab_size={vocab_size} it is {list(shape)}")
         if not self._are_images and augmentation != "none":
@@ -66,12 +67,6 @@ class RandomData(FederatedDataModule):
 
     def load(self) -> Splits:
         return Splits(self._drawn(self.num_samples, 0), self._drawn(self.num_test_samples, 1) if self.num_test_samples else None)
-
-    def preprocess(self) -> Callable[[Tensor], Tensor]:
-        return Preprocess((0.5,), (0.2898,)) if self._are_images else Preprocess()  # the moments of bytes over 255
-
-    def augment(self) -> Augment | None:
-        return augmentation(self.augmentation)
 
     @property
     def _are_images(self) -> bool:

@@ -26,8 +26,8 @@ class Table(WithTargets):
     Numbers become features, standardised by the rows of all clients. Text and categories become one column for each value in the
     training set, or for each of the given ``categories``; so does a column of numbers among which some text is left. Missing values
     cause an error. With ``users``, every value of that column
-    is a client. In a deployment the tables of all hospitals must have the same columns, categories and classes. Needs ``pip
-    install 'flcog[pandas]'``.
+    is a client. In a deployment the tables of all hospitals must have the same columns, categories and classes. Parquet files need
+    ``pip install 'flcog[pandas]'``.
 
     As YAML:
 
@@ -77,7 +77,6 @@ class Table(WithTargets):
         if users is not None:
             kwargs["partitioner"] = kwargs.get("partitioner") or Natural()
         super().__init__(**kwargs)
-        require("pandas", "Table", "pandas")
         within(self, "[0, 1)", test_fraction=test_fraction)
         if test is not None and test_fraction:
             raise ValueError("Table: the test set is either test or a test_fraction of train: give only one")
@@ -160,7 +159,8 @@ class Table(WithTargets):
 
 def read_frame(path: Path) -> Any:
     """The rows of a file as a data frame."""
-    pandas = require("pandas", "Table", "pandas")
+    import pandas  # which takes half a second
+
     if not path.exists():
         raise missing_files("Table", [path], "check data.train, data.test and data.val")
     with reading(path):

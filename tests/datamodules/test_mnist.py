@@ -83,6 +83,7 @@ def test_a_download_that_fails_is_one_line(tmp_path: Path) -> None:
             raise RuntimeError("Error\n downloading")
 
     with one_line(
-        ValueError, r"Offline could not be downloaded to .*RuntimeError: Error downloading.*get the .gz files of https://a.mirror"
+        ValueError,
+        r"MNIST could not be downloaded to .*RuntimeError: Error downloading.*put the .gz files of https://a.mirror there",
     ):
         of(Offline)(str(tmp_path), download=True).prepare_data()
