@@ -71,6 +71,11 @@ def main_metric(metrics: Mapping[str, float], selecting: bool = False) -> str | 
     return next((name for name in personal + whole + shared if name in metrics), None)
 
 
+def main_of(rows: Sequence[Mapping[str, float]], selecting: bool = False) -> str | None:
+    """The main metric of the last evaluation in the rows of rounds."""
+    return next((name for row in reversed(rows) if (name := main_metric(row, selecting))), None)
+
+
 def headline(metrics: Mapping[str, float], name: str) -> str:
     """The main metric's figure, with its spread over clients if it is a mean over them.
 

@@ -260,26 +260,21 @@ def print_table(contestants: Sequence[Contestant], names: Sequence[str], rounds:
     on_gpu = trainer.run.processes.device.type == "cuda"
     medians = [np.median(times) for times in zip(*rounds, strict=True)]
     found = ratios(rounds, count)
-    header = [*(contestants[0].values or ["program"]), "ran as", "a round", *(f"of {name}" for name in names)]
-    header += ["of the first"] * (count > 1) + ["first round"] + ["memory"] * on_gpu
+    others = [*(f"of {name}" for name in names), *["of the first"] * (count > 1)]
     rows = [
-        [
-            *(map(as_yaml, contestant.values.values()) if contestant.values else ["flcog"]),
-            contestant.ran_as,
-            in_seconds(median),
-            *map(_ratio, own),
-            in_seconds(contestant.first_round),
-            *([human(contestant.memory)] if on_gpu else []),
-        ]
+        {name: as_yaml(value) for name, value in (contestant.values or {"program": "flcog"}).items()}
+        | {"ran as": contestant.ran_as, "a round": in_seconds(median)}
+        | dict(zip(others, map(_ratio, own), strict=True))
+        | {"first round": in_seconds(contestant.first_round)}
+        | ({"memory": human(contestant.memory)} if on_gpu else {})
         for contestant, median, own in zip(contestants, medians, found, strict=False)
     ]
-    for name, median in zip(names, medians[count:], strict=True):
-        row = [name, *[""] * (header.index("a round") - 1), in_seconds(median)]
-        rows.append(row + [""] * (len(header) - len(row)))
+    header = list(rows[0])
+    rows += [{header[0]: name, "a round": in_seconds(median)} for name, median in zip(names, medians[count:], strict=True)]
     print(f"{trainer.run.processes.count} process(es), {torch.get_num_threads()} thread(s) each, {len(rounds)} rounds in turn")
     if trainer.methods:
         print(f"{' + '.join(type(method).__name__ for method in trainer.methods)}: in flcog's rounds alone")
-    print(markdown(header, rows))
+    print(markdown(header, ([row.get(name, "") for name in header] for row in rows)))
     doubt = max(uncertainty(values) for values in itertools.chain(*found))
     if STABLE < doubt < math.inf:
         print(f"this machine is noisy: a ratio is known to {doubt:.0%} only; free it, or give more --seconds")

@@ -10,13 +10,14 @@ from collections.abc import Callable, Iterator, Sequence
 from types import FrameType
 from typing import IO, NamedTuple
 
-from flcog.commands.compare.results import best_of, main_of
+from flcog.commands.compare.results import best_of
 from flcog.commands.compare.runs import OUT_REMEDY, OUTPUT, Run
 from flcog.commands.compare.table import Table
 from flcog.core import signals
 from flcog.core.child_processes import started_by_us
 from flcog.core.fabric import num_cores
 from flcog.core.files import RUN_REMEDY, clear_errors, make_folder
+from flcog.core.monitor import main_of
 from flcog.core.output import never_failing
 from flcog.core.text import clock, figure, seconds
 

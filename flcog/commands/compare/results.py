@@ -11,7 +11,7 @@ import numpy as np
 
 from flcog.commands.compare.runs import Run, joined, stated
 from flcog.commands.compare.table import View
-from flcog.core.monitor import Metric, is_personal, lower_is_better, main_metric, mode_of
+from flcog.core.monitor import Metric, is_personal, lower_is_better, main_of, mode_of
 from flcog.core.speed import share_of_waiting, speed_of
 
 History = Sequence[Mapping[str, float]]
@@ -129,11 +129,6 @@ def result_of(run: Run, name: str, view: View, record: Record, last: int) -> dic
     }
 
 
-def main_of(history: History) -> str | None:
-    """The main metric of the last evaluation."""
-    return next((name for row in reversed(history) if (name := main_metric(row))), None)
-
-
 def _ends_badly(history: History, metric: str | None) -> bool:
     """Whether the last evaluation has a score or a loss that is no finite number."""
     last: Mapping[str, float] = next((row for row in reversed(history) if metric and metric in row), {})
@@ -154,7 +149,7 @@ def chooser_of(metric: str, history: History) -> str | None:
     twin = on_validation(metric)
     if any(twin in row for row in history):
         return twin if twin != metric else None
-    found = next((name for row in reversed(history) if (name := main_metric(row, selecting=True))), None)
+    found = main_of(history, selecting=True)
     return found if found and found.startswith("val/") and found != metric else None
 
 

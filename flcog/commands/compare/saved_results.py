@@ -7,11 +7,11 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from flcog.commands.compare.results import ELAPSED, FACTS, Record, chooser_of, main_of, record_of, result_of
+from flcog.commands.compare.results import ELAPSED, FACTS, Record, chooser_of, record_of, result_of
 from flcog.commands.compare.runs import Run, runs_of, stated
 from flcog.commands.compare.table import Table
 from flcog.core.files import write_table
-from flcog.core.monitor import Metric, is_personal
+from flcog.core.monitor import Metric, is_personal, main_of
 
 PLACE, ROUND = ("row", "column", "seed"), "round"
 MISSING = "-"

@@ -17,12 +17,12 @@ from typing import Any
 import pandas
 
 from flcog.commands.compare.launcher import Ended, StopEarly
-from flcog.commands.compare.results import History, main_of, on_validation, record_of, result_of
+from flcog.commands.compare.results import History, on_validation, record_of, result_of
 from flcog.commands.compare.runs import Run, joined, runs_of, stated, with_values
 from flcog.commands.compare.table import Search, Table
 from flcog.core.extras import require
 from flcog.core.files import make_folder, write_yaml
-from flcog.core.monitor import Metric, lower_is_better
+from flcog.core.monitor import Metric, lower_is_better, main_of
 from flcog.core.text import clock, figure, human
 from flcog.core.yaml_files import load_yaml
 

@@ -13,7 +13,7 @@ import pandas
 
 from flcog.core.arguments import flat
 from flcog.core.masking import masked
-from flcog.core.monitor import lower_is_better, main_metric
+from flcog.core.monitor import lower_is_better, main_of
 from flcog.run.experiment import VARIES
 from flcog.run.metrics_table import Row, read_rows
 from flcog.run.saved_run import SavedRun
@@ -47,12 +47,12 @@ class RunFiles:
     @cached_property
     def main(self) -> str | None:
         """The run's main score."""
-        return next(filter(None, map(main_metric, reversed(self.rows))), None)
+        return main_of(self.rows)
 
     @cached_property
     def chooser(self) -> str | None:
         """The score that chooses the best round, from the validation set if there is one."""
-        return next(filter(None, (main_metric(row, selecting=True) for row in reversed(self.rows))), None)
+        return main_of(self.rows, selecting=True)
 
     @cached_property
     def chosen(self) -> Row:
