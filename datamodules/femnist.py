@@ -13,7 +13,7 @@ from flcog.core.files import arrays_in, replacing
 from flcog.core.labels import require_labels
 from flcog.data import Samples, Splits
 from flcog.datamodules.augmentations import AugmentedImages
-from flcog.datamodules.files import MADE_AGAIN, missing_files, reading
+from flcog.datamodules.files import missing_files, reading
 from flcog.datamodules.partitioners import Natural
 
 _HOW_TO_GET = (
@@ -71,7 +71,7 @@ class FEMNIST(AugmentedImages):
 
     def load(self) -> Splits:
         self.prepare_data()
-        with reading(self._converted, MADE_AGAIN), arrays_in(self._converted) as archive:
+        with reading(self._converted, "delete it, and it is made again"), arrays_in(self._converted) as archive:
             arrays = dict(archive)
             parts = {part: _samples(arrays, part) for part in self._files()}
         for part, samples in parts.items():

@@ -50,10 +50,6 @@ def reading(path: str | Path, remedy: str = "get it again or repair it") -> Iter
         raise ValueError(f"{path} cannot be read, {remedy}: {' '.join(reason.split())}") from error
 
 
-MADE_AGAIN = "delete it, and it is made again"
-"""The remedy for a file that we wrote ourselves, from others that are there."""
-
-
 def require_finite(values: np.ndarray, where: str) -> None:
     """Raise an error that says where the first NaN or infinite value lies."""
     finite = np.isfinite(values)

@@ -122,10 +122,11 @@ class FLAIR(AugmentedImages):
         with reading(path):
             entries = json.loads(path.read_bytes())
         key = "labels" if self.labels == "coarse" else "fine_grained_labels"
+        column = {name: place for place, name in enumerate(self.class_names)}
         users: dict[str, dict[str, list[_Image]]] = {part: defaultdict(list) for part in self.max_users}
         for number, entry in enumerate(entries):
             try:
-                image = _Image(entry["user_id"], f"{entry['image_id']}.jpg", [self._columns[label] for label in entry[key]])
+                image = _Image(entry["user_id"], f"{entry['image_id']}.jpg", [column[label] for label in entry[key]])
                 users[entry["partition"]][image.user].append(image)
             except (KeyError, TypeError) as error:
                 raise ValueError(f"{path}: image {number} cannot be read ({error!r}): {json.dumps(entry)[:200]}") from error
@@ -137,10 +138,6 @@ class FLAIR(AugmentedImages):
         """The users with the smallest keys, in the order of their names."""
         seed = fold(self.partition_seed, part)
         return sorted(sorted(users, key=lambda user: fold(seed, user))[: self.max_users[part]])
-
-    @cached_property
-    def _columns(self) -> dict[str, int]:
-        return {name: column for column, name in enumerate(self.class_names)}
 
     def _decoded(self, part: str) -> DecodedImages:
         files = [image.file for image in self._images[part]]

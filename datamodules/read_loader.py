@@ -11,7 +11,6 @@ from torch.utils.data import (
     BatchSampler,
     ConcatDataset,
     DataLoader,
-    Dataset,
     IterableDataset,
     RandomSampler,
     SequentialSampler,
@@ -29,21 +28,11 @@ MOST_ITEMS, MOST_BATCHES = 1_000_000, 100_000
 """The most items or batches of a stream, which are held in memory to divide them over clients."""
 
 
-class ListedItems(Dataset):
-    """Items in memory."""
+class WholeBatches(Subset):
+    """A data set or a list whose items are batches. Clients share the batches out among themselves."""
 
-    def __init__(self, items: Sequence[Any]) -> None:
-        self._items = items
-
-    def __len__(self) -> int:
-        return len(self._items)
-
-    def __getitem__(self, index: int) -> Any:
-        return self._items[index]
-
-
-class WholeBatches(ListedItems):
-    """Items that are batches. Clients share the batches out among themselves."""
+    def __init__(self, batches: Any) -> None:
+        super().__init__(batches, range(len(batches)))
 
 
 class ReadLoader(NamedTuple):
@@ -161,7 +150,7 @@ def _of_a_set(loader: DataLoader) -> DataLoader:
     """The loader, of single items in a data set: those of a stream are read, and whole batches are items."""
     dataset: Any = loader.dataset
     if streamed := isinstance(dataset, IterableDataset):
-        dataset = ListedItems(_read_once(dataset, MOST_ITEMS))
+        dataset = _read_once(dataset, MOST_ITEMS)
     if loader.batch_sampler is None or (streamed and loader.batch_size is None):
         batches, collate_fn = WholeBatches(dataset), partial(_only, loader.collate_fn)
         return DataLoader(batches, 1, sampler=None if streamed else loader.sampler, collate_fn=collate_fn)

@@ -3,10 +3,11 @@
 A docstring's address names the paper, ``references.bib`` holds its entry.
 """
 
-import importlib
 import inspect
+import pkgutil
 import re
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -89,33 +90,24 @@ def parts_of(setting: Mapping[str, Any], config: Mapping[str, Any]) -> dict[str,
     callbacks = (config.get("trainer") or {}).get("callbacks") or []
     listed = [one if isinstance(one, dict) else {"class_path": one} for one in callbacks]
     paths = [path for one in listed if one["class_path"].split(".")[-1] in names for path in _class_paths(one)]
-    paths += list(_class_paths(config.get("data")))
+    paths += _class_paths(config.get("data"))
     paths += [name for name in (*names, setting.get("data")) if name and name not in {path.split(".")[-1] for path in paths}]
     return {path.split(".")[-1]: _find(path) for path in paths}
 
 
 def _class_paths(value: Any) -> Iterator[str]:
-    if isinstance(value, dict):
-        if isinstance(value.get("class_path"), str):
-            yield value["class_path"]
-        for part in value.values():
-            yield from _class_paths(part)
-    elif isinstance(value, list):
-        for part in value:
-            yield from _class_paths(part)
+    if isinstance(value, dict) and isinstance(value.get("class_path"), str):
+        yield value["class_path"]
+    for part in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
+        yield from _class_paths(part)
 
 
 def _find(path: str) -> type | None:
     """Import the class at this path. None for anything that cannot be imported, or is no class."""
-    module, _, name = path.rpartition(".")
-    places = [module] if module else ["flcog.callbacks", "flcog.datamodules"]
-    for place in places:
-        try:
-            found = getattr(importlib.import_module(place), name)
-        except (Exception, SystemExit):  # a module may raise anything while it is imported
-            continue
-        if isinstance(found, type):
-            return found
+    for place in [path] if "." in path else [f"flcog.callbacks.{path}", f"flcog.datamodules.{path}"]:
+        with suppress(Exception, SystemExit):  # a module may raise anything while it is imported
+            if isinstance(found := pkgutil.resolve_name(place), type):
+                return found
     return None
 
 
