@@ -25,13 +25,10 @@ def cite(arguments: list[str]) -> None:
     parser.add_argument("run", type=Path, help="the run's directory")
     parser.add_argument("--import-from", type=Path, metavar="FOLDER", help=IMPORT_FROM)
     options = parser.parse_args(arguments)
-    run = options.run
-    if not (run / "run.yaml").is_file():
-        raise ValueError(f"{run} holds no run.yaml: give the directory of a run, such as runs/20260131-120000")
+    saved = SavedRun(options.run)
+    saved.file("run.yaml")
     import_only_from(options.import_from)
-    saved = SavedRun(run)
-    used = parts_of(saved.description, saved.config)
-    print(bibliography(used))
+    print(bibliography(parts_of(saved.description, saved.config)))
 
 
 class Entry(NamedTuple):

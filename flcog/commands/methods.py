@@ -55,17 +55,6 @@ def all_methods() -> list[type[Method]]:
     return sorted(found, key=lambda cls: cls.__name__.lower())
 
 
-class MethodRow(NamedTuple):
-    """A method's row in the table."""
-
-    name: str
-    does: str
-    up: str
-    """Bytes up in a round relative to FedAvg's, plus the bytes that are sent only once, if they are not negligible."""
-    down: str
-    notes: str
-
-
 def images(num_clients: int = 2) -> FederatedDataModule:
     """Random images for counting a method's bytes."""
     return RandomData((28, 28, 1), num_samples=80, num_test_samples=0, num_clients=num_clients, batch_size=8)
@@ -96,8 +85,11 @@ def bytes_of_a_round(*methods: Method, adapters: bool = False, num_clients: int 
     return RoundBytes(again.total_up, again.total_down, *once, trainer.run.engine.clients.stateful)
 
 
-def method_rows(methods: Iterable[Method]) -> list[MethodRow]:
-    """Make one row for each method with its default options."""
+def method_rows(methods: Iterable[Method]) -> list[list[str]]:
+    """Make one row for each method with its default options.
+
+    Bytes of a round are relative to FedAvg's, with those that are sent only once added, if they are not negligible.
+    """
     rows = []
     for method in methods:
         clients = max(2, method.least) if isinstance(method, UploadAggregator | UploadChange) else 2
@@ -112,7 +104,7 @@ def method_rows(methods: Iterable[Method]) -> list[MethodRow]:
             notes.append(f"labels: {', '.join(LABELS[task] for task in method.tasks)}")
         notes += [f"used by {', '.join(papers)}"] * bool(papers)
         up, down = _relative(traffic.up, traffic.once_up, plain.up), _relative(traffic.down, traffic.once_down, plain.down)
-        rows.append(MethodRow(method.name, does, up, down, "; ".join(notes)))
+        rows.append([method.name, does, up, down, "; ".join(notes)])
     return rows
 
 

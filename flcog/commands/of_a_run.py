@@ -14,6 +14,7 @@ from flcog.core.commands import parser_of
 from flcog.core.files import short
 from flcog.run.export import SUFFIXES
 from flcog.run.predictions import by_name, write_predictions
+from flcog.run.saved_run import SavedRun
 
 IMPORT_FROM = (
     "a folder with your own modules that the run's config names. Without it nothing is imported from the run's folder or the working "
@@ -84,9 +85,7 @@ def import_only_from(folder: Path | None) -> None:
 def open_run(run: Path, import_from: Path | None) -> CommandCLI:
     """Make the trainer, model and data of a run from its config.yaml, on one device of this machine and without trackers."""
     import_only_from(import_from)
-    config = run / "config.yaml"
-    if not config.is_file():
-        raise ValueError(f"{run} holds no config.yaml: give the directory of a run started by `flcog fit`")
+    config = SavedRun(run).file("config.yaml")
     here = ["--trainer.accelerator", "auto", "--trainer.strategy", "auto", "--trainer.devices", "1"]  # the run's may be elsewhere
     return CommandCLI(["--config", str(config), "--trainer.logger", "false", *here], modules=None)
 

@@ -24,6 +24,12 @@ class SavedRun:
 
     directory: Path
 
+    def file(self, name: str) -> Path:
+        """One of its files. Refuse a folder without it."""
+        if not (self.directory / name).is_file():
+            raise ValueError(f"{self.directory} holds no {name}: give the directory of a run, such as runs/20260131-120000")
+        return self.directory / name
+
     @property
     def table(self) -> Path:
         """``metrics.csv``, with one row per round."""

@@ -77,13 +77,9 @@ class RunFiles:
 
 def read_run(directory: Path) -> RunFiles:
     """Read the files in a run's directory, without its model and data."""
-    table = directory / "metrics.csv"
-    if not table.is_file():
-        raise ValueError(f"{directory} holds no metrics.csv: give the directory of a run, such as runs/20260131-120000")
-    rows = read_rows(table)
-    if not rows:
-        raise ValueError(f"{table} has no rows to report on")
     saved = SavedRun(directory)
+    if not (rows := read_rows(saved.file("metrics.csv"))):
+        raise ValueError(f"{saved.table} has no rows to report on")
     return RunFiles(directory, rows, masked(saved.description), masked(saved.config))
 
 
