@@ -2,6 +2,7 @@
 
 import copy
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any, Literal
 
@@ -45,6 +46,7 @@ class FederatedDataModule(TopicList, L.LightningDataModule):
         new_clients: how many of the clients, the last ones, never train; ``trainer.test(new_clients=True)`` measures them.
         drop_last: drop the last, smaller batch of each local epoch (a client smaller than one batch still trains on all its
             samples).
+        join_test: whether the test set joins the training set before the split, as in PFLlib, so that ``client_test`` alone measures.
         test_like_clients: reduce the test set until each class has the same share as in all clients' samples together, as in
             FedDisco's study of global imbalance (Table 5, https://arxiv.org/abs/2305.19229).
     """
@@ -69,6 +71,7 @@ class FederatedDataModule(TopicList, L.LightningDataModule):
         drop_last: bool = False,
         test_like_clients: bool = False,
         new_clients: int = 0,
+        join_test: bool = False,
     ) -> None:
         super().__init__()
         checks.whole(self, 1, num_clients=num_clients, batch_size=batch_size, eval_batch_size=eval_batch_size)
@@ -84,7 +87,7 @@ class FederatedDataModule(TopicList, L.LightningDataModule):
         self.batch_size, self.eval_batch_size, self.drop_last = batch_size, eval_batch_size, drop_last
         self.client_test, self.client_val, self.test_like_clients = held_out, client_val, test_like_clients
         checks.seed(self, "partition_seed")
-        self.new_clients = new_clients
+        self.new_clients, self.join_test = new_clients, join_test
         self._federation: Federation | None = None
         self._newcomers: Federation | None = None
 
@@ -124,6 +127,8 @@ class FederatedDataModule(TopicList, L.LightningDataModule):
             return
         splits = self.load()
         self._check(splits)
+        if self.join_test and splits.test is not None:
+            splits = replace(splits, train=splits.train.joined(splits.test), test=None)
         whole = partition_by(self.partitioner or IID(), splits.train, self.num_clients, self.partition_seed)
         if self.num_clients not in (whole.num_clients, NUM_CLIENTS):
             maker = getattr(self.partitioner, "__name__", type(self.partitioner).__name__)

@@ -7,6 +7,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 import torch
 from torch import Tensor
+from torch.utils import _pytree as pytree
 
 from flcog.core.source import Source
 from flcog.core.trees import Tree, first_leaf, leaves, map_leaves
@@ -107,6 +108,17 @@ class Samples:
         if isinstance(self.inputs, Source):
             return self.inputs.read(indices.cpu().numpy(), keys)
         return map_leaves(lambda leaf: _gathered(leaf, indices), self.inputs)
+
+    def joined(self, other: "Samples") -> "Samples":
+        """These samples followed by others. Both lie in memory."""
+        if not (self.stored and other.stored):
+            raise ValueError("join_test needs samples in memory, and these are read while the model trains: leave it out")
+        users = None if self.users is None or other.users is None else np.concatenate([self.users, other.users])
+        inputs, targets = (
+            pytree.tree_map(lambda *parts: torch.cat(list(map(torch.as_tensor, parts))), *pair)
+            for pair in ((self.inputs, other.inputs), (self.targets, other.targets))
+        )
+        return Samples(inputs, targets, users)
 
     def subset(self, rows: np.ndarray) -> "Samples":
         """The samples at some rows, in memory."""

@@ -45,6 +45,15 @@ def test_a_test_set_like_the_clients() -> None:
             ArrayData(**arrays | change, test_like_clients=True).setup()
 
 
+def test_the_test_set_may_join_the_training_set() -> None:
+    arrays = {"train_inputs": np.arange(80.0)[:, None], "train_targets": np.arange(80) % 2}
+    arrays |= {"test_inputs": np.arange(80.0, 100.0)[:, None], "test_targets": np.arange(20) % 2}
+    federation = ArrayData(**arrays, num_clients=4, join_test=True, client_test=0.25).federation
+    assert federation.test is None and federation.client_test is not None
+    assert federation.train.inputs[:, 0].tolist() == list(range(100)) and federation.client_test.sizes.sum() == 24
+    assert sorted([*federation.partition.indices, *federation.client_test.indices]) == list(range(100))
+
+
 def test_medmnist_layout(tmp_path: Path) -> None:
     grey, colour = bytes_of(30, 28, 28), bytes_of(30, 28, 28, 3)
     labels = (np.arange(30) % 4).reshape(30, 1).astype(np.uint8)
