@@ -51,6 +51,7 @@ class RoundsTrainer(L.Trainer, Callback):
 
     fit_loop: RoundLoop
     callbacks: list[L.Callback]
+    datamodule: Any
     profiler: Any
     _logger_connector: RoundLogs
     run: Any = None
@@ -135,8 +136,7 @@ class RoundsTrainer(L.Trainer, Callback):
 
     def attach(self, module: L.LightningModule) -> None:
         """Let the module see this trainer, and gather its callbacks."""
-        self._data_connector.attach_data(module, datamodule=self.datamodule)
-        self.strategy.connect(module)
+        self.show(module)
         if self.together:
             self.strategy.setup_environment()
         with _quiet():
@@ -169,7 +169,7 @@ class RoundsTrainer(L.Trainer, Callback):
                 self.optimizers = [torch.optim.SGD([value for value in module.parameters() if value.requires_grad], lr=0.01)]
         for layer in module.modules():
             if isinstance(layer, Metric):
-                layer.distributed_available_fn = _never  # clients of other processes have other values
+                layer.distributed_available_fn = bool  # always False: clients of other processes have other values
         return self.optimizers
 
     def show(self, module: L.LightningModule) -> None:
@@ -188,11 +188,6 @@ class RoundsTrainer(L.Trainer, Callback):
         """Whether a user's hook may change the module between rounds."""
         return has_users_hooks(self, self.lightning_module)
 
-    @property
-    def draws_progress(self) -> bool:
-        """Whether the callbacks include a progress bar, which replaces flcog's."""
-        return any(isinstance(callback, ProgressBar) for callback in self.callbacks)
-
     def finish_opening(self, run: Any) -> None:
         """Take over the run, once it is open, and give it to the callbacks."""
         self.run, self.loggers = run, run.trackers.loggers
@@ -207,8 +202,7 @@ class RoundsTrainer(L.Trainer, Callback):
 
     def tear_down(self, stage: str) -> None:
         """Call the hooks at the end of a verb."""
-        if self.datamodule is not None:
-            self.datamodule.teardown(stage)
+        self.datamodule.teardown(stage)
         self.call("teardown", stage=stage)
 
     def end_profile(self) -> None:
@@ -320,8 +314,7 @@ class RoundsTrainer(L.Trainer, Callback):
     def on_exception(self, run: Any, exception: BaseException) -> None:
         self.state.status = TrainerStatus.INTERRUPTED
         self.call("on_exception", exception, of_module=False)
-        if self.datamodule is not None:
-            self.datamodule.on_exception(exception)
+        self.datamodule.on_exception(exception)
         self.state.stage = None
 
     # Rounds and clients -----------------------------------------------------------------------------------------------------------
@@ -495,7 +488,3 @@ def _quiet() -> Iterator[None]:
             yield
     finally:
         log.setLevel(before)
-
-
-def _never() -> bool:
-    return False

@@ -88,12 +88,6 @@ class ClientSide:
         settings, client, processes = self.settings, self.client, self.processes
         function, optimizer, reader = client.function, client.optimizer, self._reader(federation)
         batching = _batching(settings, self.datamodule, federation)
-        follower = next((method.name for method in self.methods if method.overrides("after_step")), None)
-        if batching.accumulate > 1 and reader.whole_batches and follower is not None:
-            raise ValueError(
-                f"accumulate_grad_batches={batching.accumulate}: {follower} reads the samples of a step, and a collate_fn's batches "
-                f"cannot be joined: use a larger batch size, or remove {follower}"
-            )
         cohort = expected_cohort(self.methods, settings.cohort_size(federation.split.num_clients, federation.num_clients))
         if (selection := method_of(self.methods, Selection)) is not None:
             cohort = selection.expected(cohort, federation.num_clients)

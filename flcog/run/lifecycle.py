@@ -18,7 +18,7 @@ from flcog.core.text import figure
 from flcog.core.users_code import place_in_users_code
 from flcog.core.writer_lock import WriterLock
 from flcog.lightning.trainer import RoundsTrainer
-from flcog.method import Note
+from flcog.method import Callback, Note
 from flcog.run.session import Session
 from flcog.server import privacy
 from flcog.server import round as rounds
@@ -34,7 +34,7 @@ class Lifecycle:
     released. Observers are called on every process; the ``trainer`` among them calls Lightning's hooks.
     """
 
-    def __init__(self, fabric: Fabric, observers: Sequence[Any], trainer: RoundsTrainer) -> None:
+    def __init__(self, fabric: Fabric, observers: Sequence[Callback], trainer: RoundsTrainer) -> None:
         self._observers, self._trainer, self.lock = observers, trainer, WriterLock()
         self._run: Session | None = None
         self._stop = StopSignals(lambda text: signals.say(text) if fabric.is_global_zero else None)
@@ -147,7 +147,6 @@ class Lifecycle:
     def _observe(self, hook: str, *args: Any) -> None:
         if self._run is not None:
             for observer in self._observers:
-                if hasattr(observer, hook):
-                    getattr(observer, hook)(self._run, *args)
-                    if hook in ADDS_COLUMNS:  # at once, so that no later observer decides by a column that is withheld
-                        privacy.withhold(self._run.engine, args[1])
+                getattr(observer, hook)(self._run, *args)
+                if hook in ADDS_COLUMNS:  # at once, so that no later observer decides by a column that is withheld
+                    privacy.withhold(self._run.engine, args[1])

@@ -47,7 +47,7 @@ def default_observers(
     user's observers, whose state it stores. The summary comes last: it names the files that the others have written.
     """
     everywhere: tuple[Callback, ...] = (
-        ProgressBar(enabled=progress_bar and not lightning.draws_progress),
+        ProgressBar(enabled=progress_bar and lightning.progress_bar_callback is None),
         Checkpoint(enabled=checkpointing),
         PartitionChart(),
         Summary(enabled=summary),
