@@ -1,13 +1,13 @@
 """LightningData: makes a federation of the data sets of a plain LightningDataModule."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import lightning as L
 from torch.utils.data import DataLoader
 
-from flcog.core.lightning_packages import overrides
+from flcog.core.lightning_packages import lightning_base, overrides
 from flcog.data import Splits
 from flcog.datamodules.item_sets import ItemSets
 from flcog.datamodules.items import ItemSet, Target
@@ -19,26 +19,28 @@ WORKERS = 2
 """Number of worker processes if the loader has none, because the training process must train clients."""
 
 
-class StandIn(L.LightningDataModule):
-    """Loaders in the place of a data module: functions that return the loaders of ``train``, ``val``, ``test`` and ``predict``.
+@dataclass(frozen=True)
+class Loaders:
+    """Functions that return the loaders of ``train``, ``val``, ``test`` and ``predict``, as far as there are some, and whose they are."""
 
-    ``hooked`` is the data module whose hooks change batches, and ``loaders_of`` the LightningModule that defines the loaders, if one does.
-    """
+    owner: str
+    by_part: Mapping[str, Callable[[], Any]]
+    hooked: L.LightningDataModule = field(default_factory=L.LightningDataModule)  # its hooks change batches
+    module: L.LightningModule | None = None  # that defines the loaders, if one does
+    prepare: Callable[[], None] = lambda: None
+    set_up: Callable[[str], None] = lambda stage: None
 
-    def __init__(
-        self,
-        name: str,
-        loaders: Mapping[str, Callable[[], Any]],
-        hooked: L.LightningDataModule | None = None,
-        loaders_of: Any = None,
-        prepare: Callable[[], None] = lambda: None,
-        set_up: Callable[[str], None] = lambda stage: None,
-    ) -> None:
-        super().__init__()
-        self.stands_for, self.hooked, self.loaders_of = name, self if hooked is None else hooked, loaders_of
-        for part, make in loaders.items():
-            setattr(self, f"{part}_dataloader", make)
-        self.prepare_data, self.setup = prepare, set_up  # type: ignore[assignment,method-assign]
+    @classmethod
+    def of(cls, data: L.LightningDataModule) -> "Loaders":
+        """The loaders of a data module."""
+        own = {part: loader for part in (*PARTS, "predict") if (loader := loader_of(data, "LightningDataModule", part))}
+        return cls(type(data).__name__, own, data, prepare=data.prepare_data, set_up=data.setup)
+
+
+def loader_of(owner: Any, base: str, part: str) -> Any:
+    """The method that returns the loaders of a part, if the owner defines it in place of Lightning's base class."""
+    name = f"{part}_dataloader"
+    return getattr(owner, name) if lightning_base(owner, base) is not None and overrides(owner, base, name) else None
 
 
 class LightningData(ItemSets):
@@ -77,7 +79,7 @@ class LightningData(ItemSets):
 
     def __init__(
         self,
-        module: L.LightningDataModule,
+        module: L.LightningDataModule | Loaders,
         targets: Any = None,
         users: Any = None,
         task: TaskOrAuto = "auto",
@@ -87,22 +89,23 @@ class LightningData(ItemSets):
     ) -> None:
         super().__init__(task, num_classes, None, WORKERS, None, users is not None, target, **kwargs)
         self.module, self._given_targets, self._users = module, by_part(targets), users
+        self._source = module if isinstance(module, Loaders) else Loaders.of(module)
 
     @property
     def hooked(self) -> L.LightningDataModule:
-        return self.module.hooked if isinstance(self.module, StandIn) else self.module
+        return self._source.hooked
 
     @property
     def loaders_of(self) -> L.LightningModule | None:
-        return self.module.loaders_of if isinstance(self.module, StandIn) else None
+        return self._source.module
 
     def prepare_data(self) -> None:
-        self.module.prepare_data()
+        self._source.prepare()
 
     def setup(self, stage: str | None = None) -> None:
         """Read the sets once; the user's data module is set up for each evaluation."""
         if self._federation is not None and stage in ("validate", "test", "predict"):
-            self.module.setup(stage)
+            self._source.set_up(stage)
         self._stage = stage
         super().setup(stage)
 
@@ -113,18 +116,18 @@ class LightningData(ItemSets):
     def _loaders(self) -> dict[str, list[DataLoader]]:
         """The loaders of all sets, also for an evaluation of one of them."""
         validates = self._stage == "validate"
-        self.module.setup("fit")
+        self._source.set_up("fit")
         found = {"train": self._loaders_of("train"), "val": [] if validates else self._loaders_of("val")}
-        self.module.setup("test")
+        self._source.set_up("test")
         found["test"] = self._loaders_of("test")
         if self._stage in ("validate", "predict"):
-            self.module.setup(self._stage)
+            self._source.set_up(self._stage)
         return found | ({"val": self._loaders_of("val")} if validates else {})
 
     def _parts(self) -> Mapping[str, ItemSet]:
         found = {part: loaders for part, loaders in self._loaders().items() if loaders}
         if "train" not in found:
-            raise ValueError(f"{type(self.module).__name__} has no train_dataloader: write one, or give its training set alone")
+            raise ValueError(f"{self._source.owner} has no train_dataloader: write one, or give its training set alone")
         read = {part: read_loaders(found[part], part) for part in PARTS if part in found}
         train = read["train"]
         self.batch_size = train.batch_size
@@ -142,11 +145,8 @@ class LightningData(ItemSets):
         return item_set(part, loader.dataset, targets, users if part == "train" else None, loader.collate_fn, self._target)
 
     def _loaders_of(self, part: str) -> list[DataLoader]:
-        hook = f"{part}_dataloader"
-        make = getattr(self.module, hook)
-        if make is None or not (hook in vars(self.module) or overrides(self.module, "LightningDataModule", hook)):
-            return []
-        return the_loaders(make(), f"{type(self.module).__name__}.{hook} returns", part)
+        make = self._source.by_part.get(part)
+        return [] if make is None else the_loaders(make(), f"{self._source.owner}.{part}_dataloader returns", part)
 
     def _note(self, read: Mapping[str, ReadLoader]) -> str:
         """How the sets become a federation."""
@@ -154,8 +154,7 @@ class LightningData(ItemSets):
         how = f"over {self.num_clients} clients at random" if by is None else f"by {type(by).__name__}"
         whose = {"train": "its", "val": "the validation loader's", "test": "the test loader's"}
         unused = "".join(f"; {whose[part]} {loader.unused} is not used" for part, loader in read.items() if loader.unused)
-        what = self.module.stands_for if isinstance(self.module, StandIn) else type(self.module).__name__
         batches = "in its own batches" if isinstance(read["train"].dataset, WholeBatches) else f"in batches of {self.batch_size}"
         tests = "" if "test" in read else "; no test set"
         remedy = ": flcog.datamodules.LightningData takes num_clients, partitioner, users" if self.is_by_default else ""
-        return f"a {what} is divided {how}, {batches}{tests}{unused}{remedy}"
+        return f"a {self._source.owner} is divided {how}, {batches}{tests}{unused}{remedy}"

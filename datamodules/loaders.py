@@ -1,8 +1,7 @@
 """The data of the trainer's verbs, which take loaders, torch data sets and data modules as ``lightning.Trainer`` does."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from functools import partial
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +9,9 @@ import numpy as np
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
-from flcog.core.lightning_packages import lightning_base, overrides
+from flcog.core.lightning_packages import lightning_base
 from flcog.data import FederatedDataModule, Partition, Partitioner, Samples
-from flcog.datamodules.lightning_data import LightningData, StandIn
+from flcog.datamodules.lightning_data import LightningData, Loaders, loader_of
 from flcog.datamodules.read_loader import the_loaders
 from flcog.datamodules.torch_dataset import TorchDataset
 
@@ -42,8 +41,8 @@ def with_datamodule(
     loaders = {name: _loaders(loader, verb, name) for name, loader in given.items() if loader is not None}
     if not loaders:
         data = _data(verb, rest, named, last)
-        if evaluated := _alone(verb, data):
-            data = _evaluated(_only(data, evaluated), clients)
+        if alone := _alone(verb, data):
+            data = _evaluated(alone, clients)
         return ([rest[0], data, *rest[2:]], named) if len(rest) > 1 else (rest, named | {"datamodule": data})
     if len(rest) > 1 or named.get("datamodule") is not None:
         raise ValueError(f"{verb} takes a data module or loaders; got both: leave one of them out")
@@ -65,7 +64,7 @@ class _Anyhow(Partitioner):
         return Partition.from_clients(np.array_split(np.arange(max(count, num_clients)) % count, num_clients))
 
 
-def _evaluated(loaders: StandIn, clients: int) -> LightningData:
+def _evaluated(loaders: Loaders, clients: int) -> LightningData:
     """The data of a run that evaluates them and trains no client."""
     return LightningData(loaders, num_clients=clients, partitioner=_Anyhow())
 
@@ -75,35 +74,27 @@ def _data(verb: str, rest: Sequence[Any], named: Mapping[str, Any], last: Any) -
     data, model = rest[1] if len(rest) > 1 else named.get("datamodule"), rest[0] if rest else named.get("model")
     if data is not None:
         return data
-    loader = "predict_dataloader" if verb == "predict" else f"{PARTS.get(verb, 'train')}_dataloader"
-    if _has(model, "LightningModule", loader):
+    if loader_of(model, "LightningModule", "predict" if verb == "predict" else PARTS.get(verb, "train")):
         return _of_module(model)
     if verb == "predict":
-        return last if named.get("inputs") is None and _predicts(last) else None
+        return last if named.get("inputs") is None and _alone(verb, last) else None
     if verb not in PARTS or last is None:
         raise ValueError(f"{verb} needs data: give a data set, a loader or a data module, as in trainer.{verb}(model, loader)")
     return None
 
 
-def _alone(verb: str, data: Any) -> str:
-    """The loader that a verb needs alone: that of predictions, or of a data module without a training set; empty for all loaders."""
-    if verb == "predict" and _predicts(data):
-        return "predict"
-    if verb not in PARTS or isinstance(data, FederatedDataModule) or lightning_base(data, "LightningDataModule") is None:
-        return ""
-    owner, base = (data.loaders_of, "LightningModule") if isinstance(data, StandIn) else (data, "LightningDataModule")
-    return PARTS[verb] if _has(owner, base, f"{PARTS[verb]}_dataloader") and not _has(owner, base, "train_dataloader") else ""
+def _alone(verb: str, data: Any) -> Loaders | None:
+    """The loader that a verb needs alone: that of predictions, or of data without a training set. None for all loaders."""
+    if verb not in PARTS or isinstance(data, FederatedDataModule) or not _has_loaders(data):  # flcog's own modules have none
+        return None
+    source = data if isinstance(data, Loaders) else Loaders.of(data)
+    if verb == "predict" and "predict" in source.by_part:
+        return _only(source, "predict")
+    return _only(source, PARTS[verb]) if PARTS[verb] in source.by_part and "train" not in source.by_part else None
 
 
-def _predicts(data: Any) -> bool:
-    """Whether it is a data module of Lightning's with a ``predict_dataloader``. flcog's data modules have no loaders."""
-    if isinstance(data, StandIn):
-        return _has(data.loaders_of, "LightningModule", "predict_dataloader")
-    return not isinstance(data, FederatedDataModule) and _has(data, "LightningDataModule", "predict_dataloader")
-
-
-def _has(owner: Any, base: str, loader: str) -> bool:
-    return lightning_base(owner, base) is not None and overrides(owner, base, loader)
+def _has_loaders(data: Any) -> bool:
+    return isinstance(data, Loaders) or lightning_base(data, "LightningDataModule") is not None
 
 
 def _loaders(data: Any, verb: str, part: str) -> list[DataLoader]:
@@ -113,45 +104,37 @@ def _loaders(data: Any, verb: str, part: str) -> list[DataLoader]:
     return the_loaders(data, f"{verb} got", "predict" if verb == "predict" else part)
 
 
-def _given(**loaders: Any) -> StandIn:
-    """A stand-in for loaders of the user's, by part."""
-    return StandIn("DataLoader", {part: partial(_same, loader) for part, loader in loaders.items()})
+def _given(**loaders: Any) -> Loaders:
+    """Loaders of the user's, by part."""
+    return Loaders("DataLoader", {part: lambda own=loader: own for part, loader in loaders.items()})
 
 
-def _same(loader: Any) -> Any:
-    return loader
-
-
-def _of_module(module: Any) -> StandIn:
+def _of_module(module: Any) -> Loaders:
     """The loaders that a module defines itself, for verbs without data."""
-    hooks = {part: f"{part}_dataloader" for part in ("train", "val", "test", "predict")}
-    loaders = {part: getattr(module, hook) for part, hook in hooks.items() if _has(module, "LightningModule", hook)}
-    return StandIn(f"loader of {type(module).__name__}", loaders, loaders_of=module, set_up=module.setup)
+    own = {part: make for part in ("train", "val", "test", "predict") if (make := loader_of(module, "LightningModule", part))}
+    return Loaders(f"loader of {type(module).__name__}", own, module=module, set_up=module.setup)
 
 
-def _only(data: Any, part: str) -> StandIn:
-    """One loader of a data module alone, whose set is evaluated: ``val``, ``test`` or ``predict``."""
-    stands = isinstance(data, StandIn)
-    hooked, loaders_of = (data.hooked, data.loaders_of) if stands else (data, None)
-    owner, hook = type(loaders_of or hooked).__name__, f"{part}_dataloader"
+def _only(source: Loaders, part: str) -> Loaders:
+    """One loader alone, whose set is evaluated: ``val``, ``test`` or ``predict``."""
+    owner = type(source.module or source.hooked).__name__
 
     def loaders() -> list[DataLoader]:
-        return the_loaders(getattr(data, hook)(), f"{owner}.{hook} returns", part)
+        return the_loaders(source.by_part[part](), f"{owner}.{part}_dataloader returns", part)
 
     def set_up(stage: str) -> None:
         if stage == "fit":  # LightningData calls it again for tests
-            data.setup({"val": "validate"}.get(part, part))
+            source.set_up({"val": "validate"}.get(part, part))
 
-    of_part = {"train": lambda: next(iter(loaders()), None), "val" if part == "val" else "test": loaders}
-    name = data.stands_for if stands else type(data).__name__
-    return StandIn(name, of_part, hooked, loaders_of, data.prepare_data, set_up)
+    by_part = {"train": lambda: next(iter(loaders()), None), "val" if part == "val" else "test": loaders}
+    return replace(source, by_part=by_part, set_up=set_up)
 
 
 def federated(data: Any) -> FederatedDataModule:
     """The data as a federation's: a data module of ours as it is, anything else divided as its note says."""
     if isinstance(data, FederatedDataModule):
         return data
-    if lightning_base(data, "LightningDataModule") or isinstance(data, DataLoader):
+    if isinstance(data, DataLoader) or _has_loaders(data):
         wrapped = LightningData(_given(train=data) if isinstance(data, DataLoader) else data)
         wrapped.is_by_default = True
         return wrapped
