@@ -45,8 +45,7 @@ class APFL(Personalisation):
 
     def after_step(self, apply: Apply, params: Params, before: Params, batch: Batch, ctx: Context) -> tuple[Params, Slot]:
         own, alpha, lr = ctx.state["own"], ctx.state["alpha"], ctx.optimisation.lr
-        scratch = apply.with_buffers({name: buffer.clone() for name, buffer in ctx.buffers.items()})
-        gradient = torch.func.grad(scratch.loss)(_mixture(alpha, own, before), batch)
+        gradient = apply.gradient(_mixture(alpha, own, before), batch)
         moved = {name: value - lr * alpha * gradient[name] for name, value in own.items()}
         if self.adaptive:
             slope = torch.stack([(gradient[name] * (value - before[name])).sum() for name, value in own.items()]).sum()

@@ -3,7 +3,6 @@
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
 
 from flcog.core.checks import option
 from flcog.core.precision import count_on
@@ -51,14 +50,9 @@ class Ditto(Personalisation):
         return {"personal": dict(params)} | velocity
 
     def after_step(self, apply: Apply, params: Params, before: Params, batch: Batch, ctx: Context) -> tuple[Params, Slot]:
-        def loss(own: Params) -> Tensor:
-            # This pass uses copies of the buffers, so that it does not change the BatchNorm statistics of the client's global
-            # model.
-            scratch = apply.with_buffers({name: buffer.clone() for name, buffer in ctx.buffers.items()})
-            return scratch.loss(own, batch)
-
         own, lr = ctx.state["personal"], ctx.optimisation.lr if self.lr is None else self.lr
-        gradient = torch.func.grad(loss)(own)
+        # This pass does not change the BatchNorm statistics of the client's global model.
+        gradient = apply.gradient(own, batch)
         pull = {name: self.lambda_prox * (value - ctx.received.params[name]) for name, value in own.items()}
         move = {name: gradient[name] + pull[name] for name in own}
         if self.momentum == 0:

@@ -70,10 +70,7 @@ class FedALA(Personalisation):
         for step in range(self.steps):
             rows = slice(step * self.batch_size, (step + 1) * self.batch_size)
             batch = Batch(ctx.draws["inputs"][rows], ctx.draws["targets"][rows])
-            scratch = apply.with_buffers({name: buffer.clone() for name, buffer in ctx.buffers.items()})
-            gradient = torch.func.grad(lambda upper, scratch=scratch, batch=batch: scratch.loss({**params, **upper}, batch))(
-                mixed()
-            )
+            gradient = torch.func.grad(lambda upper, batch=batch: apply.scratch().loss({**params, **upper}, batch))(mixed())
             weights = {name: (weights[name] - self.eta * gradient[name] * apart[name]).clamp(0, 1) for name in weights}
         return params | mixed(), {"weights": weights}
 

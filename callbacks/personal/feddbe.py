@@ -75,8 +75,7 @@ class FedDBE(LocalParts):
         return self.kappa / 2 * ctx.broadcast["is_known"] * distance.square().mean()
 
     def after_step(self, apply: Apply, params: Params, before: Params, batch: Batch, ctx: Context) -> tuple[Params, Slot]:
-        scratch = apply.with_buffers({name: buffer.clone() for name, buffer in ctx.buffers.items()})
-        return params, {**ctx.state, "mean": self._mean(scratch, before, batch, ctx)}
+        return params, {**ctx.state, "mean": self._mean(apply.scratch(), before, batch, ctx)}
 
     def _mean(self, apply: Apply, params: Params, batch: Batch, ctx: Context) -> Tensor:
         features = apply.features(params, batch.inputs)

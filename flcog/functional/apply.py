@@ -4,6 +4,7 @@ import operator
 from collections.abc import Callable
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from flcog.core.precision import number_dtype
@@ -94,11 +95,17 @@ class Apply:
                     return loss_of(module, module.training_step(*step_arguments(module, batch.given, self._step)))
             return loss_of(module, self._call(params, call_step, batch.given, self._step))
 
-    def with_buffers(self, buffers: Params) -> "Apply":
-        """The same model in training mode with other buffers, for a second pass in the same local step."""
-        apply = type(self)(self.model, buffers, step=self._step)
+    def scratch(self) -> "Apply":
+        """The same model with copies of its buffers, for a further pass in a local step that leaves the buffers as they are. Call it
+        inside of a function that ``torch.func`` transforms.
+        """
+        apply = type(self)(self.model, {name: buffer.clone() for name, buffer in self.buffers.items()}, step=self._step)
         apply.own = self.own
         return apply
+
+    def gradient(self, params: Params, batch: Batch) -> Params:
+        """The gradient of the task loss at some parameters, by a further pass that leaves the buffers as they are."""
+        return torch.func.grad(lambda params: self.scratch().loss(params, batch))(params)
 
     def frozen(self, params: Params, buffers: Params) -> "Frozen":
         """A model in evaluation mode, whose buffers stay as they are."""
