@@ -33,12 +33,8 @@ PASSIVE = (
 """Lightning's own callbacks that look on. One batch of a round is enough for them."""
 
 
-def reason_for_lightning(trainer: Any, module: L.LightningModule, keeps_optimizers: bool) -> str:
-    """The first feature that a pure step lacks, such as ``Lit.on_train_batch_end``; empty if the module may be pure."""
-    return next(filter(None, _reasons(trainer, module, keeps_optimizers)), "")
-
-
-def _reasons(trainer: Any, module: L.LightningModule, keeps_optimizers: bool) -> Iterable[str]:
+def reasons_for_lightning(trainer: Any, module: L.LightningModule, keeps_optimizers: bool) -> Iterable[str]:
+    """The features that a pure step lacks, such as ``Lit.on_train_batch_end``, among empty texts."""
     name = type(module).__name__
     yield "" if module.automatic_optimization else f"{name} has automatic_optimization = False"
     for owner, hooks in ((module, OF_A_MODULE), (trainer.datamodule, OF_A_BATCH)):

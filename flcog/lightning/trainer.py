@@ -26,7 +26,7 @@ from flcog.core.global_streams import kept
 from flcog.core.processes import Processes
 from flcog.functional.own_steps import column_of
 from flcog.lightning.checkpoint import restored
-from flcog.lightning.contract import has_users_hooks, reason_for_lightning
+from flcog.lightning.contract import has_users_hooks, reasons_for_lightning
 from flcog.lightning.loops import ClientEpoch, RoundLogs, RoundLoop, SetLoop
 from flcog.lightning.strategy import ClientsAlone
 from flcog.method import Callback, Withholding
@@ -182,7 +182,7 @@ class RoundsTrainer(L.Trainer, Callback):
 
     def reason_for_its_loops(self, keeps_optimizers: bool) -> str:
         """Why clients train in Lightning's loops; empty if the module may be pure."""
-        return reason_for_lightning(self, self.lightning_module, keeps_optimizers)
+        return next(filter(None, reasons_for_lightning(self, self.lightning_module, keeps_optimizers)), "")
 
     def has_users_hooks(self) -> bool:
         """Whether a user's hook may change the module between rounds."""
