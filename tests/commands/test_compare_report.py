@@ -240,7 +240,7 @@ def test_gains_and_savings_over_another_row_are_neither_judged_nor_shown(tmp_pat
     given = fill(tmp_path, scores, published=figures, margin=2, against={"D": "C"}, **RULE)
     others = replace(given.table, against=dict.fromkeys(given.table.rows, "B"), whole=given.table)
     for plan in (select(given.table, ["B", "C", "D"]), others):
-        found = ResultTable(plan, given._given)
+        found = ResultTable(plan, given.results)
         of_c = [verdict for verdict in verdicts(found) if (verdict.row, verdict.quantity) in (("C", "gain"), ("C", "saved"))]
         assert [(verdict.published.value, verdict.mark) for verdict in of_c] == [(20, "reproduced")]
         assert not in_view(found, "").loc["C", ["published gain", "published bytes saved"]].any()
@@ -261,7 +261,7 @@ def test_verdicts_count_the_seeds_of_the_table_alone(tmp_path: Path) -> None:
     more = [result(row, seed, values[1] + 0.001 * (seed % 2)) for row, values in scores.items() for seed in range(3, 13)]
     more = [{**one, "diverged": one["seed"] == 3, "other": "x" * (one["seed"] == 4)} for one in more]
     with_more = replace(planned.table, seeds=tuple(range(13)), whole=planned.table)
-    assert verdicts(ResultTable(with_more, [*planned._given, *more])) == verdicts(planned) and marks(planned) == ["undecided"] * 3
+    assert verdicts(ResultTable(with_more, [*planned.results, *more])) == verdicts(planned) and marks(planned) == ["undecided"] * 3
 
 
 @pytest.mark.parametrize(

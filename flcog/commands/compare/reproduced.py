@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,7 @@ from flcog.commands.compare.saved_results import results_of, seeds_run
 from flcog.commands.compare.table import Table, read_mapping, read_table
 from flcog.commands.compare.tuning import FILE as TUNED
 from flcog.commands.compare.tuning import with_choices
-from flcog.commands.compare.verdicts import CONTRADICTED, NOT_JUDGED, NOT_RUN, REPRODUCED, UNDECIDED, Verdict, verdicts
+from flcog.commands.compare.verdicts import CONTRADICTED, NOT_JUDGED, NOT_RUN, REPRODUCED, UNDECIDED, verdicts
 from flcog.core.files import replacing, short
 from flcog.core.text import markdown
 
@@ -39,15 +39,6 @@ table, and `flcog compare TABLE --show` prints each with its interval. The last 
 D marks contradictions to the paper, S settings that it does not state."""
 
 
-@dataclass(frozen=True)
-class Filling:
-    """A table with its finished runs of exactly its settings, a result for each and view, and the verdicts on the published figures."""
-
-    table: Table
-    results: Sequence[Mapping[str, Any]]
-    verdicts: Sequence[Verdict]
-
-
 def write_page(tables: Sequence[Path], roots: Sequence[Path], saved: Path, page: Path) -> None:
     """Write the page about these tables, or all that come with flcog.
 
@@ -62,7 +53,8 @@ def write_page(tables: Sequence[Path], roots: Sequence[Path], saved: Path, page:
     print(f"{short(page)}: {len(fillings)} tables, {run} of them trained in part or completely")
 
 
-def _filling(path: Path, roots: Sequence[Path], saved: Path) -> Filling:
+def _filling(path: Path, roots: Sequence[Path], saved: Path) -> ResultTable:
+    """A table with its finished runs of exactly its settings."""
     files = [*(root / path.stem / TUNED for root in roots), saved / f"{path.stem}.tuned.yaml"]
     table, kept = with_choices(read_table(path), *files), saved / f"{path.stem}.csv"
     found: dict[str, Mapping[str, Any]] = {}
@@ -71,10 +63,10 @@ def _filling(path: Path, roots: Sequence[Path], saved: Path) -> Filling:
         seeds = tuple(dict.fromkeys([*table.seeds, *seeds_run(table, out, kept)]))
         results = results_of(table, runs_of(replace(table, seeds=seeds), out), kept)
         found |= {result["label"]: result for result in results if result["finished"] and not result["other"]}
-    return Filling(table, list(found.values()), verdicts(ResultTable(table, list(found.values()))))
+    return ResultTable(table, list(found.values()))
 
 
-def page_text(papers: Mapping[str, Paper], fillings: Sequence[Filling]) -> str:
+def page_text(papers: Mapping[str, Paper], fillings: Sequence[ResultTable]) -> str:
     """Make the page: a line for each table, further items of the papers, and the numbered deviations."""
     numbers: Numbers = {kind: {} for kind in KINDS}
     counted: set[Any] = set()
@@ -118,7 +110,7 @@ def _items(name: str, paper: Paper, table: Table) -> list[str]:
     return [item for item in paper["items"] if f"{name}, {item}" in table.reproduces]
 
 
-def _line(name: str, paper: Paper, filling: Filling, numbers: Numbers, counted: set[Any]) -> list[str]:
+def _line(name: str, paper: Paper, filling: ResultTable, numbers: Numbers, counted: set[Any]) -> list[str]:
     """The line of a table. Its verdicts join those that are ``counted``."""
     table, results = filling.table, filling.results
     items = _items(name, paper, table)
@@ -134,10 +126,10 @@ def _line(name: str, paper: Paper, filling: Filling, numbers: Numbers, counted: 
     return [name, ", ".join(items), shows, _counts(filling, counted), places, seeds, date, link, _numbers(about, numbers)]
 
 
-def _counts(filling: Filling, counted: set[Any]) -> str:
+def _counts(filling: ResultTable, counted: set[Any]) -> str:
     """The numbers of verdicts of each kind. A verdict on the same runs as in a table above is not counted again."""
     marks, table, own = Counter[str](), filling.table, set()
-    for one in filling.verdicts:
+    for one in verdicts(filling):
         column = table.views[one.view].column if one.view in table.views else one.view
         arms = [
             stated(words_of(table, row, column)) if column in table.columns else row for row in (one.row, table.against[one.row])

@@ -47,7 +47,7 @@ class ResultTable:
     """
 
     def __init__(self, table: Table, results: Sequence[Mapping[str, Any]]) -> None:
-        self.table, self.views, self._given = table, [*table.views, *table.overall], results
+        self.table, self.views, self.results = table, [*table.views, *table.overall], results
         frame = pandas.DataFrame(list(results), columns=COLUMNS)
         frame = frame[frame.row.isin(list(table.rows))].astype(
             dict.fromkeys(SCALED, float) | dict.fromkeys(("finished", "diverged"), bool)
@@ -73,7 +73,7 @@ class ResultTable:
 
     def on_planned_seeds(self) -> "ResultTable":
         """The same table with the seeds of its file alone."""
-        return ResultTable(self.table, [result for result in self._given if result["seed"] in self.table.file.seeds])
+        return ResultTable(self.table, [result for result in self.results if result["seed"] in self.table.file.seeds])
 
     def metric(self, view: str) -> str:
         """The compared column of ``metrics.csv``; empty if no run has it."""
