@@ -110,11 +110,6 @@ def mode_of(metric: str) -> Mode | None:
     return mode
 
 
-def names_no_share(metric: str) -> bool:
-    """Whether the name tells of another score of which larger values are better, such as R² or a cosine."""
-    return _telling(words_of(metric)) in LARGER.split()
-
-
 WORD = re.compile(r"[A-Z]+\d+|[A-Z]+(?=[A-Z][a-z])|[A-Z]?[a-z]+\d*|[A-Z]+|\d+")
 
 
@@ -139,7 +134,8 @@ def lower_is_better(metric: str) -> bool:
 def is_share(metric: str, values: Iterable[float]) -> bool:
     """Whether a metric with these values is a share, or the spread of one. Errors are none, nor are scores such as R²."""
     score = metric.removesuffix("_std") if metric.endswith("_std") else metric  # which keeps a stated mode
-    return not (lower_is_better(score) or names_no_share(score)) and not any(abs(value) > 1 for value in values)
+    other = lower_is_better(score) or _telling(words_of(score)) in LARGER.split()
+    return not other and not any(abs(value) > 1 for value in values)
 
 
 class Monitor:

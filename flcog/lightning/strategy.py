@@ -1,22 +1,21 @@
 """Lightning's strategy in a process of flcog's: clients train alone, and decisions between rounds are shared."""
 
 import os
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from lightning.pytorch.strategies import SingleDeviceStrategy
 from torch import Tensor
 
-from flcog.core.global_streams import kept
 from flcog.core.processes import Processes
 
 
 class ClientsAlone(SingleDeviceStrategy):
     """Trains clients on the device of this process, as if there were no others.
 
-    Between rounds and in evaluations, collective operations join the processes of the run, which all call the same hooks.
+    Between rounds and in evaluations, collective operations join the processes of the run, which all call the same hooks. While a client
+    trains, ``world_size`` is 1.
     """
 
     def __init__(self) -> None:
@@ -28,13 +27,6 @@ class ClientsAlone(SingleDeviceStrategy):
         self._processes, self._root_device = processes, processes.device
         self.global_rank, self.world_size = processes.rank, processes.count
         self.local_rank = int(os.environ.get("LOCAL_RANK", 0))
-
-    @contextmanager
-    def alone(self) -> Iterator[None]:
-        """Let this process train a client by itself."""
-        with kept(self, "world_size"):
-            self.world_size = 1
-            yield
 
     @property
     def is_global_zero(self) -> bool:

@@ -3,7 +3,7 @@
 import logging
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal, cast
 from weakref import proxy
@@ -369,8 +369,10 @@ class RoundsTrainer(L.Trainer, Callback):
             kept(epoch, "completed"),
             kept(optimization, "contributions"),
             kept(loop, "ends"),
-            self.strategy.alone() if isinstance(self.strategy, ClientsAlone) else nullcontext(),
+            kept(self.strategy, *["world_size"] * (not self.together)),
         ):
+            if isinstance(self.strategy, ClientsAlone):
+                self.strategy.world_size = 1
             self.callbacks, self._steps = [places, *self.callbacks], work.num_steps * max(1, self.max_epochs or 1)
             self.state.stage, epoch.completed = RunningStage.TRAINING, round
             optimization.contributions, loop.ends = places, work.ends
