@@ -89,6 +89,7 @@ if TYPE_CHECKING:
     from flcog.callbacks.personal.fedrep import FedRep as FedRep
     from flcog.callbacks.personal.fedrod import FedRoD as FedRoD
     from flcog.callbacks.personal.fine_tune import FineTune as FineTune
+    from flcog.callbacks.personal.ifca import IFCA as IFCA
     from flcog.callbacks.personal.keep_local import Freeze as Freeze
     from flcog.callbacks.personal.keep_local import KeepLocal as KeepLocal
     from flcog.callbacks.personal.per_fedavg import PerFedAvg as PerFedAvg

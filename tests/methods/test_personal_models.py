@@ -29,7 +29,7 @@ from torch import Tensor, nn
 
 import flcog
 from flcog import ClientView, Context, Params, Personal, Slot
-from flcog.callbacks import APFL, FedALA, FedDBE, FedProto, FedRoD, PerFedAvg, PFedMe
+from flcog.callbacks import APFL, IFCA, FedALA, FedDBE, FedProto, FedRoD, PerFedAvg, PFedMe
 from flcog.method import Personalisation
 from flcog.models import FeatureModel
 
@@ -67,6 +67,7 @@ CASES: dict[str, Case] = {
         **RAGGED_DATA,
     ),
     "FedALA": Case(FedALA(steps=3, batch_size=4), None, no_reference="it draws samples, which the test records", random=True),
+    "IFCA": Case(IFCA(samples=20), None, no_reference="it draws samples, which the test records", random=True),
     "FedRoD": Case(FedRoD(), of_global(personal.fedrod, num_classes=NUM_CLASSES), optimizer=MOMENTUM, **RAGGED_DATA),
     "FedDBE": Case(FedDBE(kappa=2.0, momentum=0.3), of_global(personal.feddbe, kappa=2.0, momentum=0.3), **RAGGED_DATA),
     "FedProto": Case(
@@ -116,6 +117,37 @@ def test_fedala(parts: str, options: dict[str, Any], monkeypatch: pytest.MonkeyP
     compare(states_by_client(trainer, "Recorded", "params"), own)
     weights = [kept["Recorded"]["weights"]["model.head.weight"] for kept in trainer.run.clients.by_client.values()]
     assert any(float(weight.min()) < 1 for weight in weights)
+
+
+@dataclass(frozen=True)
+class RecordedIFCA(IFCA):
+    """Records the samples that it draws, and its first models."""
+
+    drawn: ClassVar[dict[int, list[tuple[Tensor, Tensor]]]] = {}
+    first: ClassVar[list[Params]] = []
+
+    def init_server(self, params: Params) -> Slot:
+        models = super().init_server(params)
+        self.first[:] = [{n: v[k].double() for n, v in models.items()} for k in range(self.clusters)]
+        return models
+
+    def draw(self, rng: torch.Generator, client: ClientView) -> Slot:
+        slot = super().draw(rng, client)
+        self.drawn[client.id].append((slot["inputs"].double(), slot["targets"]))
+        return slot
+
+
+@everywhere
+def test_ifca(options: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(RecordedIFCA, "drawn", defaultdict(list))
+    trainer = train(RecordedIFCA(clusters=3, samples=20), rounds=4, **options)
+    plain = [{n.removeprefix("model."): v for n, v in model.items()} for model in RecordedIFCA.first]
+    models, clusters = personal.ifca(problem_of(trainer, classifier(), SGD), plain, RecordedIFCA.drawn)
+    found = trainer.run.server.servers["RecordedIFCA"]
+    for k, expected in enumerate(models):
+        assert_close({n.removeprefix("model."): v[k] for n, v in found.items()}, expected)
+    assert {k: int(s["RecordedIFCA"]["cluster"].argmax()) for k, s in trainer.run.clients.by_client.items()} == clusters
+    assert len(set(clusters.values())) > 1
 
 
 @everywhere

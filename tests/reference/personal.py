@@ -206,3 +206,24 @@ def fedproto(problem: Problem, strength: float, data: Mapping[int, tuple[Tensor,
                     sums[y], counts[y] = sums.get(y, 0) + z, counts[y] + 1
         prototypes = prototypes | {y: total / counts[y] for y, total in sums.items()}
     return {client: parameters(model) for client, model in kept.items()}
+
+
+def ifca(
+    problem: Problem, models: list[State], drawn: Mapping[int, list[tuple[Tensor, Tensor]]]
+) -> tuple[list[State], dict[int, int]]:
+    """The models of all clusters, and each client's last cluster. ``drawn`` are the client's samples for each of its rounds."""
+    turns, cluster_of = {client: iter(each) for client, each in drawn.items()}, dict[int, int]()
+    for clients in problem.rounds:
+        ends: dict[int, list[tuple[int, State]]] = {}
+        for client in clients:
+            inputs, targets = next(turns[client.id])
+            with torch.no_grad():
+                losses = [problem.loss(torch.func.functional_call(problem.model, m, (inputs,)), targets) for m in models]
+            cluster_of[client.id] = chosen = int(torch.stack(losses).argmin())
+            start = copy.deepcopy(problem.model)
+            start.load_state_dict(models[chosen])
+            ends.setdefault(chosen, []).append((client.num_samples, parameters(train(problem, start, client))))
+        for chosen, trained in ends.items():
+            total = sum(size for size, _ in trained)
+            models[chosen] = {n: sum(size / total * end[n] for size, end in trained) for n in models[chosen]}
+    return models, cluster_of
