@@ -261,7 +261,9 @@ def test_verdicts_count_the_seeds_of_the_table_alone(tmp_path: Path) -> None:
     more = [result(row, seed, values[1] + 0.001 * (seed % 2)) for row, values in scores.items() for seed in range(3, 13)]
     more = [{**one, "diverged": one["seed"] == 3, "other": "x" * (one["seed"] == 4)} for one in more]
     with_more = replace(planned.table, seeds=tuple(range(13)), whole=planned.table)
-    assert verdicts(ResultTable(with_more, [*planned.results, *more])) == verdicts(planned) and marks(planned) == ["undecided"] * 3
+    assert (
+        verdicts(ResultTable(with_more, [*planned.results, *more])) == verdicts(planned) and marks(planned) == ["undecided"] * 3
+    )
 
 
 @pytest.mark.parametrize(
