@@ -97,7 +97,7 @@ def test_options_choose_partner_spread_and_seeds(tmp_path: Path, capsys: pytest.
     assert "| A | B | 3 |" in said and "published gain" not in said and "± is the standard error" in said
     assert "published gain" in shown("--spread", "interval") and "| A | 60.00 |" in shown("--seeds", "11")
     for wrong, message in (
-        (["--against", "D"], "--against D: the table has the rows A, B, C"),
+        (["--against", "D"], "--against D: the table has the rows A B C"),
         (["--seeds", "-1"], "NonNegativeInt"),
     ):
         with pytest.raises(SystemExit):

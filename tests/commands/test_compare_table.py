@@ -98,7 +98,7 @@ def test_part_of_a_table(tmp_path: Path) -> None:
     assert select(whole, ["A", "C"]).overall == {"all": "mean"} and select(whole, ["A", "x"]).overall == {}
     assert select(whole, ["B", "C"]).figures("C", "y").keys() == {"score", "gain"}
     assert select(whole, ["A", "C"]).figures("C", "y") == {"score": Figure(3)}
-    with pytest.raises(ValueError, match='--only D: the table has the rows A, B, C and the columns x, "a b"'):
+    with pytest.raises(ValueError, match="--only D: the table has the rows A B C and the columns x 'a b'"):
         select(replace(whole, columns={"x": whole.columns["x"], "a b": whole.columns["y"]}), ["D"])
 
 

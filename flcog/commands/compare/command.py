@@ -22,7 +22,7 @@ from flcog.commands.compare.reproduced import write_page
 from flcog.commands.compare.runs import OUTPUT, Run, runs_of
 from flcog.commands.compare.saved_results import results_of, seeds_run, write_results
 from flcog.commands.compare.slurm import SlurmLauncher
-from flcog.commands.compare.table import Table, quoted, read_table, select, with_bounds
+from flcog.commands.compare.table import Table, read_table, select, with_bounds
 from flcog.commands.compare.tuning import FILE as TUNED
 from flcog.commands.compare.tuning import studies_of, tune, with_choices
 from flcog.core.commands import parser_of
@@ -103,7 +103,7 @@ def _chosen(options: argparse.Namespace, path: Path, out: Path, saved: Path) -> 
         table = select(table, options.only)
     if options.against is not None:
         if options.against not in table.rows:
-            raise ValueError(f"--against {options.against}: the table has the rows {quoted(table.rows)}")
+            raise ValueError(f"--against {options.against}: the table has the rows {shlex.join(table.rows)}")
         table = replace(table, against=dict.fromkeys(table.rows, options.against))
     if options.show and not options.seeds:
         table = replace(table, seeds=seeds_run(table, out, saved) or table.seeds)

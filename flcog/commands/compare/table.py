@@ -1,7 +1,8 @@
 """A table of ``flcog compare``, as its YAML file describes it: its rows and columns, and the pairs to compare."""
 
 import re
-from collections.abc import Collection, Iterable, Mapping, Sequence
+import shlex
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
@@ -309,16 +310,11 @@ def select(table: Table, names: Sequence[str]) -> Table:
     """The part of the table that has these rows, columns and metrics."""
     for name in names:
         if name not in {*table.rows, *table.columns, *table.metrics}:
-            columns = quoted(filter(None, [*table.columns, *table.metrics])) or "(none)"
-            raise ValueError(f"--only {name}: the table has the rows {quoted(table.rows)} and the columns {columns}")
+            columns = shlex.join(filter(None, [*table.columns, *table.metrics])) or "(none)"
+            raise ValueError(f"--only {name}: the table has the rows {shlex.join(table.rows)} and the columns {columns}")
     rows = {name: row for name, row in table.rows.items() if name in names} or table.rows
     parts = {name: column for name, column in table.columns.items() if name in names} or table.columns
     metrics = {name: metric for name, metric in table.metrics.items() if name in names} or table.metrics
     overall = table.overall if len(parts) == len(table.columns) else {}
     against = {row: table.against[row] if table.against[row] in rows else next(iter(rows)) for row in rows}
     return replace(table, rows=rows, columns=parts, metrics=metrics, overall=overall, against=against, whole=table.file)
-
-
-def quoted(names: Iterable[str]) -> str:
-    """Names separated by commas. Names with blanks or commas are quoted for a shell."""
-    return ", ".join(name if re.fullmatch(r"[\w.+=-]+", name) else f'"{name}"' for name in names)
