@@ -27,11 +27,11 @@ both_executors = pytest.mark.parametrize("executor", ["loop", "vmap"])
 
 
 class Point(nn.Module):
-    """A model with one parameter w, which is 2 at first."""
+    """A model with one parameter w."""
 
-    def __init__(self) -> None:
+    def __init__(self, start: float) -> None:
         super().__init__()
-        self.w = nn.Parameter(torch.tensor(2.0))
+        self.w = nn.Parameter(torch.tensor(start))
 
     def forward(self, inputs: Tensor) -> Tensor:
         return self.w.expand(len(inputs), 1)
@@ -63,8 +63,8 @@ class Constants(flcog.FederatedDataModule):
         return Splits(Samples(rows[:, None], rows))
 
 
-def point(lr: float = 0.1) -> flcog.Regressor:
-    return flcog.Regressor(Point(), optimizer=partial(torch.optim.SGD, lr=lr))
+def point(lr: float = 0.1, start: float = 2.0) -> flcog.Regressor:
+    return flcog.Regressor(Point(start), optimizer=partial(torch.optim.SGD, lr=lr))
 
 
 def run(*methods: Any, values: Sequence[float], sizes: Sequence[int] | None = None, **options: Any) -> float:
@@ -187,7 +187,7 @@ def test_every_client_starts_with_a_fresh_optimiser(name: str, executor: str) ->
     }[name]
     for rounds, end in enumerate(ends, 1):
         options: dict[str, Any] = {"local_steps": 1, "rounds": rounds, "executor": executor}
-        module = flcog.Regressor(Point(), optimizer=optimizer)
+        module = flcog.Regressor(Point(2.0), optimizer=optimizer)
         trainer = train(module=module, data=Constants([0.0, 1.0]), clients_per_round=2, **options)
         assert float(trainer.run.params["model.w"]) == pytest.approx(end, abs=1e-7)
 

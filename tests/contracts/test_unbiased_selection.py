@@ -1,6 +1,6 @@
 """Unbiased selections on quadratic losses: the exact expectation of the model after a round, over all selections of clients.
 
-Client k has n_k samples with the value b_k, and one local step with learning rate 1 moves a model at 0 to b_k. The model after a round is
+Client k has n_k samples with the value b_k, and one local step with learning rate 1/2 moves a model at 0 to b_k. The model after a round is
 therefore the weighted sum of the selected clients' values, and its expectation is known.
 """
 
@@ -14,13 +14,10 @@ import numpy as np
 import pytest
 import torch
 from harness import make_trainer
-from torch import Tensor, nn
-from torchmetrics import MeanMetric, MetricCollection
 
-import flcog
+from contracts.test_peers_faults import Constants, point
 from flcog.callbacks import PoissonSampling, UniformSelection, WeightedSelection
 from flcog.core.randomness import fold, make_rng
-from flcog.data import Partition, Partitioner, Samples, Splits
 from flcog.method import ClientPool, Participants, Selection, Slot
 
 pytestmark = pytest.mark.filterwarnings("error")
@@ -28,49 +25,6 @@ pytestmark = pytest.mark.filterwarnings("error")
 SIZES, VALUES = (1, 2, 3, 10), (4.0, 1.0, 0.0, -2.0)
 OVER_SAMPLES, OVER_CLIENTS = -0.875, 0.75
 PAIRS = list(itertools.combinations(range(4), 2))
-
-
-class Point(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.w = nn.Parameter(torch.zeros(1))
-
-    def forward(self, inputs: Tensor) -> Tensor:
-        return self.w.expand(len(inputs), -1)
-
-
-class Quadratic(flcog.ClientModule):
-    task = "regression"
-    score_name = "loss"
-
-    def __init__(self) -> None:
-        super().__init__(Point(), partial(torch.optim.SGD, lr=1.0))
-
-    def per_example_loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        return 0.5 * (outputs[:, 0] - targets).square()
-
-    per_example_score = per_example_loss
-
-    def metrics(self, num_classes: int) -> MetricCollection:
-        return MetricCollection([MeanMetric()])
-
-
-class Blocks(Partitioner):
-    def __call__(self, samples: Samples, num_clients: int, seed: int) -> Partition:
-        owners = torch.arange(len(SIZES)).repeat_interleave(torch.tensor(SIZES))
-        return Partition.from_assignment(owners.numpy(), num_clients)
-
-
-class Values(flcog.FederatedDataModule):
-    task = "regression"
-    num_classes = 4
-
-    def __init__(self) -> None:
-        super().__init__(len(SIZES), Blocks(), batch_size=1)
-
-    def load(self) -> Splits:
-        values = torch.tensor(VALUES).repeat_interleave(torch.tensor(SIZES))
-        return Splits(Samples(values[:, None], values))
 
 
 @dataclass(frozen=True)
@@ -92,7 +46,7 @@ class Given(Selection):
 def model_after(method: Selection) -> float:
     """The model after one round that starts at 0."""
     trainer = make_trainer(None, method, local_steps=1, clients_per_round=2)
-    trainer.prepare(Quadratic(), Values())
+    trainer.prepare(point(0.5, start=0.0), Constants(VALUES, SIZES))
     trainer.train_round()
     return float(trainer.run.params["model.w"])
 

@@ -81,7 +81,7 @@ def everything() -> TinyData:
 WATCHING = (ClassAccuracy(), ClientFairness(), TrainingScores())
 
 
-@pytest.mark.parametrize("executor", [pytest.param("loop", marks=pytest.mark.slow), "vmap"])
+@pytest.mark.parametrize("executor", ["loop", "vmap"])
 @pytest.mark.parametrize("methods", [[FedProx(mu=0.1), *WATCHING], [FineTune(steps=2)]], ids=["observed", "personal"])
 @pytest.mark.slow
 def test_a_device_without_float64_gives_the_cpus_figures(methods: list[Any], executor: str, tmp_path: Path) -> None:

@@ -218,13 +218,8 @@ def test_a_graph_reads_no_number_from_the_cpu() -> None:
     assert {value.device.type for value in made[0].values()} == {"meta"}
 
 
-@pytest.mark.parametrize(
-    ("executor", "compile"),
-    [
-        ("loop", "graphs"),
-        *(pytest.param(*slow, marks=pytest.mark.slow) for slow in (("vmap", True), ("loop", True), ("vmap", "graphs"))),
-    ],
-)
+@pytest.mark.parametrize("compile", ["graphs", True])
+@pytest.mark.parametrize("executor", ["loop", "vmap"])
 @pytest.mark.slow
 def test_away_from_the_cpu_steps_wait_for_nothing(executor: str, compile: Any, device: StandIn) -> None:
     """The clients differ in their numbers of steps, and their batches are padded."""

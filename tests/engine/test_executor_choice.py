@@ -5,35 +5,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import lightning as L
 import pytest
 import torch
+from faithful.modules import Plain
 from harness import NUM_CLASSES, NUM_FEATURES, TinyData, classifier, make_trainer, train
-from torch import Tensor, nn
+from torch import Tensor
 
 import flcog
 from flcog.data import Samples, Splits
 from flcog.method import Context, Method
-
-
-class Plain(L.LightningModule):
-    """A LightningModule as a user would write it."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        torch.manual_seed(0)
-        self.net = flcog.models.MLP(NUM_FEATURES, (8,), NUM_CLASSES)
-
-    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
-        loss = nn.functional.cross_entropy(self.net(batch[0]), batch[1])
-        self.log("train_loss", loss)
-        return loss
-
-    def validation_step(self, batch: Any, batch_idx: int) -> None:
-        self.log("val_accuracy", (self.net(batch[0]).argmax(1) == batch[1]).float().mean())
-
-    def configure_optimizers(self) -> torch.optim.Optimizer:
-        return torch.optim.SGD(self.parameters(), lr=0.1)
 
 
 def test_a_plain_lightning_module_trains_on_the_loop(tmp_path: Path) -> None:

@@ -123,17 +123,12 @@ def test_client_modules_and_networks_train_in_training_mode() -> None:
         assert float(trainer.buffers["model.body.1.num_batches_tracked"]) > 0
 
 
-class Half(L.LightningModule):
+class Half(Plain):
     """A user's own module that freezes its first layer and gives all its parameters to the optimiser."""
 
     def __init__(self) -> None:
         super().__init__()
-        torch.manual_seed(0)
-        self.net = MLP(NUM_FEATURES, (8,), NUM_CLASSES)
         self.net.hidden.requires_grad_(False)
-
-    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
-        return nn.functional.cross_entropy(self.net(batch[0]), batch[1])
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
         return torch.optim.SGD(self.parameters(), lr=0.1, weight_decay=0.1)

@@ -8,11 +8,11 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 import torch
+from faithful.modules import Plain
 from harness import NUM_CLASSES, NUM_FEATURES, TinyData, assert_close, classifier, fit, make_trainer, train
 from torch import Tensor, nn
 
 import flcog
-from engine.test_executor_choice import Plain
 from flcog.core.global_streams import moved, seed_streams, streams
 from flcog.settings import can_compile
 

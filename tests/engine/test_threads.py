@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from faithful.modules import Plain
 from harness import (
     NUM_CLASSES,
     NUM_FEATURES,
@@ -24,7 +25,7 @@ from harness import (
 from torch import Tensor, nn
 
 import flcog
-from engine.test_executor_choice import Pictures, Plain
+from engine.test_executor_choice import Pictures
 from flcog.execute.placements import Chunks, Threads
 from flcog.method import Context, Method
 from flcog.models import Dropout

@@ -12,6 +12,7 @@ import lightning as L
 import numpy as np
 import pytest
 import torch
+from faithful.modules import Plain
 from harness import BatchNormMLP, TinyData, classifier, dropout_network, fit, make_trainer
 from matplotlib.ticker import PercentFormatter
 from torch import nn
@@ -264,25 +265,18 @@ def test_the_class_and_its_arguments_are_in_the_checkpoint(bare: bool, tmp_path:
 
 
 def test_a_users_own_module_is_loaded_too(tmp_path: Path) -> None:
-    class Own(L.LightningModule):
+    class Own(Plain):
         def __init__(self, width: int) -> None:
             super().__init__()
             self.net = nn.Sequential(nn.Linear(6, width), nn.Tanh(), nn.Linear(width, 3))
 
-        def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
-            return nn.functional.cross_entropy(self.net(batch[0]), batch[1])
-
-        def configure_optimizers(self) -> Any:
-            return torch.optim.SGD(self.parameters(), lr=0.1)
-
-    torch.manual_seed(0)
     own: Any = Own(4)
     trainer = fit(tmp_path, module=own, **FLOAT)
     loaded = Own.load_from_checkpoint(trainer.run.directory / "checkpoints/last.ckpt", width=4)
     assert torch.equal(outputs_of(loaded.net), outputs_of(own.net))
 
 
-class Frozen(L.LightningModule):
+class Frozen(Plain):
     """A network with a frozen part."""
 
     def __init__(self, width: int, strict: bool = True) -> None:
@@ -291,9 +285,6 @@ class Frozen(L.LightningModule):
         self.net = nn.Sequential(nn.Linear(6, width).requires_grad_(False), nn.BatchNorm1d(width), nn.Linear(width, 3))
         self.net[1].weight.requires_grad_(False)
         self.strict_loading = strict
-
-    def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
-        return nn.functional.cross_entropy(self.net(batch[0]), batch[1])
 
     def configure_optimizers(self) -> Any:
         return torch.optim.SGD([{"params": self.net[1].parameters(), "lr": 0.01}, {"params": self.net[2].parameters()}], lr=0.1)
@@ -323,13 +314,10 @@ def test_pefts_names_are_those_of_the_network(tmp_path: Path) -> None:
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             return self.top(self.body(x))
 
-    class Own(L.LightningModule):
+    class Own(Plain):
         def __init__(self) -> None:
             super().__init__()
             self.net = LoRA(Network(), rank=1, targets=["body"])
-
-        def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
-            return nn.functional.cross_entropy(self.net(batch[0]), batch[1])
 
         def configure_optimizers(self) -> Any:
             return torch.optim.SGD([p for p in self.parameters() if p.requires_grad], lr=0.1)
