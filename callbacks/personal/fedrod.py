@@ -81,7 +81,7 @@ class FedRoD(LocalParts):
         features = apply.features(params, batch.inputs)
         shared = {name: value for name, value in params.items() if name not in none}
         generic = apply.head(shared | none, features)
-        both = apply.head({name: value.detach() for name, value in shared.items()}, features.detach())
+        both = apply.head(params | {name: value.detach() for name, value in shared.items()}, features.detach())
         balanced = F.cross_entropy(generic + ctx.draws["counts"].clamp(min=1e-8).log(), targets, reduction="none")
         losses = balanced + F.cross_entropy(both, targets, reduction="none")
         return masked_mean(losses, batch.mask) - task_loss
