@@ -101,9 +101,9 @@ class AFL(Method):
         return Upload(delta, ctx.state, mean={"loss": ctx.data.mean["loss"]})
 
     def server_step(self, server: Slot, params: Params, delta: Params, messages: Messages, cohort: Cohort) -> tuple[Params, Slot]:
-        clients = [upload.client for upload in messages.individual]
         losses = torch.stack([upload.mean["loss"] for upload in messages.individual])
         weights = server.get("weights", torch.full((cohort.num_clients,), 1 / cohort.num_clients)).to(losses)
+        clients = torch.tensor([upload.client for upload in messages.individual], device=losses.device)
         own = weights[clients] if weights[clients].sum() > 0 else torch.ones_like(losses)
         shares = own / own.sum()
         changes = {

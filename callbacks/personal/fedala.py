@@ -58,7 +58,7 @@ class FedALA(Personalisation):
 
     def draw(self, rng: torch.Generator, client: ClientView) -> Slot:
         rows = torch.randint(client.num_samples, (self.steps * self.batch_size,), generator=rng)
-        return {"inputs": client.inputs(rows), "targets": client.targets[rows]}
+        return {"inputs": client.inputs(rows), "targets": client.targets[rows.to(client.targets.device)]}
 
     def start(self, apply: Apply, params: Params, ctx: Context) -> tuple[Params, Slot]:
         weights, own = ctx.state["weights"], ctx.state["params"]

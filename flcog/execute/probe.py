@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Generator, Tensor, nn
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
@@ -231,7 +231,7 @@ def _token(value: Any, seen: set[int]) -> Any:
     seen.add(id(value))
     if isinstance(value, Tensor):
         return id(value), value._version
-    if isinstance(value, torch.Generator):
+    if isinstance(value, Generator):
         value = value.get_state().numpy()
     if isinstance(value, np.ndarray):
         return value.tobytes()
