@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from flcog.callbacks.personal.fedrod import FedRoD, with_head
 from flcog.client_module import ClientModule
 from flcog.core.checks import option
+from flcog.core.precision import count_on
 from flcog.core.types import Batch, Params, Slot
 from flcog.functional.apply import Apply
 from flcog.method import ClientView, Cohort, Context, LocalParts, Messages, Upload
@@ -81,7 +82,7 @@ class FedDBE(LocalParts):
         features = apply.features(params, batch.inputs)
         rows = torch.ones_like(features[:, 0]) if batch.mask is None else batch.mask.to(features.dtype)
         last = (features * rows[:, None]).sum(0) / rows.sum().clamp(min=1)
-        kept = torch.as_tensor(ctx.step, device=last.device) > 0  # the mean begins at 0 in each round
+        kept = count_on(last.device, ctx.step) > 0  # the mean begins at 0 in each round
         return (1 - self.momentum) * kept * ctx.state["mean"] + self.momentum * last
 
     def finish_client(self, delta: Params, params: Params, ctx: Context) -> Upload:

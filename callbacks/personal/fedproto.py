@@ -1,11 +1,13 @@
 """FedProto: clients share the mean features of each class instead of their models."""
 
+import re
 from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from flcog.callbacks.personal.keep_local import HEAD
 from flcog.core.checks import option
 from flcog.core.trees import first_leaf
 from flcog.core.types import Batch, Params, Slot
@@ -52,6 +54,12 @@ class FedProto(Personalisation, ParameterMask):
     excludes = dict.fromkeys(("DENSE", "FedGen", "FlexLoRA", "LocalModels"), "its clients send no models")
     over_data = staticmethod(class_sums)
 
+    def init_server(self, params: Params) -> Slot:
+        heads = [value for name, value in params.items() if re.search(HEAD + r"weight$", name)]
+        if len(heads) != 1 or heads[0].ndim != 2:
+            raise ValueError("FedProto needs a network with a linear head, and this one has none: use one of flcog.models")
+        return {"prototypes": torch.zeros_like(heads[0]), "is_known": heads[0].new_zeros(len(heads[0]))}
+
     def init_client(self, params: Params, buffers: Params, client: ClientView) -> Slot:
         return {"params": dict(params)}
 
@@ -65,8 +73,6 @@ class FedProto(Personalisation, ParameterMask):
         return ctx.state["params"], {}
 
     def loss(self, apply: Apply, params: Params, batch: Batch, task_loss: Tensor, ctx: Context) -> Tensor:
-        if not ctx.broadcast:
-            return torch.zeros_like(task_loss)
         targets = first_leaf(batch.targets)
         near = F.embedding(targets, ctx.broadcast["prototypes"])
         distances = (apply.features(params, batch.inputs) - near).square().mean(1)
@@ -78,12 +84,9 @@ class FedProto(Personalisation, ParameterMask):
 
     def server_step(self, server: Slot, params: Params, delta: Params, messages: Messages, cohort: Cohort) -> tuple[Params, Slot]:
         counts, means = messages.sum["share"], messages.sum["features"]
-        known = (counts > 0).to(means.dtype)
-        prototypes = means / counts.clamp(min=1)[:, None]
-        if server:
-            prototypes = torch.where(known[:, None] > 0, prototypes, server["prototypes"])
-            known = torch.maximum(known, server["is_known"])
-        return delta, {"prototypes": prototypes, "is_known": known}
+        found = (counts > 0).to(means.dtype)
+        prototypes = torch.where(found[:, None] > 0, means / counts.clamp(min=1)[:, None], server["prototypes"])
+        return delta, {"prototypes": prototypes, "is_known": torch.maximum(found, server["is_known"])}
 
     def personal(self, params: Params, ctx: Context) -> Personal:
         return Personal(ctx.state["params"], own_statistics=True)
