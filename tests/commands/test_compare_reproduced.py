@@ -24,6 +24,7 @@ PAPERS: dict[str, Any] = {
     "Paper": {
         "title": "A paper",
         "url": "https://example.org",
+        "claims": [{"claim": "B gains", "table": "one", "row": "B"}],
         "items": {
             "Table 1": {"shows": "arms"},
             "Table 2": {"shows": "more arms"},
@@ -67,10 +68,11 @@ def page(*arguments: str) -> dict[str, list[str]]:
     """The lines of the page by the name of their table or item."""
     main(["compare", "--reproduced", *arguments])
     found: dict[str, list[str]] = {}
-    for line in Path("REPRODUCED.md").read_text().splitlines():
+    for line in "".join(Path(name).read_text() for name in ("REPRODUCED.md", "results/not-run.md")).splitlines():
         cells = [cell.strip() for cell in line.strip("|").split("|")]
         if line.startswith("| "):
-            found[cells[7].partition("]")[0].strip("[") if len(cells) == 9 else cells[1]] = cells
+            in_table = len(cells) == 9 and not cells[8].startswith("[")
+            found[cells[7].partition("]")[0].strip("[") if in_table else cells[1]] = cells
     return found
 
 
@@ -83,6 +85,7 @@ def test_nothing_has_been_run(clone: Path) -> None:
     assert found["Figure 1"][3] == "nothing to reproduce"
     assert found["Figure 2"] == ["Paper", "Figure 2", "the split", "`flcog partition`", "of 100", "of 99", "S1"]
     assert found["own"][:3] == ["", "", "Arms"]
+    assert found["B gains"] == ["Paper", "B gains", "+40.00", "", "", "not run", "", "Two seeds.", link]
     text = Path("REPRODUCED.md").read_text()
     assert "contradict the papers\n\n- **D1** Two seeds.\n\n" in text and "do not state\n\n- **S1** Other colours.\n" in text
 
@@ -92,8 +95,11 @@ def test_what_has_been_run_is_judged(clone: Path) -> None:
     train(clone, "other", {("A", 0): 0.5})
     found = page()
     # A reproduces its published score of 50. B contradicts its score of 90 and its gain of 40.
-    assert found["one"][3:7] == ["1 reproduced, 2 contradicted", "4 / 4", "0, 1", "2026-01-01"]
-    assert found["other"][3:6] == ["none", "1 / 4", "0"]
+    assert found["one"][3:7] == ["1 reproduced, 2 contradicted", "4 / 4", "0, 1, one split", "2026-01-01"]
+    assert found["B gains"][3:7] == ["+0.00", "-40.00 to -40.00", "contradicted", "2, one split"]
+    lines = Path("results/verdicts.csv").read_text().splitlines()
+    assert len(lines) == 4 and sum("contradicted" in line for line in lines) == 2
+    assert found["other"][3:6] == ["none", "1 / 4", "0, one split"]
 
 
 def test_a_control_table_does_not_count_the_verdicts_of_another_table_again(clone: Path) -> None:
@@ -130,6 +136,8 @@ def test_the_page_in_the_repository_is_made_from_the_saved_results(tmp_path: Pat
     monkeypatch.chdir(tmp_path)
     write_page([], [tmp_path / "runs"], ROOT / "results", tmp_path / "page.md")
     assert (tmp_path / "page.md").read_bytes() == (ROOT / "REPRODUCED.md").read_bytes()
+    for name in ("results/not-run.md", "results/verdicts.csv"):
+        assert (tmp_path / name).read_bytes() == (ROOT / name).read_bytes()
 
 
 def test_what_cannot_be_asked(clone: Path, capsys: pytest.CaptureFixture[str]) -> None:

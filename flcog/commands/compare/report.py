@@ -44,7 +44,7 @@ def report(table: Table, results: Sequence[Mapping[str, Any]], out: Path, by: By
     print(f"\n{said}\n", flush=True)
     if not results:
         return
-    frames = {"table.csv": numbers(filled), "differences.csv": differences(filled), "paper.csv": paper(judged)}
+    frames = {"table.csv": numbers(filled), "differences.csv": differences(filled), "paper.csv": published_figures(judged)}
     contents = {"table.md": f"{said}\n", "table.tex": latex(filled)}
     contents |= {name: frame.to_csv(index=False, float_format="%.10g") for name, frame in frames.items() if len(frame)}
     for name, content in contents.items():
@@ -255,22 +255,24 @@ def _differences_text(filled: ResultTable) -> pandas.DataFrame:
 
 def _paper_text(filled: ResultTable, judged: Sequence[Verdict]) -> pandas.DataFrame:
     """The paper's figures beside ours, of rows that were run."""
+    return _lines(figure_line(filled, one) for one in judged if one.ours.judged.count or one.ours.bound)
 
-    def line(one: Verdict) -> dict[str, Any]:
-        places, rounds = filled.decimals[one.view], one.quantity == "rounds"
-        form = "{:.2f} to {:.2f} times" if rounds else f"{{:+.{places}f}} to {{:+.{places}f}}"
-        return {
-            "": one.row,
-            "setting": one.view,
-            "figure": QUANTITIES[one.quantity],
-            "ours": one.ours.bound or figure_text(Figure(one.ours.mean), one.quantity, places),
-            "seeds": one.ours.judged.count,
-            "published": figure_text(one.published, one.quantity, places),
-            "95 % interval of the difference": form.format(*one.interval) if one.interval else "",
-            "verdict": one.shown,
-        }
 
-    return _lines(line(one) for one in judged if one.ours.judged.count or one.ours.bound)
+def figure_line(filled: ResultTable, one: Verdict) -> dict[str, Any]:
+    """A published figure beside ours, as text."""
+    places, rounds = filled.decimals[one.view], one.quantity == "rounds"
+    form = "{:.2f} to {:.2f} times" if rounds else f"{{:+.{places}f}} to {{:+.{places}f}}"
+    ours = one.ours.bound or (figure_text(Figure(one.ours.mean), one.quantity, places) if one.ours.judged.count else "")
+    return {
+        "": one.row,
+        "setting": one.view,
+        "figure": QUANTITIES[one.quantity],
+        "ours": ours,
+        "seeds": one.ours.judged.count,
+        "published": figure_text(one.published, one.quantity, places),
+        "95 % interval of the difference": form.format(*one.interval) if one.interval else "",
+        "verdict": one.shown,
+    }
 
 
 # Tables for programs ------------------------------------------------------------------------------------------------------------------
@@ -305,7 +307,7 @@ def differences(filled: ResultTable) -> pandas.DataFrame:
     return pandas.DataFrame(lines, columns=columns)
 
 
-def paper(judged: Sequence[Verdict]) -> pandas.DataFrame:
+def published_figures(judged: Sequence[Verdict]) -> pandas.DataFrame:
     """A line for each published figure of a row that was run, with the 95 % interval of the difference."""
     columns = ["row", "column", "figure", "ours", "seeds", "published", "published_std", "low", "high", "verdict"]
     lines = [

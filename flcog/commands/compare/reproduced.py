@@ -1,4 +1,4 @@
-"""REPRODUCED.md: one line for each table and each other item of the papers, with its verdicts, and the differences from the papers."""
+"""REPRODUCED.md: the papers' claims, each table that was run, and the differences from the papers; not-run.md has the other tables."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -6,7 +6,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import pandas
+
 from flcog.commands import shipped_configs
+from flcog.commands.compare.report import figure_line, published_figures
 from flcog.commands.compare.result_table import ResultTable
 from flcog.commands.compare.runs import runs_of, stated, words_of
 from flcog.commands.compare.saved_results import results_of, seeds_run
@@ -30,13 +33,17 @@ Numbers = dict[str, dict[str, int]]
 """The numbers of differences by kind and text."""
 
 Paper = Mapping[str, Any]
+FIGURE = ["published", "ours", "95 % interval of the difference", "verdict"]
+CLAIMS = ["paper", "claim", *FIGURE, "seeds and splits", "first deviation", "table"]
 HEADER = ["paper", "items", "content", "published figures", "runs", "seeds", "date", "table", "deviations"]
 
 RULE = """`flcog compare --reproduced` writes this page from the runs and the saved results that it finds; do not edit it. A published \
 figure is *reproduced* if the 90 % interval of ours minus the paper's lies within the table's margin, *contradicted* if the 95 % \
 interval lies wholly outside, and *undecided* otherwise; a gain also needs an interval without 0. They wait for all seeds of the \
-table, and `flcog compare TABLE --show` prints each with its interval. The last column refers to the lists below: \
-D marks contradictions to the paper, S settings that it does not state."""
+table, and `flcog compare TABLE --show` prints each with its interval. *Exploratory* verdicts have seeds that had been seen before the \
+margin was fixed. If all seeds have one split, a verdict speaks of this split. The last column of the tables refers to the lists below: \
+D marks contradictions to the paper, S settings that it does not state. [The tables that were not run](results/not-run.md) and \
+[each judged figure](results/verdicts.csv) have files of their own."""
 
 
 def write_page(tables: Sequence[Path], roots: Sequence[Path], saved: Path, page: Path) -> None:
@@ -47,8 +54,13 @@ def write_page(tables: Sequence[Path], roots: Sequence[Path], saved: Path, page:
     configs = shipped_configs.folder()
     papers = read_mapping(configs / "papers.yaml")
     fillings = [_filling(path, roots, saved) for path in tables or sorted((configs / "tables").glob("*.yaml"))]
-    with replacing(page, "w") as file:
-        file.write(page_text(papers, fillings))
+    (reproduced, not_run), beside = pages_text(papers, fillings), page.parent / "results"
+    for path, text in ((page, reproduced), (beside / "not-run.md", not_run)):
+        with replacing(path, "w") as file:
+            file.write(text)
+    judged = [published_figures(verdicts(filling)).assign(table=filling.table.name) for filling in fillings if filling.results]
+    with replacing(beside / "verdicts.csv", "w") as file:
+        pandas.concat(judged or [pandas.DataFrame()]).to_csv(file, index=False)
     run = sum(bool(filling.results) for filling in fillings)
     print(f"{short(page)}: {len(fillings)} tables, {run} of them trained in part or completely")
 
@@ -66,30 +78,22 @@ def _filling(path: Path, roots: Sequence[Path], saved: Path) -> ResultTable:
     return ResultTable(table, list(found.values()))
 
 
-def page_text(papers: Mapping[str, Paper], fillings: Sequence[ResultTable]) -> str:
-    """Make the page: a line for each table, further items of the papers, and the numbered deviations."""
+def pages_text(papers: Mapping[str, Paper], fillings: Sequence[ResultTable]) -> tuple[str, str]:
+    """The page of the claims, the tables with runs, the further items and the numbered deviations, and the page of the other tables."""
     numbers: Numbers = {kind: {} for kind in KINDS}
     counted: set[Any] = set()
     known = {f"{name}, {item}" for name, paper in papers.items() for item in paper["items"]}
-    lines = [
-        _line(name, paper, filling, numbers, counted)
-        for name, paper in papers.items()
-        for filling in fillings
-        if _items(name, paper, filling.table)
-    ]
-    own = [
-        _line("", {"items": {}}, filling, numbers, counted) for filling in fillings if not set(filling.table.reproduces) & known
-    ]
+    no_paper: Paper = {"items": {}}
+    lines = {"paper": list[list[str]](), "own": list[list[str]](), "not run": list[list[str]]()}
+    for name, about in [*papers.items(), ("", no_paper)]:
+        for filling in fillings:
+            if _items(name, about, filling.table) if name else not set(filling.table.reproduces) & known:
+                kind = ("paper" if name else "own") if filling.results else "not run"
+                lines[kind].append(_line(name, about, filling, numbers, counted))
     links = [
         f"[{paper['title']}]({paper['url']})" if paper.get("url") else paper.get("title", name) for name, paper in papers.items()
     ]
-    parts = [
-        "# Reproduced tables of the papers",
-        RULE,
-        "\n".join(f"- **{name}**: {link}" for name, link in zip(papers, links, strict=True)),
-        *([markdown(HEADER, lines)] if lines else []),
-        *(["## Tables of our own", markdown(HEADER, own)] if own else []),
-    ]
+    claims = [_claim(name, claim, fillings) for name, paper in papers.items() for claim in paper.get("claims", ())]
     filled = {item for filling in fillings for item in filling.table.reproduces}
     further = [
         [name, item, str(about["shows"]), *_command(about, numbers)]
@@ -98,11 +102,36 @@ def page_text(papers: Mapping[str, Paper], fillings: Sequence[ResultTable]) -> s
         if f"{name}, {item}" not in filled
     ]
     header = ["paper", "item", "content", "command", "published", "ours", "deviations"]
-    parts += ["## Other items of the papers", markdown(header, further)] if further else []
+    parts = [
+        "# Reproduced tables of the papers",
+        *(["## The papers' claims", markdown(CLAIMS, claims)] if claims else []),
+        RULE,
+        "\n".join(f"- **{name}**: {link}" for name, link in zip(papers, links, strict=True)),
+        *(["## Tables of the papers", markdown(HEADER, lines["paper"])] if lines["paper"] else []),
+        *(["## Tables of our own", markdown(HEADER, lines["own"])] if lines["own"] else []),
+        *(["## Other items of the papers", markdown(header, further)] if further else []),
+    ]
     for kind, (letter, heading) in KINDS.items():
         listed = (f"- **{letter}{number}** {text[:1].upper()}{text[1:]}." for text, number in numbers[kind].items())
         parts += [f"## {heading}", "\n".join(listed)] if numbers[kind] else []
-    return "\n\n".join(parts) + "\n"
+    why = "`flcog compare TABLE` fills each, and `--dry-run` estimates its time. `REPRODUCED.md` has the deviations by their numbers."
+    open_ = ["# Tables that were not run", why, markdown(HEADER, lines["not run"])]
+    return "\n\n".join(parts) + "\n", "\n\n".join(open_) + "\n"
+
+
+def _claim(name: str, claim: Mapping[str, str], fillings: Sequence[ResultTable]) -> list[str]:
+    """The line of a claim: the verdict on one published figure of a table."""
+    filling = next(each for each in fillings if each.table.name == claim["table"])
+    table = filling.table
+    one = next(
+        each
+        for each in verdicts(filling)
+        if (each.row, each.view, each.quantity) == (claim["row"], claim.get("column", ""), claim.get("figure", "gain"))
+    )
+    line, differences = figure_line(filling, one), [*table.deviations, *table.unstated]
+    seeds = f"{line['seeds']}, {'each with its split' if table.varies_split else 'one split'}" if line["seeds"] else ""
+    first, link = (differences[0] if differences else ""), f"[{table.name}](configs/tables/{table.path.name})"
+    return [name, claim["claim"], *(line[each] for each in FIGURE), seeds, first, link]
 
 
 def _items(name: str, paper: Paper, table: Table) -> list[str]:
@@ -122,7 +151,7 @@ def _line(name: str, paper: Paper, filling: ResultTable, numbers: Numbers, count
     shipped = table.path.resolve().parent == (shipped_configs.folder() / "tables").resolve()
     link = f"[{table.name}](configs/tables/{table.path.name})" if shipped else str(short(table.path))
     about = {"deviations": table.deviations, "unstated": table.unstated} if table.reproduces else {}
-    places = f"{len(done)} / {total}"
+    places, seeds = f"{len(done)} / {total}", seeds + ", one split" * bool(seeds and items and not table.varies_split)
     return [name, ", ".join(items), shows, _counts(filling, counted), places, seeds, date, link, _numbers(about, numbers)]
 
 
@@ -135,7 +164,7 @@ def _counts(filling: ResultTable, counted: set[Any]) -> str:
             stated(words_of(table, row, column)) if column in table.columns else row for row in (one.row, table.against[one.row])
         ]
         own.add(judged := (*arms, one.view, one.quantity, one.published, table.file.seeds, one.mark))
-        marks[COUNTED if judged in counted else one.mark] += one.mark != NOT_JUDGED
+        marks[COUNTED if judged in counted else one.shown] += one.mark != NOT_JUDGED
     counted |= own
     others = [mark for mark in marks if mark not in (NOT_RUN, COUNTED)]
     order = dict.fromkeys((REPRODUCED, CONTRADICTED, UNDECIDED, *others, NOT_RUN, COUNTED))
