@@ -42,6 +42,7 @@ def against(
     repeats: int = 5,
     seconds: float = 60.0,
     vary: dict[str, Any] | None = None,
+    save: str | None = None,
 ) -> None:
     """Time the config's rounds against a bare PyTorch loop and other frameworks.
 
@@ -49,10 +50,10 @@ def against(
         frameworks: pfl (Apple's pfl-research, in as many processes as flcog), flower (its simulation on Ray, an actor for each core) and
             batched (one model that is trained on as many samples in batches of 512, at the device's maximum speed), several with
             commas. Give pfl=/path/to/python if it is installed for another Python. A framework that is not installed is left out.
-        repeats, seconds, vary: as for ``flcog bench``.
+        repeats, seconds, vary, save: as for ``flcog bench``.
     """
     wanted = interpreters(frameworks)
-    time_rounds(trainer, model, datamodule, repeats, seconds, vary, functools.partial(rivals, trainer, wanted))
+    time_rounds(trainer, model, datamodule, repeats, seconds, vary, save, functools.partial(rivals, trainer, wanted))
 
 
 @contextmanager

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+import yaml
 from benchmarks.bench_jobs import prepared, reference
 from engine.test_patches import Pictures
 from fake_device import computing_there, waits
@@ -77,10 +78,13 @@ def table(text: str) -> list[list[str]]:
 
 
 @pytest.mark.slow
-def test_every_combination_is_timed_in_turn(capsys: pytest.CaptureFixture[str]) -> None:
+def test_every_combination_is_timed_in_turn(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     trainer = make_trainer(None, FedProx(mu=0.1), precision="32-true")
     vary = {"executor": ["loop", "vmap"], "chunk_size": [1, 2], "tf32": [None, False]}
-    bench(trainer, classifier(), TinyData(), repeats=2, seconds=0, vary=vary)
+    bench(trainer, classifier(), TinyData(), repeats=2, seconds=0, vary=vary, save=str(tmp_path / "speed/tiny.yaml"))
+    saved = yaml.safe_load((tmp_path / "speed/tiny.yaml").read_text())
+    assert len(saved["seconds"]) == 9 and all(len(seconds) == 2 for seconds in saved["seconds"].values())
+    assert saved["packages"]["torch"] and saved["machine"]["cpus"] and "flcog_commit" in saved
     printed = capsys.readouterr().out
     header, _, *rows, bare = table(printed)
     assert header == ["executor", "chunk_size", "tf32", "ran as", "a round", "of bare", "of the first", "first round"]

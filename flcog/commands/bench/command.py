@@ -7,6 +7,7 @@ import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
@@ -19,10 +20,12 @@ from flcog.client.executor import Choice
 from flcog.commands import cli
 from flcog.commands.bench.bare import BareLoop, batches_of, wait_for_device
 from flcog.core.checks import at_least
+from flcog.core.files import write_yaml
 from flcog.core.output import say
 from flcog.core.text import first_line, human, markdown
 from flcog.core.text import seconds as in_seconds
 from flcog.method import check_methods
+from flcog.run.directory import environment
 
 SECONDS_BETWEEN_REPORTS = 5
 
@@ -50,6 +53,7 @@ def bench(
     seconds: float = 60.0,
     profile: str | None = None,
     vary: dict[str, Any] | None = None,
+    save: str | None = None,
 ) -> None:
     """Time the config's rounds against a bare PyTorch loop of the same SGD steps.
 
@@ -70,8 +74,10 @@ def bench(
             --vary.precision "[32-true, bf16-mixed]"``: all combinations are timed in turn, and a table compares them. Ratios are to the
             bare loop of the config as it is, and to the first combination. ``--vary.callbacks "[none, Quantize, ClipUpdate]"`` times single
             methods beside the config's own.
+        save: a YAML file for the seconds of all rounds, with the commit, the versions, the device and the command, such as
+            ``results/speed/lenet.yaml``.
     """
-    first = time_rounds(trainer, model, datamodule, repeats, seconds, vary)
+    first = time_rounds(trainer, model, datamodule, repeats, seconds, vary, save)
     if profile is not None:
         profile_round(first, profile)
 
@@ -93,6 +99,7 @@ def time_rounds(
     repeats: int,
     seconds: float,
     vary: dict[str, Any] | None = None,
+    save: str | None = None,
     others: Callable[[BareLoop, list[int]], AbstractContextManager[Sequence[Rival]]] = lambda bare, clients: nullcontext(()),
 ) -> Any:
     """Time rounds in turn, and print a table. Returns the first trainer.
@@ -128,7 +135,16 @@ def time_rounds(
                         say(f"round {number} took {', '.join(told)}")
             finally:
                 if processes.is_first and rounds:
-                    print_table(contestants, [program.name for program in programs[len(contestants) :]], rounds)
+                    names = [program.name for program in programs[len(contestants) :]]
+                    print_table(contestants, names, rounds)
+                    if save is not None:
+                        names = [*(f"{each.name} ({each.ran_as})" for each in contestants), *names]
+                        columns = [list(map(float, times)) for times in zip(*rounds, strict=True)]
+                        about = environment(processes.accelerator) | {
+                            "processes": processes.count,
+                            "threads": torch.get_num_threads(),
+                        }
+                        write_yaml(Path(save), about | {"seconds": dict(zip(names, columns, strict=True))})
     if processes.is_first and cli.began is not None:  # no script called this function
         print(f"start: the first round can begin {ready - cli.began:.1f} s after the command (imports, configuration, data)")
     return first

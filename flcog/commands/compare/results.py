@@ -32,7 +32,7 @@ FACTS: Mapping[str, type] = {
     "version": str,  # of flcog
     "commit": str,  # of flcog's clone; empty without one
     "own_commit": str,  # of the working directory, if that is another repository
-    "machine": str,  # its system and number of processors
+    "machine": str,  # its system and number of processors, their instructions, the run's threads, and torch's version
     "date": str,  # on which the run began
     "command": str,
     "settings": str,  # that the table states
@@ -81,7 +81,7 @@ def record_of(run: Run) -> Record | None:
         "version": str((about.get("packages") or {}).get("flcog") or ""),
         "commit": str(commits[0] or ""),
         "own_commit": str(commits[1] or "") if commits[0] != commits[1] else "",
-        "machine": ", ".join(f"{name} {value}" for name, value in (about.get("machine") or {}).items()),
+        "machine": ", ".join(f"{name} {value}" for name, value in machine_of(about).items()),
         "date": "-".join(day.groups()) if day else "",
         "command": str(about.get("command") or ""),
         "settings": stated(run.words),
@@ -89,6 +89,12 @@ def record_of(run: Run) -> Record | None:
     elapsed = dict(zip(times, accumulate(times.values()), strict=True))
     timed = [row | ({ELAPSED: elapsed[row["round"]]} if row["round"] in elapsed else {}) for row in history]
     return Record(timed, facts, run.finished, run.other_settings())
+
+
+def machine_of(about: Mapping[str, Any]) -> dict[str, Any]:
+    """What the rounding and the speed of a run depend on, beside its code."""
+    own = {name: about[name] for name in ("instructions", "threads") if name in about}
+    return {**(about.get("machine") or {}), **own, "torch": (about.get("packages") or {}).get("torch", "")}
 
 
 def result_of(run: Run, name: str, view: View, record: Record, last: int) -> dict[str, Any]:
