@@ -51,7 +51,7 @@ def test_progress_goes_on_where_a_resumed_run_does(tmp_path: Path, capsys: pytes
 @pytest.fixture
 def terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     """A terminal of 80 columns, as rich takes it from these variables."""
-    for name, value in {"TTY_COMPATIBLE": "1", "TTY_INTERACTIVE": "1", "COLUMNS": "80", "NO_COLOR": "1"}.items():
+    for name, value in {"FORCE_COLOR": "1", "TERM": "xterm", "COLUMNS": "80", "NO_COLOR": "1"}.items():
         monkeypatch.setenv(name, value)
 
 
