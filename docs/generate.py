@@ -47,15 +47,18 @@ def pages_of_the_root() -> None:
     """The pages of docs/, and README, RESULTS and others from the top of the tree, with links to the site's pages."""
     names = {f"{name}.md": f"{name.lower()}.md" for name in ("RESULTS", "REPRODUCED", "CONTRIBUTING")}
     names |= {"README.md": "index.md", "results/earlier/README.md": "earlier.md"}
+    names |= {f"results/{name}.md": f"{name}.md" for name in ("findings", "not-run")}
     for name, page in names.items():
-        text = (ROOT / name).read_text(encoding="utf-8").replace("](docs/", "](")
+        text = (ROOT / name).read_text(encoding="utf-8").replace("](docs/", "](").replace("](../", "](")
         text = re.sub(r"\[([\w-]+)\]\(configs/tables/[\w-]+\.yaml\)", r"`\1`", text)  # the site has no configs
+        text = text.replace("[each judged figure](results/verdicts.csv)", "`results/verdicts.csv`")
         for other, target in names.items():
             text = re.sub(rf"\]\({other}(#[^)]*)?\)", rf"]({target}\1)", text)
         write(page, re.sub(r"\]\((data-sets|methods)\.md\)", r"](\1/index.md)", text))
     classes = {"observers": observers(), "schedules": schedules()}
     for path in sorted((ROOT / "docs").glob("*.md")):
         text = path.read_text(encoding="utf-8").replace("](../results/earlier/README.md)", "](earlier.md)")
+        text = re.sub(r"\]\(\.\./results/([\w-]+)\.md", r"](\1.md", text)
         text = re.sub(r"\]\(\.\./([A-Z]+)\.md", lambda m: f"]({m[1].lower()}.md", text)
         text = re.sub(r"\]\((data-sets|methods)\.md", r"](\1/index.md", text)
         text += "".join(f"\n\n## {cls.__name__}\n\n{_prose(cls, level=3)}" for cls in classes.get(path.stem, ()))
@@ -208,7 +211,7 @@ def _saved(path: Path) -> ResultTable:
 def _measured(name: str) -> str:
     """The measured scores of the method's rows (``results/``) beside the published ones."""
     lines = []
-    for path in sorted((ROOT / "results").glob("*.csv")):
+    for path in sorted(set((ROOT / "results").glob("*.csv")) - {ROOT / "results/verdicts.csv"}):
         filled = _saved(path)
         table = filled.table
         for row, column in product(table.rows, table.views):
