@@ -1,4 +1,4 @@
-"""IFCA: several global models, of which each client trains the one that fits its data best."""
+"""IFCA: several global models. Each client trains the best of them for its data."""
 
 from dataclasses import dataclass
 
@@ -25,7 +25,8 @@ class IFCA(Personalisation):
 
     F_k is the loss of a model in evaluation mode on samples that are drawn from the client's. x_1 begins as the given model, and each other
     one with the numbers of each of its tensors in random order. A client's own model is that of its last cluster, and x_1 before its first
-    round. The run's global model stays as it began. Each client downloads all K models and sends one. All clusters have the same
+    round. The run's global model stays as it began, and methods such as FedProx pull clients to it. Methods that change what clients send
+    come after IFCA in the list, because the change before it counts from the run's global model. Each client downloads all K models and sends one. All clusters have the same
     statistics of BatchNorm.
 
     Ghosh et al., An Efficient Framework for Clustered Federated Learning, NeurIPS 2020, https://arxiv.org/abs/2006.04088, Algorithm 1 with
@@ -76,7 +77,8 @@ class IFCA(Personalisation):
 
     def finish_client(self, delta: Params, params: Params, ctx: Context) -> Upload:
         start = _of_cluster(ctx.broadcast, ctx.inputs["cluster"])
-        return Upload({n: value - start[n] for n, value in params.items()}, ctx.inputs, mean={"cluster": ctx.inputs["cluster"]})
+        change = {n: value + ctx.received.params[n] - start[n] for n, value in delta.items()}
+        return Upload(change, ctx.inputs, mean={"cluster": ctx.inputs["cluster"]})
 
     def server_step(self, server: Slot, params: Params, delta: Params, messages: Messages, cohort: Cohort) -> tuple[Params, Slot]:
         clusters = torch.stack([upload.weight * upload.mean["cluster"] for upload in messages.individual])
