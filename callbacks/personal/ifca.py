@@ -26,8 +26,8 @@ class IFCA(Personalisation):
     F_k is the loss of a model in evaluation mode on samples that are drawn from the client's. x_1 begins as the given model, and each other
     one with the numbers of each of its tensors in random order. A client's own model is that of its last cluster, and x_1 before its first
     round. The run's global model stays as it began, and methods such as FedProx pull clients to it. Methods that change what clients send
-    come after IFCA in the list, because the change before it counts from the run's global model. Each client downloads all K models and sends one. All clusters have the same
-    statistics of BatchNorm.
+    come after IFCA in the list, because the change before it counts from the run's global model. Each client downloads all K models and
+    sends one. All clusters have the same statistics of BatchNorm.
 
     Ghosh et al., An Efficient Framework for Clustered Federated Learning, NeurIPS 2020, https://arxiv.org/abs/2006.04088, Algorithm 1 with
     model averaging.
