@@ -8,10 +8,7 @@ os.environ.setdefault("GOMP_SPINCOUNT", "30000")
 
 from typing import TYPE_CHECKING
 
-from flcog.core import torchmetrics_imports
 from flcog.core.lazy import lazily
-
-torchmetrics_imports.delay()  # before Lightning imports it
 
 if TYPE_CHECKING:
     from lightning import seed_everything as seed_everything

@@ -4,7 +4,7 @@ import ast
 import importlib
 import importlib.util
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 from flcog.core.text import guess
@@ -15,13 +15,9 @@ def lazily(package: str) -> tuple[Callable[[str], Any], Callable[[], list[str]]]
 
     Type checkers and editors read these imports, and so does this function. No second list of names is needed.
     """
-    condition = next(statement for statement in _tree(package).body if isinstance(statement, ast.If))
-    return at_first_use(package, [statement for statement in condition.body if isinstance(statement, ast.ImportFrom)])
-
-
-def at_first_use(package: str, imports: Sequence[ast.ImportFrom]) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
-    """A package's ``__getattr__``, which imports a name of these statements when it is first used, and its ``__dir__``."""
     module = sys.modules[package]
+    condition = next(statement for statement in _tree(package).body if isinstance(statement, ast.If))
+    imports = [statement for statement in condition.body if isinstance(statement, ast.ImportFrom)]
     places = {alias.asname or alias.name: (str(each.module), alias.name) for each in imports for alias in each.names}
 
     def __getattr__(name: str) -> Any:

@@ -13,9 +13,9 @@ from lightning.fabric import Fabric
 
 from flcog.core import signals
 from flcog.core.signals import RoundDropped, StopSignals
-from flcog.core.speed import Calibration, CoreWaiting
 from flcog.core.text import figure
 from flcog.core.users_code import place_in_users_code
+from flcog.core.waiting import CoreWaiting
 from flcog.core.writer_lock import WriterLock
 from flcog.lightning.trainer import RoundsTrainer
 from flcog.method import Callback, Note
@@ -38,7 +38,7 @@ class Lifecycle:
         self._observers, self._trainer, self.lock = observers, trainer, WriterLock()
         self._run: Session | None = None
         self._stop = StopSignals(lambda text: signals.say(text) if fabric.is_global_zero else None)
-        self._calibration, self._grows = Calibration(), False
+        self._grows = False
 
     def __enter__(self) -> Self:
         self._stop.listen()
@@ -101,7 +101,7 @@ class Lifecycle:
                 # The price of the clients that have arrived is known now, before anything is released.
                 run.record_spending()
                 row["time/round"] = time.perf_counter() - began
-                row |= waiting.column() | self._calibration.column()
+                row |= waiting.column()
                 if evaluated:
                     began = time.perf_counter()
                     run.progress.enter("evaluating")

@@ -31,18 +31,3 @@ def test_the_first_round_starts_without_large_packages(tmp_path: Path) -> None:
     environment = {name: value for name, value in os.environ.items() if not name.startswith("WANDB")}
     environment |= {"HOME": str(tmp_path), "NETRC": str(tmp_path / "none")}
     subprocess.run([sys.executable, "-c", FIRST_ROUND], cwd=tmp_path, env=environment, check=True)
-
-
-METRICS = """
-import sys
-import flcog, lightning, torchmetrics, torchmetrics.functional
-
-assert not {"torchvision", "transformers"} & sys.modules.keys()
-assert all(getattr(package, name) for package in (torchmetrics, torchmetrics.functional) for name in package.__all__)
-assert torchmetrics.Accuracy is torchmetrics.classification.Accuracy and torchmetrics.Metric is lightning.pytorch.utilities.types.Metric
-"""
-
-
-@pytest.mark.slow
-def test_torchmetrics_has_all_its_names_and_imports_them_when_they_are_used() -> None:
-    subprocess.run([sys.executable, "-c", METRICS], check=True)

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from flcog.commands.compare.result_table import ResultTable
 from flcog.commands.compare.table import Spread, Summary
 from flcog.core.monitor import mode_of
-from flcog.core.speed import DISTURBED
+from flcog.core.waiting import DISTURBED
 
 SAID: Mapping[Summary, str] = {
     "best": "best evaluation",
@@ -96,7 +96,7 @@ def _on_costs(filled: ResultTable) -> Iterator[str]:
     if frame.seconds.notna().any():
         yield (
             "Times and bytes are means over runs: all rounds without evaluations, and a round in which all methods of the row act, beside "
-            "the ratio to the first row if the machine was equally fast; bytes of all clients and rounds, and of exchanges before round 1."
+            "the ratio to the first row if it had the same machine; bytes of all clients and rounds, and of exchanges before round 1."
         )
     if len(slowed := frame[frame.waiting > DISTURBED].sort_values("waiting", ascending=False)):
         yield (

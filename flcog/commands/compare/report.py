@@ -18,8 +18,8 @@ from flcog.commands.compare.statistics import estimate
 from flcog.commands.compare.table import Figure, Quantity, Summary, Table
 from flcog.commands.compare.verdicts import Verdict, verdicts
 from flcog.core.files import replacing
-from flcog.core.speed import DISTURBED, comparable
 from flcog.core.text import human, markdown, seconds
+from flcog.core.waiting import DISTURBED
 
 QUANTITIES: Mapping[Quantity, str] = {
     "score": "score",
@@ -217,7 +217,7 @@ def figure_text(figure: Figure, quantity: Quantity, decimals: int = 2) -> str:
 
 
 def _time(filled: ResultTable, name: str, row: str) -> str:
-    """The mean of a time over runs, and its ratio to the first row's in common views and seeds, if the machine was equally fast.
+    """The mean of a time over runs, and its ratio to the first row's in common views and seeds, if both had the same machine.
 
     † marks a time that is too long, because other programs used the same cores.
     """
@@ -227,13 +227,9 @@ def _time(filled: ResultTable, name: str, row: str) -> str:
     if not len(runs):
         return ""
     pairs = runs.join(timed[timed.row == first], rsuffix="_first", how="inner")
-    alike = [
-        pair.waiting <= DISTURBED
-        and pair.waiting_first <= DISTURBED
-        and (row == first or (pair.machine == pair.machine_first and comparable(pair.calibration, pair.calibration_first)))
-        for pair in pairs.itertuples()
-    ]
-    ratio = f"{pairs[name].sum() / pairs[f'{name}_first'].sum():.2f} " if alike and all(alike) else ""
+    undisturbed = pairs[["waiting", "waiting_first"]].max(axis="columns") <= DISTURBED
+    alike = len(pairs) and (undisturbed & (pairs.machine == pairs.machine_first)).all()
+    ratio = f"{pairs[name].sum() / pairs[f'{name}_first'].sum():.2f} " if alike else ""
     return f"{ratio}({seconds(runs[name].mean())})" + " †" * bool((runs.waiting > DISTURBED).any())
 
 

@@ -12,7 +12,7 @@ import numpy as np
 from flcog.commands.compare.runs import Run, joined, stated
 from flcog.commands.compare.table import View
 from flcog.core.monitor import Metric, is_personal, lower_is_better, main_of, mode_of
-from flcog.core.speed import share_of_waiting, speed_of
+from flcog.core.waiting import share_of_waiting
 
 History = Sequence[Mapping[str, float]]
 """The rows of a ``metrics.csv``."""
@@ -27,7 +27,6 @@ FACTS: Mapping[str, type] = {
     "up_bytes": float,  # from clients to server, including exchanges before the first round
     "total_bytes": float,  # in both directions
     "waiting": float,  # the share of the rounds' time that the run's threads waited for a core that other programs used
-    "calibration": float,  # the mean seconds of a fixed piece of work during the run, which measures the machine's speed
     "diverged": bool,  # whether the run ended because its model became NaN or infinite
     "version": str,  # of flcog
     "commit": str,  # of flcog's clone; empty without one
@@ -76,7 +75,6 @@ def record_of(run: Run) -> Record | None:
         "up_bytes": newest.get("comm/up_bytes_total", sum(sent) if sent else math.nan),  # private runs withhold bytes
         "total_bytes": newest.get("comm/total_bytes", math.nan),
         "waiting": share_of_waiting(history),
-        "calibration": speed_of(history),
         "diverged": run.diverged,
         "version": str((about.get("packages") or {}).get("flcog") or ""),
         "commit": str(commits[0] or ""),

@@ -11,8 +11,8 @@ import yaml
 from flcog.commands.report.runs import Group, RunFiles
 from flcog.core.arguments import flat
 from flcog.core.monitor import is_share
-from flcog.core.speed import DISTURBED, share_of_waiting
 from flcog.core.text import human, seconds
+from flcog.core.waiting import DISTURBED, share_of_waiting
 
 SHARES = re.compile(r"accuracy|(^|/)acc$|-(AP|F1|P|R)$|jain")
 """Scores that are shown as per cent, unless the module logs them in percent."""

@@ -1,24 +1,10 @@
-"""The machine's speed during a run: a fixed piece of work, measured between rounds."""
+"""The share of a run's time in which it waits for a core."""
 
-import math
 from pathlib import Path
 
 import pytest
 
-from flcog.core.speed import CALIBRATION, EVERY, WAITING, Calibration, CoreWaiting, comparable, share_of_waiting, speed_of
-
-
-def test_it_is_measured_at_first_and_then_every_few_seconds() -> None:
-    calibration = Calibration()
-    assert calibration.column()[CALIBRATION] > 0 and calibration.column() == {}
-    calibration._last -= EVERY
-    assert CALIBRATION in calibration.column()
-
-
-def test_a_runs_speed_is_the_mean_and_compared_by_its_ratio() -> None:
-    assert speed_of([{CALIBRATION: 1.0}, {}, {CALIBRATION: 3.0}]) == 2.0 and math.isnan(speed_of([{}]))
-    assert comparable(1.0, 1.2) and not comparable(1.3, 1.0)
-    assert not comparable(1.0, math.nan) and not comparable(math.nan, 1.0), "an unknown speed is comparable to none"
+from flcog.core.waiting import WAITING, CoreWaiting, share_of_waiting
 
 
 def thread(folder: Path, name: str, computed: int, waited: int) -> None:
