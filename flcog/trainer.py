@@ -301,9 +301,8 @@ class FederatedTrainer(TopicList):
                 weights; everything else in the file is ignored. A run that resumes with ``auto`` must have the
                 ``init_from`` of its first rounds.
 
-        Ctrl-C, SIGUSR1, SIGUSR2 and SIGHUP end the run after the current round. SIGTERM and a second Ctrl-C drop that round, but with
-        several processes it is always finished. The run is saved. Then fit raises a KeyboardInterrupt after Ctrl-C, and a SystemExit
-        with status 75 after the other signals.
+        Ctrl-C, SIGUSR1, SIGUSR2 and SIGHUP end the run after the current round, and save it. SIGTERM and a second Ctrl-C end it at once.
+        Then fit raises a KeyboardInterrupt after Ctrl-C, and a SystemExit with status 75 after the other signals.
         """
         if self.fast_dev_run and ckpt_path is not None:
             raise ValueError(f"fast_dev_run tries a program and resumes no run; got ckpt_path={ckpt_path}: leave one of them out")

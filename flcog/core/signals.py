@@ -1,15 +1,14 @@
 """Handle signals that end a run between two rounds, so that the run is saved completely and can be resumed.
 
-After Ctrl-C, SIGUSR1, SIGUSR2 and SIGHUP a run finishes its round. It drops the round after a second Ctrl-C, SIGTERM, which a
-scheduler sends seconds before it kills, and SIGXCPU, the limit on CPU time: the run then has the state that it had after the
-round before. Several processes cannot drop a round together, so they finish it and agree at its end.
+After Ctrl-C, SIGUSR1, SIGUSR2 and SIGHUP a run finishes its round. A second Ctrl-C, SIGTERM, which a scheduler sends seconds before it
+kills, and SIGXCPU, the limit on CPU time, end it at once: it resumes from its last checkpoint.
 """
 
 import os
 import signal
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from types import FrameType
 from typing import Any, Literal
 
@@ -33,10 +32,6 @@ class RunInterrupted(KeyboardInterrupt):
     """The same after Ctrl-C."""
 
 
-class RoundDropped(BaseException):
-    """Leaves the current round. The training loop restores the state before the round."""
-
-
 class StopSignals:
     """Handles signals between :meth:`listen` and :meth:`leave`.
 
@@ -46,9 +41,8 @@ class StopSignals:
     def __init__(self, tell: Callable[[str], None]) -> None:
         self.number = 0
         """The last signal, or 0."""
-        self._tell, self._interrupts, self._drop = tell, 0, False
+        self._tell = tell
         self._stage: Literal["before", "rounds", "after"] = "before"
-        self._shared, self._droppable = False, False
         self._before: Handlers = {}
 
     def listen(self) -> None:
@@ -59,27 +53,13 @@ class StopSignals:
         """Restore the earlier handlers."""
         put_back(self._before)
 
-    def rounds_begin(self, shared: bool) -> None:
+    def rounds_begin(self) -> None:
         """From here on the run is saved after a signal. Before, every signal ends the run immediately."""
-        self._stage, self._shared = "rounds", shared
+        self._stage = "rounds"
 
     def rounds_end(self) -> None:
         """Everything is saved. From here on Ctrl-C ends the process at once, and other signals let it finish."""
         self._stage = "after"
-
-    @contextmanager
-    def round_in_hand(self) -> Iterator[Callable[[], None]]:
-        """A round that a signal can drop after the yielded function was called, unless other processes train the same round."""
-
-        def begin() -> None:
-            self._droppable = not self._shared
-            if self._droppable and self._drop:
-                raise RoundDropped
-
-        try:
-            yield begin
-        finally:
-            self._droppable = False
 
     def stop(self, number: int, leads: bool, round: int) -> BaseException:
         """Return the exception that ends the run between two rounds because of a signal.
@@ -91,26 +71,15 @@ class StopSignals:
         return RunInterrupted(f"Ctrl-C ended the run after round {round}") if number == signal.SIGINT else RunStopped(EXIT_STATUS)
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
-        self.number = number
-        self._interrupts += number == signal.SIGINT
-        self._drop |= signal.Signals(number).name in URGENT or self._interrupts > 1
-        if self._stage == "rounds":
-            self._handle_in_rounds()
+        again, self.number = self.number == number == signal.SIGINT, number
+        if self._stage == "rounds" and not again and signal.Signals(number).name not in URGENT:
+            more = "; Ctrl-C again stops at once" if number == signal.SIGINT else ""
+            self._tell(f"{name(number)}: the round in hand is finished, then the run is saved and stops{more}")
         elif number == signal.SIGINT:
             raise KeyboardInterrupt
-        elif self._stage == "before":
-            self._tell(f"stopped by {name(number)} before the first round: nothing to save")
+        elif self._stage != "after":
+            self._tell(f"stopped by {name(number)}")
             raise SystemExit(EXIT_STATUS)
-
-    def _handle_in_rounds(self) -> None:
-        if self._droppable and self._drop:
-            self._droppable = False  # dropping takes a while and must not be interrupted
-            raise RoundDropped
-        if self._interrupts > (1 if self._shared else 2):
-            raise KeyboardInterrupt
-        what = "dropped" if self._drop and not self._shared else "finished"
-        again = "; Ctrl-C again stops at once" if self.number == signal.SIGINT else ""
-        self._tell(f"{name(self.number)}: the round in hand is {what}, then the run is saved and stops{again}")
 
 
 def answer(handler: Callable[[int, FrameType | None], None]) -> Handlers:

@@ -2,7 +2,6 @@
 
 import itertools
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -40,8 +39,6 @@ class SavedClientStates:
         self._changed: set[int] = set()
         self._held: dict[str, int] = {}
         """The number of clients in each file that this process has read or written."""
-        self._before: tuple[dict[int, States], dict[int, int], set[int]] | None = None
-        """What memory held before this round, until the round can no longer be dropped."""
 
     @property
     def clients(self) -> list[int]:
@@ -70,19 +67,6 @@ class SavedClientStates:
     def put(self, client: int, states: States) -> None:
         self._remember(client, states)
         self._changed.add(client)
-
-    @contextmanager
-    def noting_changes(self) -> Iterator[None]:
-        """Record changes, so that :meth:`undo` can revert them if an exception leaves this block."""
-        self._before = dict(self._memory), dict(self._sizes), set(self._changed)
-        yield
-        self._before = None
-
-    def undo(self) -> None:
-        """Revert the recorded changes."""
-        if self._before is not None:
-            self._memory, self._sizes, self._changed = self._before
-            self._before = None
 
     def save(self, round: int) -> dict[int, str]:
         """Write the states that have changed since the last save. Returns the written clients with their file."""

@@ -12,7 +12,7 @@ import torch
 from lightning.fabric import Fabric
 
 from flcog.core import signals
-from flcog.core.signals import RoundDropped, StopSignals
+from flcog.core.signals import StopSignals
 from flcog.core.text import figure
 from flcog.core.users_code import place_in_users_code
 from flcog.core.waiting import CoreWaiting
@@ -70,7 +70,7 @@ class Lifecycle:
                 with trainer.sanity_check(run), run.evaluator.limited_to(num_sanity_val_steps):
                     evaluate()
             trainer.on_train_start(run)
-            self._stop.rounds_begin(shared=run.processes.together > 1 or not run.has_all_data)
+            self._stop.rounds_begin()
             yield
         self._stop.rounds_end()
         if run.round < run.settings.rounds and not privacy.affordable(run.engine, run.server):
@@ -87,31 +87,26 @@ class Lifecycle:
         """Train and evaluate a round. A signal ends the run after it."""
         began, number, waiting = time.perf_counter(), run.round + 1, CoreWaiting()
         evaluated, profiler = run.settings.evaluates(number), self._trainer.profiler
+
+        def on_selected(selection: Sequence[int]) -> None:
+            run.record_spending()
+            self._observe("on_round_start", number, selection)
+
         try:
-            with run.server.undone_at(RoundDropped), run.clients.noting_changes(), self._stop.round_in_hand() as begin:
-
-                def on_selected(selection: Sequence[int]) -> None:
-                    run.record_spending()
-                    self._observe("on_round_start", number, selection)
-                    begin()
-
-                with profiler.profile("round"):
-                    row = rounds.advance(run.engine, run.server, evaluated, on_selected)
-                self._trainer.end_clients(run.server.steps)
-                # The price of the clients that have arrived is known now, before anything is released.
-                run.record_spending()
-                row["time/round"] = time.perf_counter() - began
-                row |= waiting.column()
-                if evaluated:
-                    began = time.perf_counter()
-                    run.progress.enter("evaluating")
-                    with profiler.profile("evaluation"):
-                        row |= evaluate()
-                    row["time/evaluation"] = time.perf_counter() - began
+            with profiler.profile("round"):
+                row = rounds.advance(run.engine, run.server, evaluated, on_selected)
+            self._trainer.end_clients(run.server.steps)
+            # The price of the clients that have arrived is known now, before anything is released.
+            run.record_spending()
+            row["time/round"] = time.perf_counter() - began
+            row |= waiting.column()
+            if evaluated:
+                began = time.perf_counter()
+                run.progress.enter("evaluating")
+                with profiler.profile("evaluation"):
+                    row |= evaluate()
+                row["time/evaluation"] = time.perf_counter() - began
             self._end_round(run, privacy.released(run.engine, run.server, row), evaluated)
-        except RoundDropped:
-            run.clients.undo()
-            raise self._stop.stop(self._stop.number, run.processes.is_first, run.round) from None
         except Exception as error:
             if place_in_users_code(error) and not getattr(error, "__notes__", ()):  # clients' errors name the client, too
                 error.add_note(f"in round {number}")

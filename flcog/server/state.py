@@ -1,8 +1,6 @@
 """The server's state, which a round changes and a checkpoint saves."""
 
-import dataclasses
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -44,8 +42,6 @@ class ServerState:
     """The clients' scores of the last evaluation, float64 [num_clients], by column; NaN without a held-out part."""
     evaluated: tuple[tuple[Any, ...], Params] | None = field(default=None, repr=False, compare=False)
     """The round, parameters and states that methods evaluated last, and the result."""
-    _newcomers: list[tuple[str, int]] = field(default_factory=list, repr=False)
-    """The methods and clients of the messages that arrived in this round."""
 
     @property
     def parts(self) -> tuple[Any, ...]:
@@ -79,21 +75,6 @@ class ServerState:
             "ledger": self.ledger.state_dict(),
         }
 
-    @contextmanager
-    def undone_at(self, error: type[BaseException]) -> Iterator[None]:
-        """Restore the state if this error leaves the block. This is cheap because values are replaced, never changed in place."""
-        before = dataclasses.replace(self, ledger=self.ledger.copy(), buffers=dict(self.buffers), servers=dict(self.servers))
-        self._newcomers = []
-        try:
-            yield
-        except error:
-            for name in ("round", "seconds", "steps", "rates", "params", "buffers", "servers", "ledger", "traffic"):
-                setattr(self, name, getattr(before, name))
-            for name, client in self._newcomers:
-                self.reported[name].discard(client)
-                self.messages.get(name, {}).pop(client, None)
-            raise
-
     def newcomers(self, methods: Sequence[Method], clients: Sequence[int]) -> dict[str, list[int]]:
         """The clients that have not sent a first-contact message yet, by method. Only ``weights`` reads such messages."""
         asking = [method.name for method in methods if method.overrides("weights") and method.overrides("init_client")]
@@ -108,7 +89,6 @@ class ServerState:
             self.messages.setdefault(name, {}).update(sent)
             for client in sent.keys() - known:
                 known.add(client)
-                self._newcomers.append((name, client))
                 size = sum(map(message_bytes, pytree.tree_leaves(sent[client])))
                 self.ledger.add(name, up=size)
                 self.ledger.book(client, Account(up_bytes=size))
@@ -118,7 +98,6 @@ class ServerState:
         new = set(clients) - self.reported.get("model", set())
         if new:
             self.reported.setdefault("model", set()).update(new)
-            self._newcomers += [("model", client) for client in new]
 
     def messages_to(self, method: Method, clients: Iterable[int]) -> list[Any]:
         """These clients' first-contact messages to a method."""

@@ -85,20 +85,6 @@ def test_what_is_on_disk_leaves_memory_and_what_is_not_stays(tmp_path: Path, cac
     assert states.get(11) == {} and states.clients == list(range(10))
 
 
-def test_a_dropped_round_is_undone_whatever_lay_in_memory(tmp_path: Path, cache_of: Callable[[int], None]) -> None:
-    cache_of(0)
-    states = SavedClientStates(tmp_path, 0)
-    states.put(1, state(1))
-    states.save(1)
-    with pytest.raises(KeyboardInterrupt), states.noting_changes():
-        states.put(1, state(2))
-        states.put(2, state(2))
-        raise KeyboardInterrupt
-    states.undo()
-    assert values(states) == {1: 1}
-    assert states.save(2) == {}
-
-
 def test_a_run_that_goes_on_from_an_earlier_round_leaves_later_files_alone(tmp_path: Path) -> None:
     states = SavedClientStates(tmp_path, 0)
     states.put(1, state(1))

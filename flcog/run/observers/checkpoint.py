@@ -19,7 +19,7 @@ class Checkpoint(Callback):
             (accuracy, macro-AP or mse), on the validation set where there is one and else on the test set.
         mode: whether its largest (max) or its smallest (min) value is best. By default the smallest of losses and errors, the
             largest of all others.
-        every_n_rounds: rounds between versions of ``last.ckpt``; 0 writes none but at the end. A run that a signal stops writes one.
+        every_n_rounds: rounds between versions of ``last.ckpt``; 0 writes none but at the end, or when Ctrl-C stops the run.
         keep_every_n_rounds: rounds between checkpoints that are kept beside (``round-000010.ckpt``); 0 keeps none.
         enabled: whether to write checkpoints at all. Without them a run cannot be resumed.
 

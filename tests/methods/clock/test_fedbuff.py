@@ -22,7 +22,6 @@ from harness import (
     classifier,
     distance,
     fit,
-    make_trainer,
     states_by_client,
     train,
 )
@@ -203,20 +202,6 @@ def test_bytes_take_time_and_count_where_they_flow(methods: tuple[Method, ...]) 
     rows = train(down, *methods, FedBuff(buffer=5), local_steps=1, clients_per_round=5, data=TinyData(order=(1, 1, 1, 1, 1))).rows
     ends = np.cumsum([row["comm/down_bytes"] / 5 for row in rows])
     assert [row["time/simulated"] for row in rows] == pytest.approx(ends.tolist(), rel=1e-12)
-
-
-def test_a_round_that_is_dropped_changes_no_flight() -> None:
-    trainer = make_trainer(None, FedBuff(buffer=2), **RAGGED)
-    trainer.prepare(classifier(), TinyData())
-    trainer.train_round()
-    server = trainer.run.server
-    before = server.traffic
-    with pytest.raises(KeyError), server.undone_at(KeyError):
-        trainer.train_round()
-        assert server.traffic != before
-        raise KeyError
-    assert server.traffic == before and server.round == 1
-    assert trainer.sample(1) and trainer.collect()[0].sums is not None and server.traffic == before
 
 
 def test_clients_that_drop_out_leave_their_place_free() -> None:
