@@ -57,7 +57,7 @@ Verb = TypeVar("Verb", bound=Callable[..., Any])
 
 
 def verb(function: Verb) -> Verb:
-    """Run a verb in the run's precision. If a process dies meanwhile, the others name it.
+    """Run a verb in the run's precision. If a process dies meanwhile, the others say so.
 
     A verb that takes data takes loaders, too: ``fit(model, train_loader, val_loader)``, as ``lightning.Trainer`` does.
     """

