@@ -26,7 +26,7 @@ def describe(engine: Engine, server: ServerState, experiment: dict[str, Any], di
     where = "in other processes" if engine.clients.here is None else f"partition {engine.federation.split.hash}"
     shared = f", {engine.processes.per_device} on each device" if engine.processes.per_device > 1 else ""
     shared += ", which train each client together" if engine.processes.replicas > 1 else ""
-    origin = f", from {short(Path(experiment['init_from']['file']))}" if "init_from" in experiment else ""
+    origin = f", from {short(Path(experiment['init_from']))}" if "init_from" in experiment else ""
     going_on = f", going on after round {server.round}" if server.round else ""
     selection, expected = method_of(engine.methods, Selection), expected_cohort(engine.methods, engine.cohort_size)
     cohort = f"{expected:,}" if selection is None else f"about {selection.expected(expected, engine.num_clients):,}"

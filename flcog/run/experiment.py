@@ -18,10 +18,9 @@ from flcog.core.types import Params
 from flcog.data import FederatedDataModule
 from flcog.method import Method, Note
 from flcog.run import checkpoint
-from flcog.run.initial_weights import Origin, other_origin
 from flcog.settings import Settings
 
-VARIES = re.compile(r"(^|\.)(seed|seed_everything|partition_seed|default_root_dir|save_dir|dirpath|ckpt_path|init_from\.file)$")
+VARIES = re.compile(r"(^|\.)(seed|seed_everything|partition_seed|default_root_dir|save_dir|dirpath|ckpt_path)$")
 """Settings in which repetitions of a run differ."""
 
 
@@ -117,7 +116,7 @@ def other_configuration(
     settings: Settings,
     methods: Sequence[Method],
     config: Mapping[str, Any] | None,
-    init_from: Origin | None,
+    init_from: str | None,
     may_change: bool,
 ) -> str:
     """Describe how the configuration of a checkpoint's run differs from this run's, before the model and the data are known.
@@ -128,7 +127,9 @@ def other_configuration(
     if "experiment" not in saved:
         return ""
     before = saved["experiment"]
-    different = other_run(saved, methods, settings.seed) or other_origin(before.get("init_from"), init_from)
+    different = other_run(saved, methods, settings.seed)
+    if not different and before.get("init_from") != init_from:
+        different = f"init_from was {before.get('init_from')}, is {init_from}"
     if different or may_change:
         return different
     return "; ".join(differences(before, before | describe_settings(settings, methods, config)))

@@ -1,6 +1,5 @@
 """Loads the weights of a checkpoint of Lightning's, or of a file of weights, into a model before round 1."""
 
-import hashlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -8,25 +7,21 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from flcog.core.arguments import digest
 from flcog.core.lightning_packages import lightning_base
 from flcog.core.text import reason
 
 PREFIX = "model."
 """The prefix of a network's weights inside a client module."""
 
-Origin = dict[str, str]
-"""The ``file`` of the weights that a run began with, and a digest of these ``weights``, which is empty if the file was not read."""
 
-
-def load_initial_weights(model: nn.Module, path: str | Path, resumes: bool = False) -> Origin:
-    """Load weights into a model; other contents of the file, such as optimiser states, are ignored.
+def load_initial_weights(model: nn.Module, path: str | Path, resumes: bool = False) -> str:
+    """Load weights into a model, and return the absolute path of their file, whose other contents are ignored.
 
     A run that ``resumes`` replaces them by its checkpoint's. The file may be gone then.
     """
     file = str(Path(path).resolve())
     if resumes and not Path(path).is_file():
-        return {"file": file, "weights": ""}
+        return file
     if lightning_base(model, "LightningModule") is not None:
         model.configure_model()  # type: ignore[operator]  # it may make the layers
     own, given = model.state_dict(), _read_weights(Path(path))
@@ -41,20 +36,7 @@ def load_initial_weights(model: nn.Module, path: str | Path, resumes: bool = Fal
         raise ValueError(
             f"init_from={path} does not fit {type(model).__name__}: {faults}: give weights of the same model"
         ) from error
-    return {"file": file, "weights": _digest_of(given)}
-
-
-def other_origin(before: Origin | None, now: Origin | None, resumes: bool = False) -> str:
-    """Describe the difference between two origins of weights; empty if they are the same weights.
-
-    A user who ``resumes`` a run by its checkpoint's name need not repeat ``init_from``.
-    """
-    if before and now:
-        same = before["weights"] == now["weights"] or (not now["weights"] and before["file"] == now["file"])
-    else:
-        same = not now and (resumes or not before)
-    was, value = (origin["file"] if origin else "none" for origin in (before, now))
-    return "" if same else f"init_from was {was}, is {value}" + (", which has other weights" if was == value else "")
+    return file
 
 
 def _read_weights(path: Path) -> dict[str, Tensor]:
@@ -72,9 +54,3 @@ def _read_weights(path: Path) -> dict[str, Tensor]:
     if not isinstance(weights, Mapping) or not weights or not all(isinstance(value, Tensor) for value in weights.values()):
         raise ValueError(f"init_from={path} contains no weights: give a checkpoint of Lightning's, or a file with a state_dict")
     return dict(weights)
-
-
-def _digest_of(weights: Mapping[str, Tensor]) -> str:
-    """A digest that is the same for a network's weights and for those of a client module around it."""
-    lines = sorted(f"{name.removeprefix(PREFIX)} {digest(value)}\n" for name, value in weights.items())
-    return hashlib.sha256("".join(lines).encode()).hexdigest()[:16]

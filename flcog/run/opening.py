@@ -25,7 +25,6 @@ from flcog.run import checkpoint, experiment
 from flcog.run.assembly import Assembly
 from flcog.run.directory import find_checkpoint, new_run_directory, run_of
 from flcog.run.hosting import largest_client
-from flcog.run.initial_weights import Origin, other_origin
 from flcog.run.session import Session
 from flcog.run.trackers import Trackers
 from flcog.server import privacy
@@ -63,8 +62,8 @@ class Opening:
     keep_files: bool = True
     """Whether methods may keep files that runs share."""
     lock: WriterLock = field(default_factory=WriterLock)
-    init_from: Origin | None = None
-    """The origin of the weights in the model, if they are not the model's own."""
+    init_from: str | None = None
+    """The absolute path of the file with the weights in the model, if they are not the model's own."""
 
     def open(self) -> Session:
         """The session. A checkpoint is compared before methods exchange any data and before anything is written."""
@@ -80,7 +79,7 @@ class Opening:
         if origin := self._origin(path, saved):
             described["init_from"] = origin
             if self.config is not None and self.reason != "evaluate":
-                self.config["init_from"] = origin["file"]  # an absolute path, which holds in every folder
+                self.config["init_from"] = origin
         notes = [] if path is None else self._compare(path, saved, client.tensors, described)
         directory = cast(Path, processes.decide(self._new_directory) if path is None else run_of(path)) if fits else None
         trackers = Trackers()
@@ -155,14 +154,15 @@ class Opening:
                 self.model.prepare_data()
         self.datamodule.setup(self.stage.value)
 
-    def _origin(self, path: Path | None, saved: dict[str, Any]) -> Origin | None:
-        """The origin of the weights with which the run began. A resumed run keeps those of its first start."""
+    def _origin(self, path: Path | None, saved: dict[str, Any]) -> str | None:
+        """The file of the weights with which the run began. A resumed run keeps those of its first start."""
         if path is None:
             return self.init_from
-        before: Origin | None = saved["experiment"].get("init_from")
-        if self.reason == "fit" and (difference := other_origin(before, self.init_from, resumes=self.ckpt_path != "auto")):
+        before: str | None = saved["experiment"].get("init_from")
+        repeats = self.init_from == before or (self.init_from is None and self.ckpt_path != "auto")
+        if self.reason == "fit" and not repeats:
             raise ValueError(
-                f"{path} was written by a run with other initial weights: {difference}. Give the init_from of that run, or start a new "
+                f"{path} was written by a run whose init_from was {before}, and now it is {self.init_from}: give the same, or start a new "
                 "run without ckpt_path"
             )
         return before

@@ -116,11 +116,10 @@ def grouped(runs: Sequence[RunFiles]) -> list[Group]:
 
 def _experiment(run: RunFiles) -> str:
     """A text that runs share if they are known to differ only in their seed and in their folder."""
-    config = {key: value for key, value in flat(run.config).items() if not VARIES.search(key) and key != "init_from"}
+    config = {key: value for key, value in flat(run.config).items() if not VARIES.search(key)}
     whole = all("class_path" in run.config.get(part, {}) for part in ("model", "data"))  # else objects were made in Python
     known = None if whole else run.setting.get("experiment", str(run.directory))
-    origin = (run.setting.get("init_from") or {}).get("weights")
-    return json.dumps([{key: run.setting.get(key) for key in SAME}, config, known, origin], sort_keys=True, default=str)
+    return json.dumps([{key: run.setting.get(key) for key in SAME}, config, known], sort_keys=True, default=str)
 
 
 def _names(runs: Sequence[RunFiles]) -> list[str]:
