@@ -173,7 +173,7 @@ class NoTraining(L.LightningDataModule):
         (NoTraining(), "NoTraining has no train_dataloader: write one"),
         ((FEATURES, LABELS), r"data is a tuple: give flcog.datamodules.ArrayData\(train_inputs="),
         ("data/train.csv", "data is a str: give a flcog.FederatedDataModule"),
-        (Items(np.zeros((3, 6)), [0, 1, 2]), "10 clients cannot share 3 samples: .* set num_clients"),
+        (Items(np.zeros((3, 6)), [0, 1, 2]), "7 of 10 clients have no training samples .*: use fewer clients"),
     ],
     ids=lambda value: value if isinstance(value, str) else type(value).__name__,
 )
