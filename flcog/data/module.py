@@ -77,12 +77,9 @@ class FederatedDataModule(TopicList, L.LightningDataModule):
         checks.whole(self, 1, num_clients=num_clients, batch_size=batch_size, eval_batch_size=eval_batch_size)
         checks.whole(self, 0, new_clients=new_clients)
         self.reweighted_test = client_test == "reweighted"
-        held_out = client_test if not isinstance(client_test, str) else 0.0 if self.reweighted_test else -1.0
-        if not (held_out >= 0 and client_val >= 0 and held_out + client_val < 1):
-            raise ValueError(
-                "client_test and client_val must be fractions of a sum below 1, or client_test must be reweighted; got "
-                f"{client_test} and {client_val}"
-            )
+        held_out: Any = 0.0 if self.reweighted_test else client_test
+        checks.within(self, "[0, 1)", client_test=held_out, client_val=client_val, hint="it is a fraction of a client's samples")
+        checks.within(self, "[0, 1)", **{"client_test + client_val": held_out + client_val})
         self.num_clients, self.partitioner, self.partition_seed = num_clients, partitioner, partition_seed
         self.batch_size, self.eval_batch_size, self.drop_last = batch_size, eval_batch_size, drop_last
         self.client_test, self.client_val, self.test_like_clients = held_out, client_val, test_like_clients
@@ -164,9 +161,8 @@ class FederatedDataModule(TopicList, L.LightningDataModule):
             facts=self.facts() | _facts(splits.train),
         )
         if self.new_clients:
+            checks.within(self, f"[0, {whole.num_clients})", "new_clients", hint="the other clients train")
             known = self._federation.num_clients - self.new_clients
-            if known < 1:
-                raise ValueError(f"new_clients={self.new_clients} leaves none of {whole.num_clients} clients to train: lower it")
             self._newcomers, self._federation = (
                 self._federation.between(known, whole.num_clients),
                 self._federation.between(0, known),
@@ -211,11 +207,6 @@ class FederatedDataModule(TopicList, L.LightningDataModule):
 
     def _check(self, splits: Splits) -> None:
         """Refuse samples that the federation could not use."""
-        if not hasattr(type(self), "num_classes") and "num_classes" not in vars(self):
-            raise ValueError(
-                f"{type(self).__name__} has no num_classes: set it in the class to the number of classes or labels, e.g. num_classes = 10 "
-                "(for regression, to the number of bins of the target)"
-            )
         for part, samples in (("training", splits.train), ("validation", splits.val), ("test", splits.test)):
             if samples is not None:
                 require_finite_inputs(samples, f"{type(self).__name__}: the {part} set")
@@ -249,11 +240,6 @@ def _with_shares_of(samples: Samples, classes: Tensor, seed: int) -> Samples:
     """The most samples whose classes have the same shares as in ``classes``; which samples of a class stay is random."""
     length = 1 + int(torch.cat([classes, samples.labels]).max())
     wanted, available = (labels.bincount(minlength=length).numpy() for labels in (classes, samples.labels))
-    missing = np.flatnonzero((wanted > 0) & (available == 0))
-    if len(missing):
-        raise ValueError(
-            f"test_like_clients: clients have samples of class {missing[0]}, and the test set has none: leave it out"
-        )
     scale = (available[wanted > 0] / wanted[wanted > 0]).min()
     # The small number keeps a product like 500 * (1 / 500) from falling just under the integer that it is.
     sizes = np.maximum(wanted > 0, np.floor(wanted * scale + 1e-6)).astype(np.int64)
