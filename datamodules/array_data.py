@@ -15,7 +15,6 @@ from flcog.data import Preprocess, Samples, Splits
 from flcog.data.preprocess import moments
 from flcog.datamodules.augmentations import Augmentation, AugmentedImages
 from flcog.datamodules.files import reading, require_files
-from flcog.datamodules.partitioners import Natural
 from flcog.datamodules.targets import Targets, WithTargets, read_targets
 
 # An np.ndarray or a Tensor. With those types the command line's help would list all of their subclasses, for each argument.
@@ -77,7 +76,6 @@ class ArrayData(WithTargets, AugmentedImages):
         train_users: Array | None = None,
         **kwargs: Any,
     ) -> None:
-        kwargs |= {} if train_users is None else {"partitioner": kwargs.get("partitioner") or Natural()}
         super().__init__(**kwargs)
         arrays = {
             "train_inputs": train_inputs,

@@ -11,7 +11,6 @@ from flcog.core.files import arrays_in
 from flcog.data import Samples, Splits
 from flcog.datamodules.augmentations import AugmentedImages
 from flcog.datamodules.files import reading, require_files
-from flcog.datamodules.partitioners import Natural
 
 _FILE = "dsprites_ndarray_co1sh3sc6or40x32y32_64x64.npz"
 _URL = f"https://github.com/google-deepmind/dsprites-dataset/raw/master/{_FILE}"
@@ -38,7 +37,6 @@ class DSprites(AugmentedImages):
     mean, std = 0.0, 1 / 255  # pixels are 0 and 1 as bytes, not 0 and 255
 
     def __init__(self, data_dir: str = "data/dsprites", samples_per_client: int | None = None, **kwargs: Any) -> None:
-        kwargs["partitioner"] = kwargs.get("partitioner") or Natural()
         super().__init__(**kwargs)
         at_least(self, 1, samples_per_client=samples_per_client)
         self.data_dir, self.samples_per_client = Path(data_dir), samples_per_client

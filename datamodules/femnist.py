@@ -13,7 +13,6 @@ from flcog.core.files import arrays_in, replacing
 from flcog.data import Samples, Splits
 from flcog.datamodules.augmentations import AugmentedImages
 from flcog.datamodules.files import missing_files, reading
-from flcog.datamodules.partitioners import Natural
 
 _HOW_TO_GET = (
     "run preprocess.sh -s niid --sf 1.0 -k 0 -t sample in data/femnist of https://github.com/TalwalkarLab/leaf, and pass "
@@ -47,7 +46,6 @@ class FEMNIST(AugmentedImages):
         std: float | None = None,
         **kwargs: Any,
     ) -> None:
-        kwargs["partitioner"] = kwargs.get("partitioner") or Natural()
         super().__init__(**kwargs)
         within(self, "(0, 1)", test_fraction=test_fraction, hint="it is a part of each writer's samples")
         self.data_dir, self.num_classes, self.test_fraction = Path(data_dir), num_classes, test_fraction

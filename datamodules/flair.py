@@ -16,7 +16,6 @@ from flcog.data import Samples, Splits
 from flcog.datamodules.augmentations import Augmentation, AugmentedImages
 from flcog.datamodules.decoded_images import DecodedImages
 from flcog.datamodules.files import reading, require_files
-from flcog.datamodules.partitioners import Natural
 
 COARSE_LABELS = (
     "animal", "art", "celebration", "equipment", "fire", "food", "games", "interior_room", "light", "liquid", "material", "music",
@@ -79,7 +78,6 @@ class FLAIR(AugmentedImages):
         decode: Literal["first", "when read"] = "first",
         **kwargs: Any,
     ) -> None:
-        kwargs["partitioner"] = kwargs.get("partitioner") or Natural()
         super().__init__(**kwargs)
         one_of(self, ("first", "when read"), decode=decode)
         self.decode = decode

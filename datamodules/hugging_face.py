@@ -96,7 +96,7 @@ class HuggingFace(ItemSets):
         **kwargs: Any,
     ) -> None:
         batches = None if collate_fn is None else partial(_of_inputs, collate_fn)
-        super().__init__(task, num_classes, batches, num_workers, cache_dir, users is not None, **kwargs)
+        super().__init__(task, num_classes, batches, num_workers, cache_dir, **kwargs)
         require("datasets", "HuggingFace", "datasets")
         self._given, self._name, self.input, self.target, self.users = dataset, name, input, target, users
         self.splits = {"train": train, "test": test, "val": val}

@@ -17,7 +17,7 @@ from torch.utils.data import Dataset, Subset
 
 from flcog.core.checks import at_least
 from flcog.core.trees import Tree, map_leaves
-from flcog.data import NewInputs, Partitioner, Samples, Splits
+from flcog.data import NewInputs, Samples, Splits
 from flcog.data.samples import Returned
 from flcog.datamodules.item_reader import ItemReader, Streamed, Task
 from flcog.datamodules.items import (
@@ -34,7 +34,6 @@ from flcog.datamodules.items import (
     targets_of,
     whole_batch_of,
 )
-from flcog.datamodules.partitioners import Natural
 from flcog.datamodules.row_file import IN_MEMORY_BYTES, RowFile
 from flcog.datamodules.targets import Targets, TaskOrAuto, WithTargets, read_targets
 
@@ -54,7 +53,7 @@ class Form(NamedTuple):
 
 
 class ItemSets(WithTargets):
-    """Data sets that are read item by item. Users are the clients if the data is ``natural``, unless a partitioner is given."""
+    """Data sets that are read item by item."""
 
     def __init__(
         self,
@@ -63,12 +62,10 @@ class ItemSets(WithTargets):
         collate_fn: Callable[[list[Any]], Any] | None,
         num_workers: int,
         cache_dir: str | None,
-        natural: bool,
         target: Target = None,
-        partitioner: Partitioner | None = None,
         **kwargs: Any,
     ) -> None:
-        super().__init__(partitioner=partitioner or (Natural() if natural else None), **kwargs)
+        super().__init__(**kwargs)
         at_least(self, 0, num_workers=num_workers)
         self._task, self._num_classes, self.collate_fn, self.num_workers = task, num_classes, collate_fn, num_workers
         self.cache_dir, self._target = cache_dir, target

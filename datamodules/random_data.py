@@ -7,7 +7,7 @@ import numpy as np
 import torch
 
 from flcog.core import checks
-from flcog.data import Samples, Splits
+from flcog.data import IID, Partitioner, Samples, Splits
 from flcog.datamodules.augmentations import Augmentation, AugmentedImages
 
 
@@ -48,6 +48,7 @@ class RandomData(AugmentedImages):
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
+        self.partitioner: Partitioner | None = self.partitioner or IID()
         checks.at_least(self, 1, num_samples=num_samples, num_classes=num_classes)
         checks.at_least(self, 0, num_test_samples=num_test_samples)
         checks.at_least(self, 2, vocab_size=vocab_size, hint="id 0 is padding")

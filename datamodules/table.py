@@ -13,7 +13,6 @@ from flcog.core.extras import require
 from flcog.core.trees import Tree
 from flcog.data import NewInputs, Preprocess, Samples, Splits
 from flcog.datamodules.files import names_of, reading, require_columns, require_files
-from flcog.datamodules.partitioners import Natural
 from flcog.datamodules.targets import Targets, WithTargets, read_targets
 
 MOST_VALUES = 1000
@@ -74,8 +73,6 @@ class Table(WithTargets):
         num_classes: int | None = None,
         **kwargs: Any,
     ) -> None:
-        if users is not None:
-            kwargs["partitioner"] = kwargs.get("partitioner") or Natural()
         super().__init__(**kwargs)
         within(self, "[0, 1)", test_fraction=test_fraction)
         if test is not None and test_fraction:

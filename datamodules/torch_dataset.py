@@ -86,7 +86,7 @@ class TorchDataset(ItemSets):
         target: Target = None,
         **kwargs: Any,
     ) -> None:
-        super().__init__(task, num_classes, collate_fn, num_workers, cache_dir, users is not None, target, **kwargs)
+        super().__init__(task, num_classes, collate_fn, num_workers, cache_dir, target, **kwargs)
         given = {"train": train, "test": test, "val": val}
         self.sets = {part: dataset for part, dataset in given.items() if dataset is not None}
         for part, dataset in self.sets.items():

@@ -7,12 +7,12 @@ from numpy.random import Generator
 
 from flcog.core.checks import all_at_least, positive_and_finite, within
 from flcog.data import Partition, Partitioner, Samples
+from flcog.data.partition import seeded_rng
 from flcog.datamodules.partitioners.draws import (
     class_labels,
     cut_by_shares,
     deal,
     even_sizes,
-    seeded_rng,
     shuffled_classes,
 )
 

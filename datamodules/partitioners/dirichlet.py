@@ -7,6 +7,7 @@ import numpy as np
 
 from flcog.core.checks import at_least, positive_and_finite
 from flcog.data import Partition, Partitioner, Samples
+from flcog.data.partition import seeded_rng
 from flcog.datamodules.partitioners.draws import (
     checked_min_size,
     class_labels,
@@ -15,7 +16,6 @@ from flcog.datamodules.partitioners.draws import (
     draw_class_cuts,
     even_sizes,
     no_draw,
-    seeded_rng,
 )
 
 

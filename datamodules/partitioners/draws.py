@@ -1,19 +1,11 @@
 """Helpers of several splits: classes of samples, seeded random numbers, shares cut into samples, samples dealt to clients."""
 
 import numpy as np
-from numpy.random import PCG64, Generator
+from numpy.random import Generator
 
 from flcog.data import Partition, Partitioner, Samples
 
 REGRESSION_BINS = 10
-
-
-def seeded_rng(seed: int, stream: int = 0) -> Generator:
-    """Random numbers that the seed fixes, the same on every machine.
-
-    Streams keep a split that wraps another from drawing the same numbers (stream 1 is the held-out parts').
-    """
-    return Generator(PCG64([seed, stream] if stream else seed))
 
 
 def draw_class_cuts(

@@ -7,7 +7,8 @@ from numpy.random import Generator
 
 from flcog.core.checks import at_least, within
 from flcog.data import Partition, Partitioner, Samples
-from flcog.datamodules.partitioners.draws import class_labels, deal, even_sizes, seeded_rng
+from flcog.data.partition import seeded_rng
+from flcog.datamodules.partitioners.draws import class_labels, deal, even_sizes
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from flcog.core.text import TopicList
 from flcog.core.trees import Tree, leaves
 from flcog.data.federation import Federation
 from flcog.data.order import Order
-from flcog.data.partition import IID, Partition, Partitioner, partition_by
+from flcog.data.partition import IID, Natural, Partition, Partitioner, partition_by
 from flcog.data.preprocess import Preprocess, standardisation
 from flcog.data.samples import Augment, NewInputs, Samples, Splits, Task, require_finite_inputs
 
@@ -34,7 +34,8 @@ class FederatedDataModule(TopicList, L.LightningDataModule):
     Args:
         num_clients: how many clients the training set is divided over. Users, saved splits and splits of your own have a number of their
             own, and a note says so if you set another.
-        partitioner: how; see ``flcog.datamodules`` for the splits of the literature. IID by default.
+        partitioner: how; see ``flcog.datamodules`` for the splits of the literature. By default the users are the clients, if the data set
+            has users, and otherwise IID.
         batch_size: samples per local step.
         eval_batch_size: samples per evaluation step.
         partition_seed: fixes the split; independent of the trainer's seed, so that seeds can be compared on one split.
@@ -126,7 +127,8 @@ class FederatedDataModule(TopicList, L.LightningDataModule):
         self._check(splits)
         if self.join_test and splits.test is not None:
             splits = replace(splits, train=splits.train.joined(splits.test), test=None)
-        whole = partition_by(self.partitioner or IID(), splits.train, self.num_clients, self.partition_seed)
+        self.partitioner = self.partitioner or (IID() if splits.train.users is None else Natural())
+        whole = partition_by(self.partitioner, splits.train, self.num_clients, self.partition_seed)
         if self.num_clients not in (whole.num_clients, NUM_CLIENTS):
             maker = getattr(self.partitioner, "__name__", type(self.partitioner).__name__)
             self.notes += (f"num_clients={self.num_clients} has no effect: {maker} makes {whole.num_clients:,} clients",)
@@ -180,7 +182,7 @@ class FederatedDataModule(TopicList, L.LightningDataModule):
         return test
 
     def _topics(self) -> Iterator[tuple[str, str]]:
-        yield "split", f"{self.num_clients:,} clients by {self.partitioner or IID()}, seed {self.partition_seed}"
+        yield "split", f"{self.num_clients:,} clients by {self.partitioner or 'default'}, seed {self.partition_seed}"
         yield "batches", f"of {self.batch_size:,}"
         if self._federation is None:
             yield "data", "not read yet"

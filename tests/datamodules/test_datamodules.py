@@ -51,7 +51,6 @@ def test_yaml_makes_typed_values() -> None:
     assert isinstance(data, CIFAR10) and data.mean == (0.1, 0.2, 0.3) and data.partitioner == Dirichlet(0.1)
     arrays = parse("--data=ArrayData", "--data.path=x.npz", "--data.mean=auto", "--data.std=auto")
     assert isinstance(arrays, ArrayData) and arrays.mean == "auto"
-    assert parse("--data=FEMNIST").partitioner == Natural()
     assert parse("--data=FEMNIST", "--data.partitioner=IID").partitioner == IID()
 
 
