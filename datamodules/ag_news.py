@@ -12,7 +12,6 @@ import torch
 
 from flcog.core.checks import at_least
 from flcog.core.files import arrays_in
-from flcog.core.labels import require_labels
 from flcog.data import FederatedDataModule, NewInputs, Samples, Splits
 from flcog.datamodules.files import reading, require_files
 
@@ -83,17 +82,9 @@ class AGNews(FederatedDataModule):
         parts = []
         for part in ("train", "test"):
             with reading(path), arrays_in(path) as arrays:
-                inputs, targets = arrays[f"tokens_{part}"], arrays[f"y_{part}"]
-                if inputs.dtype.kind not in "iu" or inputs.ndim != 2:
-                    raise ValueError(
-                        f"tokens_{part} has type {inputs.dtype} and shape {inputs.shape}, not whole numbers [N, length]"
-                    )
-                inputs = inputs[:, : self.max_length]
-            if inputs.min(initial=0) < 0 or inputs.max(initial=0) >= self.vocab_size:
-                raise ValueError(
-                    f"{path}: tokens_{part} has id {inputs.max()}, and vocab_size is {self.vocab_size}: raise vocab_size"
-                )
-            require_labels(targets, self.num_classes, f"{path}: y_{part}")
+                inputs, targets = arrays[f"tokens_{part}"][:, : self.max_length], arrays[f"y_{part}"]
+            if inputs.max() >= self.vocab_size:
+                raise ValueError(f"tokens_{part} has id {inputs.max()}, and vocab_size is {self.vocab_size}: raise vocab_size")
             parts.append(Samples(torch.from_numpy(inputs.astype(np.int32)), torch.from_numpy(targets.astype(np.int64))))
         return Splits(*parts)
 
@@ -119,8 +110,6 @@ def read_articles(path: Path) -> list[tuple[int, str]]:
         for number, row in enumerate(csv.reader(file), start=1):
             if number == 1 and len(row) == 3 and not row[0].isdigit():
                 continue
-            if len(row) != 3 or row[0] not in ("1", "2", "3", "4"):
-                raise ValueError(f"row {number} is not a topic from 1 to 4, a title and a description: {str(row)[:100]}")
             # The release writes a line break as a backslash.
             articles.append((int(row[0]) - 1, f"{row[1]} {row[2]}".replace("\\", " ")))
     return articles

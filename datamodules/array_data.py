@@ -15,7 +15,6 @@ from flcog.data import Preprocess, Samples, Splits
 from flcog.data.preprocess import moments
 from flcog.datamodules.augmentations import Augmentation, AugmentedImages
 from flcog.datamodules.files import reading, require_files
-from flcog.datamodules.partitioners import Natural
 from flcog.datamodules.targets import Targets, WithTargets, read_targets
 
 # An np.ndarray or a Tensor. With those types the command line's help would list all of their subclasses, for each argument.
@@ -39,8 +38,8 @@ class ArrayData(WithTargets, AugmentedImages):
         task: the kind of targets; ``auto`` infers it from them.
         num_classes: the number of classes or labels, if some do not occur. For regression, the number of bins that replace
             classes in methods that use label counts (10 by default).
-        mean: subtracted from each channel or feature, after uint8 has been scaled to [0, 1]; "auto" for the training set's mean,
-            None for no change.
+        mean: subtracted from each channel or feature, after uint8 has been scaled to [0, 1]; "auto" for the mean of a training set in
+            memory, None for no change.
         std: divides each channel or feature; as ``mean``.
         augmentation: random changes of training images, see ``flcog.datamodules.augmentations``.
         layout: the order of an image's axes: NHWC as in numpy and image files, NCHW as in torch's tensors.
@@ -77,7 +76,6 @@ class ArrayData(WithTargets, AugmentedImages):
         train_users: Array | None = None,
         **kwargs: Any,
     ) -> None:
-        kwargs |= {} if train_users is None else {"partitioner": kwargs.get("partitioner") or Natural()}
         super().__init__(**kwargs)
         arrays = {
             "train_inputs": train_inputs,
@@ -90,8 +88,6 @@ class ArrayData(WithTargets, AugmentedImages):
         self._given = {name: np.asanyarray(array) for name, array in arrays.items() if array is not None}
         if (path is None) == (not self._given):
             raise ValueError("ArrayData reads either a path or arrays (train_inputs and train_targets): give only one")
-        if (mean == "auto") != (std == "auto") or (mean is None) != (std is None):
-            raise ValueError(f"mean and std come together; got mean={mean} and std={std}")
         one_of(self, ("NHWC", "NCHW"), layout=layout)
         self.path, self.augmentation, self.train_users, self.layout = path, augmentation, train_users, layout
         self.mean, self.std, self._task, self._num_classes = mean, std, task, num_classes
@@ -114,13 +110,8 @@ class ArrayData(WithTargets, AugmentedImages):
         targets = {part: (arrays[name], f"{source}: {name}") for part, (_, name) in names.items()}
         learnt = read_targets(targets, self._task, self._num_classes)
         samples = {}
-        for part, (inputs_name, targets_name) in names.items():
-            inputs = _inputs(arrays[inputs_name], f"{source}: {inputs_name}", self.layout)
-            if len(inputs) != len(learnt.tensors[part]) or len(inputs) == 0:
-                raise ValueError(
-                    f"{source}: {inputs_name} has {len(inputs)} rows and {targets_name} has {len(learnt.tensors[part])}: each input "
-                    "needs a target, and there must be some"
-                )
+        for part, (name, _) in names.items():
+            inputs = _inputs(arrays[name], f"{source}: {name}", self.layout)
             samples[part] = Samples(inputs, learnt.tensors[part], self.train_users if part == "train" else None)
         kinds = {part: str(each.inputs.dtype).removeprefix("torch.") for part, each in samples.items()}
         if len(set(kinds.values())) > 1:
@@ -157,10 +148,6 @@ def _names_of(part: str, arrays: dict[str, np.ndarray], source: str) -> tuple[st
 
 
 def _inputs(inputs: np.ndarray, where: str, layout: str) -> Tensor | np.ndarray:
-    if inputs.dtype.kind not in "biuf":
-        raise ValueError(f"{where} must be numbers; its type is {inputs.dtype}")
-    if inputs.ndim not in (2, 3, 4):
-        raise ValueError(f"{where} must be images [N, H, W] or [N, H, W, C], or rows [N, F]; its shape is {inputs.shape}")
     if inputs.ndim == 4:
         channels, others, other = (1, 3, "NHWC") if layout == "NCHW" else (3, 1, "NCHW")
         if inputs.shape[others] in (1, 3) and inputs.shape[channels] not in (1, 3):
@@ -168,10 +155,8 @@ def _inputs(inputs: np.ndarray, where: str, layout: str) -> Tensor | np.ndarray:
         inputs = inputs.transpose(0, 2, 3, 1) if layout == "NCHW" else inputs
     if isinstance(inputs, np.memmap) and inputs.dtype in (np.uint8, np.float32):
         return inputs if inputs.ndim != 3 else inputs[..., None]
-    if inputs.dtype.kind == "f":
+    if inputs.dtype.kind in "bf":
         inputs = inputs.astype(np.float32, copy=False)
-    elif inputs.dtype == np.bool_:
-        inputs = inputs.astype(np.float32)
     elif inputs.dtype != np.uint8:
         if inputs.ndim > 2:
             raise ValueError(f"{where} has type {inputs.dtype}: images must be uint8 (0 to 255) or floats")
@@ -181,10 +166,8 @@ def _inputs(inputs: np.ndarray, where: str, layout: str) -> Tensor | np.ndarray:
     return torch.from_numpy(np.ascontiguousarray(inputs))
 
 
-def _channel_statistics(inputs: Tensor | np.ndarray) -> tuple[tuple[float, ...], tuple[float, ...]]:
+def _channel_statistics(inputs: Tensor) -> tuple[tuple[float, ...], tuple[float, ...]]:
     """Mean and standard deviation of each channel or feature over the whole set, on the scale that ``Preprocess`` expects."""
-    if not isinstance(inputs, Tensor):
-        raise ValueError("mean and std cannot be computed of a memory-mapped array: give them as numbers")
     channels = inputs.reshape(-1, inputs.shape[-1])
     if inputs.dtype != torch.uint8:
         return moments(channels)

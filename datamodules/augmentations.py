@@ -148,8 +148,6 @@ _LUMA = (0.299, 0.587, 0.114)
 
 def jitter_colours(inputs: Tensor, brightness: np.ndarray, contrast: np.ndarray, hue: np.ndarray) -> Tensor:
     """Colour images [B, H, W, 3], uint8 or in [0, 1], scaled, then stretched about their mean grey, then turned in hue."""
-    if inputs.shape[-1] != 3:
-        raise ValueError(f"colours can be jittered in images of 3 channels only; these have shape {tuple(inputs.shape)}")
     brightness_B, contrast_B, hue_B = (
         torch.from_numpy(values).to(inputs.device, torch.float32)[:, None, None, None] for values in (brightness, contrast, hue)
     )

@@ -8,11 +8,9 @@ import torch
 
 from flcog.core.checks import at_least
 from flcog.core.files import arrays_in
-from flcog.core.labels import require_labels
 from flcog.data import Samples, Splits
 from flcog.datamodules.augmentations import AugmentedImages
 from flcog.datamodules.files import reading, require_files
-from flcog.datamodules.partitioners import Natural
 
 _FILE = "dsprites_ndarray_co1sh3sc6or40x32y32_64x64.npz"
 _URL = f"https://github.com/google-deepmind/dsprites-dataset/raw/master/{_FILE}"
@@ -39,7 +37,6 @@ class DSprites(AugmentedImages):
     mean, std = 0.0, 1 / 255  # pixels are 0 and 1 as bytes, not 0 and 255
 
     def __init__(self, data_dir: str = "data/dsprites", samples_per_client: int | None = None, **kwargs: Any) -> None:
-        kwargs["partitioner"] = kwargs.get("partitioner") or Natural()
         super().__init__(**kwargs)
         at_least(self, 1, samples_per_client=samples_per_client)
         self.data_dir, self.samples_per_client = Path(data_dir), samples_per_client
@@ -49,13 +46,7 @@ class DSprites(AugmentedImages):
         require_files("DSprites", [path], f"download {_URL} and pass --data.data_dir")
         with reading(path), arrays_in(path) as arrays:
             # Columns: colour, shape, scale, orientation, x from left to right, y from top to bottom.
-            factors = arrays["latents_classes"]
-            if factors.dtype.kind not in "iu" or factors.ndim != 2 or factors.shape[1] != 6 or len(factors) == 0:
-                raise ValueError(f"latents_classes has type {factors.dtype} and shape {factors.shape}, not whole numbers [N, 6]")
-            require_labels(factors[:, 1], self.num_classes, "latents_classes")
-            images = arrays["imgs"]
-            if images.shape != (len(factors), 64, 64) or images.dtype != np.uint8:
-                raise ValueError(f"imgs has shape {images.shape} and type {images.dtype}, not bytes of {len(factors)} x 64 x 64")
+            factors, images = arrays["latents_classes"], arrays["imgs"]
         shape, right, bottom = factors[:, 1], factors[:, 4] >= 16, factors[:, 5] >= 16
         clients = 4 * shape + 2 * bottom + right
         targets = torch.from_numpy(shape.astype(np.int64))

@@ -12,7 +12,7 @@ from torch import Tensor
 from flcog.core.checks import at_least, within
 from flcog.data import FederatedDataModule, Preprocess, Samples, Splits
 from flcog.data.preprocess import moments
-from flcog.datamodules.files import missing_files, reading, require_finite
+from flcog.datamodules.files import missing_files, reading
 
 _HOW_TO_GET = "unpack Dataset.zip of https://archive.ics.uci.edu/dataset/363 and pass --data.data_dir"
 
@@ -68,8 +68,5 @@ class FacebookComments(FederatedDataModule):
             raise missing_files("FacebookComments", [self.data_dir / "**" / name], _HOW_TO_GET)
         with reading(path):
             table = np.loadtxt(path, delimiter=",", ndmin=2)
-            if table.shape[1] != 54:
-                raise ValueError(f"it has {table.shape[1]} columns, not 53 features and the target")
-        require_finite(table, str(path))
         targets = np.log1p(table[:, -1]) if self.log_target else table[:, -1]
         return Samples(torch.from_numpy(table[:, :-1].astype(np.float32)), torch.from_numpy(targets.astype(np.float32)))

@@ -5,8 +5,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 
 def require_files(data_set: str, paths: Iterable[Path], remedy: str) -> None:
     """Raise a one-line error that names the files that are not there, and says how to get them."""
@@ -48,11 +46,3 @@ def reading(path: str | Path, remedy: str = "get it again or repair it") -> Iter
         # Our own errors are sentences about the file; others need their kind beside them to say something (KeyError: 'x').
         reason = str(error) if type(error) is ValueError else f"{type(error).__name__}: {error}"
         raise ValueError(f"{path} cannot be read, {remedy}: {' '.join(reason.split())}") from error
-
-
-def require_finite(values: np.ndarray, where: str) -> None:
-    """Raise an error that says where the first NaN or infinite value lies."""
-    finite = np.isfinite(values)
-    if not finite.all():
-        first = ", ".join(str(i) for i in np.argwhere(~finite)[0])
-        raise ValueError(f"{where} has {np.count_nonzero(~finite)} NaN or infinite values, the first at index ({first})")

@@ -16,7 +16,6 @@ from flcog.data import Samples, Splits
 from flcog.datamodules.augmentations import Augmentation, AugmentedImages
 from flcog.datamodules.decoded_images import DecodedImages
 from flcog.datamodules.files import reading, require_files
-from flcog.datamodules.partitioners import Natural
 
 COARSE_LABELS = (
     "animal", "art", "celebration", "equipment", "fire", "food", "games", "interior_room", "light", "liquid", "material", "music",
@@ -79,7 +78,6 @@ class FLAIR(AugmentedImages):
         decode: Literal["first", "when read"] = "first",
         **kwargs: Any,
     ) -> None:
-        kwargs["partitioner"] = kwargs.get("partitioner") or Natural()
         super().__init__(**kwargs)
         one_of(self, ("first", "when read"), decode=decode)
         self.decode = decode
@@ -119,19 +117,13 @@ class FLAIR(AugmentedImages):
         """The selected users' images of each part, one user after another, so that a client's images lie together on disk."""
         path = self.data_dir / "labels_and_metadata.json"
         require_files("FLAIR", [path, self.data_dir / "small_images"], _HOW_TO_GET)
-        with reading(path):
-            entries = json.loads(path.read_bytes())
         key = "labels" if self.labels == "coarse" else "fine_grained_labels"
         column = {name: place for place, name in enumerate(self.class_names)}
         users: dict[str, dict[str, list[_Image]]] = {part: defaultdict(list) for part in self.max_users}
-        for number, entry in enumerate(entries):
-            try:
+        with reading(path):
+            for entry in json.loads(path.read_bytes()):
                 image = _Image(entry["user_id"], f"{entry['image_id']}.jpg", [column[label] for label in entry[key]])
                 users[entry["partition"]][image.user].append(image)
-            except (KeyError, TypeError) as error:
-                raise ValueError(f"{path}: image {number} cannot be read ({error!r}): {json.dumps(entry)[:200]}") from error
-        if empty := [part for part, own in users.items() if not own]:
-            raise ValueError(f"{path} has no images of the partition {empty[0]!r}")
         return {part: [image for user in self._selected(part, own) for image in own[user]] for part, own in users.items()}
 
     def _selected(self, part: str, users: Iterable[str]) -> list[str]:

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -66,7 +66,8 @@ class HuggingFace(ItemSets):
         num_classes: number of classes or labels, if some do not occur; for regression, bins of the target.
         collate_fn: a function from a list of inputs to a batch, e.g. a ``DataCollatorWithPadding``; see :class:`TorchDataset`.
         num_workers: how many processes read items; 0 reads them in the training process.
-        cache_dir: a folder for the transformed items, which are then read once; None transforms them while the model trains.
+        cache_dir: a folder for the transformed items, which are then read once, training samples with ``transform``; None transforms them
+            while the model trains.
 
     Example:
         >>> import datasets
@@ -94,17 +95,12 @@ class HuggingFace(ItemSets):
         cache_dir: str | None = None,
         **kwargs: Any,
     ) -> None:
-        batches = None if collate_fn is None else _OfInputs(collate_fn)
-        super().__init__(task, num_classes, batches, num_workers, cache_dir, users is not None, **kwargs)
+        batches = None if collate_fn is None else partial(_of_inputs, collate_fn)
+        super().__init__(task, num_classes, batches, num_workers, cache_dir, **kwargs)
         require("datasets", "HuggingFace", "datasets")
         self._given, self._name, self.input, self.target, self.users = dataset, name, input, target, users
         self.splits = {"train": train, "test": test, "val": val}
         self.transform, self.eval_transform = transform, eval_transform or transform
-        if cache_dir is not None and self.eval_transform is not transform and (self.client_val or self.client_test):
-            raise ValueError(
-                "cache_dir keeps each training sample once, as transform makes it, and client_val and client_test need eval_transform: "
-                "leave out cache_dir, or give a val and a test split"
-            )
 
     @property
     def class_names(self) -> tuple[str, ...] | None:  # type: ignore[override]
@@ -146,22 +142,19 @@ class HuggingFace(ItemSets):
         return None if self.eval_transform or self.collate_fn or self.cache_dir else _stored(rows, self.input)
 
     def _parts(self) -> dict[str, ItemSet]:
-        wanted = [*_columns_of(self.input).values(), self.target, *([self.users] if self.users else [])]
         parts = {}
         for part, rows in self._rows.items():
-            missing = [name for name in wanted if name not in rows.column_names and (name != self.users or part == "train")]
-            if missing:
-                raise ValueError(
-                    f"the {part} set has no column {' and no '.join(map(repr, missing))}; it has {', '.join(rows.column_names)}: set "
-                    "input, target and users accordingly"
-                )
+            owners = [self.users] if self.users and part == "train" else []
+            require_columns(
+                rows.column_names, [*_columns_of(self.input).values(), self.target, *owners], f"HuggingFace: the {part} set"
+            )
             targets = _label_sets(rows, self.target)
             evaluated = _Rows(rows, self.input, self.target if targets is None else None, self.eval_transform)
             parts[part] = ItemSet(
                 items=replace(evaluated, transform=self.transform) if part == "train" else evaluated,
-                targets=_as_stored(rows, self.target) if targets is None else targets,
+                targets=as_array(rows[self.target][:]) if targets is None else targets,
                 checked=False,
-                users=as_array(rows[self.users][:]) if self.users and part == "train" else None,
+                users=as_array(rows[self.users][:]) if owners else None,
                 stored=self._stored_of(rows),
                 evaluated=evaluated,
                 collate_fn=self.collate_fn,
@@ -188,14 +181,9 @@ class _Rows(Dataset):
         return (input if self.transform is None else self.transform(input)), self.target and row[self.target]
 
 
-@dataclass(frozen=True)
-class _OfInputs:
+def _of_inputs(collate_fn: Callable[[list[Any]], Any], items: list[Any]) -> tuple[Any, None]:
     """Calls the user's ``collate_fn`` with inputs alone."""
-
-    collate_fn: Callable[[list[Any]], Any]
-
-    def __call__(self, items: list[Any]) -> tuple[Any, None]:
-        return self.collate_fn([input for input, _ in items]), None
+    return collate_fn([input for input, _ in items]), None
 
 
 def _label_sets(rows: Any, column: str) -> np.ndarray | None:
@@ -210,17 +198,6 @@ def _label_sets(rows: Any, column: str) -> np.ndarray | None:
             raise ValueError(f"the column {column!r} has a missing label in row {row}: leave such rows out")
         np.add.at(counts[row], labels, 1)
     return counts if counts.max(initial=0) <= 1 else None
-
-
-def _as_stored(rows: Any, column: str) -> np.ndarray:
-    """The targets in a column; refuses lists of different lengths."""
-    values = rows[column][:]
-    if len({len(value) for value in values if isinstance(value, list)}) > 1:
-        raise ValueError(
-            f"the column {column!r} has lists of different lengths, or with a class twice: make rows of 0 and 1 of them, or cast lists of "
-            f"classes with cast_column({column!r}, List(ClassLabel(names=[...])))"
-        )
-    return as_array(values)
 
 
 def _columns_of(input: str | list[str] | dict[str, str]) -> Mapping[str, str]:
@@ -255,10 +232,6 @@ def _splits_of(given: Any, name: str | None, splits: Mapping[str, str | None]) -
     ):
         given = _loaded(given, name)
     if not isinstance(given, Mapping):
-        if not hasattr(given, "column_names"):
-            raise ValueError(
-                f"dataset is a {type(given).__name__}: give a datasets.Dataset or DatasetDict, a name on the hub, a folder or a file"
-            )
         given = {splits["train"]: given}
     found = {}
     for part, split in splits.items():
@@ -279,8 +252,6 @@ def _loaded(given: Any, name: str | None) -> Any:
     require_files("HuggingFace", map(Path, (files or {}).values()), "check data.dataset")
     try:
         if files or (path.is_file() and path.suffix in FORMATS):
-            if path.suffix not in FORMATS:
-                raise ValueError(f"{path} ends with {path.suffix or 'nothing'}; files end with {', '.join(FORMATS)}")
             return datasets.load_dataset(FORMATS[path.suffix], data_files=files or str(path))
         if path.is_dir() and any((path / mark).exists() for mark in ("dataset_dict.json", "state.json")):
             return datasets.load_from_disk(str(path))

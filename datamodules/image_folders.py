@@ -75,8 +75,6 @@ class ImageFolders(AugmentedImages):
         if isinstance(classes, str):
             one_of(self, LEASHES, classes=classes)
             classes = list(LEASHES[classes])
-        if classes is not None and len(set(classes)) < len(classes):
-            raise ValueError(f"ImageFolders: classes names a folder twice; got {', '.join(classes)}")
         at_least(self, 1, image_size=image_size)
         self.data_dir, self.classes, self.image_size, self.grey = data_dir, classes, image_size, grey
         self.folders = {"train": train, "test": test, "val": val}

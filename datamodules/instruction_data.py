@@ -10,11 +10,10 @@ import torch
 
 from flcog.core.checks import at_least, one_of
 from flcog.core.extras import require
-from flcog.data import FederatedDataModule, Partitioner, Samples, Splits
+from flcog.data import FederatedDataModule, Samples, Splits
 from flcog.data.instructions import Instructions
 from flcog.data.samples import Task
 from flcog.datamodules.files import reading, require_files
-from flcog.datamodules.partitioners import Natural
 from flcog.models.loading import loading
 
 NAMES = {"instruction": ("instruction",), "input": ("input", "context"), "answer": ("output", "response")}
@@ -88,7 +87,6 @@ class InstructionData(FederatedDataModule):
         packing: whether training batches are packed.
         category: the field with each instruction's category, such as Dolly's ``category``. Partitioners by label and FedDisco use it
             as the label.
-        partitioner: the division of a single file. A folder is divided by its files.
     """
 
     def __init__(
@@ -101,12 +99,9 @@ class InstructionData(FederatedDataModule):
         max_length: int = 512,
         packing: bool = False,
         category: str | None = None,
-        partitioner: Partitioner | None = None,
         **kwargs: Any,
     ) -> None:
-        if partitioner is None and Path(train).is_dir():
-            partitioner = Natural()
-        super().__init__(partitioner=partitioner, **kwargs)
+        super().__init__(**kwargs)
         at_least(self, 2, max_length=max_length)
         one_of(self, TEMPLATES, template=template)
         self.files = {"train": Path(train)} | {
@@ -193,8 +188,6 @@ def _tokenizer(source: str) -> Any:
     package = require("transformers", "InstructionData", "llm")
     with loading(source, "tokenizer", "InstructionData"):
         tokenizer = package.AutoTokenizer.from_pretrained(source)
-    if tokenizer.eos_token_id is None:
-        raise ValueError(f"InstructionData: tokenizer={source!r} has no end-of-text token, which ends answers: set its eos_token")
     return tokenizer
 
 

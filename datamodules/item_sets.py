@@ -17,7 +17,7 @@ from torch.utils.data import Dataset, Subset
 
 from flcog.core.checks import at_least
 from flcog.core.trees import Tree, map_leaves
-from flcog.data import NewInputs, Partitioner, Samples, Splits
+from flcog.data import NewInputs, Samples, Splits
 from flcog.data.samples import Returned
 from flcog.datamodules.item_reader import ItemReader, Streamed, Task
 from flcog.datamodules.items import (
@@ -34,7 +34,6 @@ from flcog.datamodules.items import (
     targets_of,
     whole_batch_of,
 )
-from flcog.datamodules.partitioners import Natural
 from flcog.datamodules.row_file import IN_MEMORY_BYTES, RowFile
 from flcog.datamodules.targets import Targets, TaskOrAuto, WithTargets, read_targets
 
@@ -54,7 +53,7 @@ class Form(NamedTuple):
 
 
 class ItemSets(WithTargets):
-    """Data sets that are read item by item. Users are the clients if the data is ``natural``, unless a partitioner is given."""
+    """Data sets that are read item by item."""
 
     def __init__(
         self,
@@ -63,18 +62,11 @@ class ItemSets(WithTargets):
         collate_fn: Callable[[list[Any]], Any] | None,
         num_workers: int,
         cache_dir: str | None,
-        natural: bool,
         target: Target = None,
-        partitioner: Partitioner | None = None,
         **kwargs: Any,
     ) -> None:
-        super().__init__(partitioner=partitioner or (Natural() if natural else None), **kwargs)
+        super().__init__(**kwargs)
         at_least(self, 0, num_workers=num_workers)
-        if cache_dir is not None and collate_fn is not None:
-            raise ValueError(
-                "a file keeps items of one shape, before any collate_fn: leave out cache_dir, or pad the items in the data set's "
-                "own transform"
-            )
         self._task, self._num_classes, self.collate_fn, self.num_workers = task, num_classes, collate_fn, num_workers
         self.cache_dir, self._target = cache_dir, target
 
@@ -191,14 +183,9 @@ class ItemSets(WithTargets):
         return {part: self._agreed(part, items) for part, items in self._sets.items()}
 
     def _agreed(self, part: str, items: ItemSet) -> np.ndarray | None:
-        """Return the targets that a data set shows, or None if its items have other targets.
-
-        One item of each class is read to compare. A ``target_transform`` could change any item, so with one all items are read.
-        """
+        """Return the targets that a data set shows, or None if one item of each class shows that its items have other targets."""
         if items.targets is None or not items.checked:
             return items.targets
-        if items.transformed:
-            return None
         some = spread(len(items), COMPARED)
         if items.targets.ndim == 1:
             firsts = np.unique(items.targets, return_index=True)[1]
@@ -267,10 +254,6 @@ class ItemSets(WithTargets):
 
     def _row_file(self, part: str) -> RowFile:
         """Return a set's cache file, which is named after the part."""
-        if self._forms[part].make is whole_batch_of:
-            raise ValueError(
-                f"cache_dir keeps inputs of pairs, and an item of the {part} set is no such pair: leave out cache_dir"
-            )
         make = partial(rows_of, with_targets=self._has_targets(part))
         dtype = self._reader.make(Task(part, make, np.zeros(1, np.int64))).dtype
 

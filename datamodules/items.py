@@ -11,7 +11,6 @@ from torch.utils import _pytree as pytree
 from torch.utils.data import default_collate
 
 from flcog.core.trees import Tree, form, has_rows, leaves
-from flcog.data.samples import checked_users
 from flcog.datamodules.decoded_images import FULL, greys_of
 
 Target = str | int | Callable[[Any], Any] | None
@@ -26,10 +25,9 @@ class UnusableItem(ValueError):
 class ItemSet:
     """One part of a data set: ``items[index]``, and what is known without reading them.
 
-    ``targets`` that are ``checked`` come from an attribute of the data set, so that items may have others, and do if a
-    ``target_transform`` has ``transformed`` them. ``stored`` inputs exist as tensors and need no transform. A step receives a ``whole``
-    batch as it is: of ``stored``, which then contains everything in the items, or of items that are batches themselves. Evaluations
-    read the items of ``evaluated``, without random changes.
+    ``targets`` that are ``checked`` come from an attribute of the data set, so that items may have others. ``stored`` inputs exist as
+    tensors and need no transform. A step receives a ``whole`` batch as it is: of ``stored``, which then contains everything in the items,
+    or of items that are batches themselves. Evaluations read the items of ``evaluated``, without random changes.
     """
 
     items: Any
@@ -38,16 +36,9 @@ class ItemSet:
     users: np.ndarray | None = None
     stored: Tree | None = None
     whole: bool = False
-    transformed: bool = False
     evaluated: Any = None
     collate_fn: Callable[[list[Any]], Any] | None = None
     place: Target = None
-
-    def __post_init__(self) -> None:
-        if self.targets is not None and len(self.targets) != len(self.items):
-            raise ValueError(f"{len(self.items)} items but {len(self.targets)} targets: give one for each item, in their order")
-        if self.users is not None:  # now, because reading the items may take hours
-            checked_users(self.users, len(self.items))
 
     def __len__(self) -> int:
         return len(self.items)
@@ -66,10 +57,7 @@ class ItemSet:
     def target_of(self, item: Any) -> Any:
         if self.place is None:
             return self.pair(item)[1]
-        try:
-            return self.place(item) if callable(self.place) else item[self.place]
-        except (KeyError, IndexError, TypeError) as error:
-            raise UnusableItem(f"target={self.place!r} finds nothing in {form(item)} ({error!r})") from error
+        return self.place(item) if callable(self.place) else item[self.place]
 
 
 Make = Callable[[ItemSet, list[Any]], Any]
@@ -80,12 +68,7 @@ def inputs_of(part: ItemSet, items: list[Any]) -> Tree:
     """A batch's inputs: the result of the user's ``collate_fn``, or the stacked tensors of the items."""
     if part.collate_fn is not None:
         return _tensors(part.pair(part.collate_fn(items))[0])
-    try:
-        return _tensors(default_collate([collatable(part.pair(item)[0]) for item in items]))
-    except RuntimeError as error:
-        if "equal size" not in str(error):
-            raise
-        raise UnusableItem(f"their shapes differ ({error}): give a collate_fn that pads them to one") from error
+    return _tensors(default_collate([collatable(part.pair(item)[0]) for item in items]))
 
 
 def whole_batch_of(part: ItemSet, items: list[Any]) -> Any:
@@ -111,11 +94,7 @@ def rows_of(part: ItemSet, items: list[Any], dtype: np.dtype | None = None, with
         arrays = [array_of(leaf) for leaf in leaves(_tensors(collatable(input)))] + [as_array(target)] * with_targets
         if rows is None:
             rows = np.empty(len(items), dtype or [(f"part{i}", array.dtype, array.shape) for i, array in enumerate(arrays)])
-        names = rows.dtype.names or ()
-        shapes, kept = [list(array.shape) for array in arrays], [list(rows.dtype[name].shape) for name in names]
-        if shapes != kept:
-            raise UnusableItem(f"its tensors have shapes {shapes}, and another item's {kept}: leave out cache_dir")
-        for field, array in zip(names, arrays, strict=True):
+        for field, array in zip(rows.dtype.names or (), arrays, strict=True):
             rows[field][number] = array
     assert rows is not None
     return rows

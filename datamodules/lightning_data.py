@@ -8,7 +8,7 @@ import lightning as L
 from torch.utils.data import DataLoader
 
 from flcog.core.lightning_packages import lightning_base, overrides
-from flcog.data import Splits
+from flcog.data import Natural, Splits
 from flcog.datamodules.item_sets import ItemSets
 from flcog.datamodules.items import ItemSet, Target
 from flcog.datamodules.read_loader import ReadLoader, WholeBatches, read_loaders, the_loaders
@@ -87,7 +87,7 @@ class LightningData(ItemSets):
         target: Target = None,
         **kwargs: Any,
     ) -> None:
-        super().__init__(task, num_classes, None, WORKERS, None, users is not None, target, **kwargs)
+        super().__init__(task, num_classes, None, WORKERS, None, target, **kwargs)
         self.module, self._given_targets, self._users = module, by_part(targets), users
         self._source = module if isinstance(module, Loaders) else Loaders.of(module)
 
@@ -150,7 +150,7 @@ class LightningData(ItemSets):
 
     def _note(self, read: Mapping[str, ReadLoader]) -> str:
         """How the sets become a federation."""
-        by = self.partitioner
+        by = self.partitioner or (None if self._users is None else Natural())
         how = f"over {self.num_clients} clients at random" if by is None else f"by {type(by).__name__}"
         whose = {"train": "its", "val": "the validation loader's", "test": "the test loader's"}
         unused = "".join(f"; {whose[part]} {loader.unused} is not used" for part, loader in read.items() if loader.unused)

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from flcog.core.lightning_packages import lightning_base
@@ -145,19 +144,7 @@ def federated(data: Any) -> FederatedDataModule:
             "set: flcog.datamodules.TorchDataset takes num_clients, partitioner, users, batch_size, test",
         )
         return module
-    raise ValueError(f"data is a {type(data).__name__}: {_advice(data)}")
-
-
-def _advice(data: Any) -> str:
-    """The call that takes data of this kind."""
-    kind = f"{type(data).__module__.split('.')[0]}.{type(data).__name__}"
-    if kind in ("datasets.Dataset", "datasets.DatasetDict"):
-        return 'give flcog.datamodules.HuggingFace(data, input="image", target="label"), with the names of its columns'
-    if kind == "pandas.DataFrame":
-        return 'give flcog.datamodules.Table(data, target="label"), with the name of its column'
-    if isinstance(data, Tensor | np.ndarray) or (isinstance(data, tuple | list) and len(data) == 2):
-        return "give flcog.datamodules.ArrayData(train_inputs=..., train_targets=...)"
-    return (
-        "give a flcog.FederatedDataModule (flcog.datamodules has many), a map-style torch.utils.data.Dataset, a DataLoader of a "
-        "map-style data set, or a LightningDataModule"
+    raise ValueError(
+        f"data is a {type(data).__name__}: give a map-style torch.utils.data.Dataset, a DataLoader, a LightningDataModule, or a "
+        "flcog.FederatedDataModule (flcog.datamodules has ArrayData for arrays, Table for data frames, HuggingFace and many others)"
     )

@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from flcog.core.checks import at_least
-from flcog.core.labels import require_labels
 from flcog.data import Samples, Splits
 from flcog.datamodules.augmentations import Augmentation
 from flcog.datamodules.files import reading, require_files
@@ -67,10 +66,7 @@ class MNIST(TorchvisionImages):
         return Splits(train, test)
 
     def _read(self, images: Path, labels: Path) -> Samples:
-        inputs, targets = _read_idx(images, 3).unsqueeze(-1), _read_idx(labels, 1).long()
-        with reading(labels):
-            require_labels(targets, self.num_classes, "it")
-        return Samples(inputs, targets)
+        return Samples(_read_idx(images, 3).unsqueeze(-1), _read_idx(labels, 1).long())
 
 
 def _as_it_lies_there(path: Path) -> Path:
@@ -83,9 +79,7 @@ def _read_idx(path: Path, dimensions: int) -> Tensor:
     """Return the bytes of an IDX file, compressed or not."""
     with reading(path):
         content = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
-        magic, *shape = np.frombuffer(content, ">i4", 1 + dimensions).tolist()
-        if magic != 0x800 + dimensions:  # 8 stands for bytes
-            raise ValueError(f"it does not start as an IDX file of bytes in {dimensions} dimensions does")
+        shape = np.frombuffer(content, ">i4", dimensions, offset=4).tolist()
         values = np.frombuffer(content, np.uint8, offset=4 * (1 + dimensions))
         return torch.from_numpy(values.reshape(shape).copy())
 

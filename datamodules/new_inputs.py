@@ -9,7 +9,7 @@ import torch
 from flcog.core.trees import first_leaf
 from flcog.data import FederatedDataModule, NewInputs
 from flcog.datamodules.decoded_images import DecodedImages
-from flcog.datamodules.files import require_files
+from flcog.datamodules.files import reading, require_files
 from flcog.datamodules.image_folders import EXTENSIONS, images_in
 from flcog.datamodules.table import read_frame
 
@@ -48,13 +48,9 @@ def _opened(path: Path) -> tuple[Any, list[str] | None]:
 
 def read_arrays(path: Path) -> Any:
     """The array in the file, or a dictionary of several arrays."""
-    try:
+    with reading(path, "write it by numpy.save or numpy.savez"):
         content = np.load(path, mmap_mode="r", allow_pickle=False)
         arrays = {name: content[name] for name in content.files} if isinstance(content, np.lib.npyio.NpzFile) else {"": content}
-    except Exception as error:  # readers of archives raise nearly every kind of error on damaged files
-        raise ValueError(f"{path} cannot be read as .npy or .npz, as numpy.save and numpy.savez write them ({error})") from error
-    if wrong := [array.dtype for array in arrays.values() if array.dtype.kind not in "biufc"]:
-        raise ValueError(f"{path} holds an array of type {wrong[0]}: inputs are numbers, a sample in each row")
     return next(iter(arrays.values())) if len(arrays) == 1 else arrays
 
 

@@ -11,7 +11,6 @@ from torchmetrics import MeanSquaredError, MetricCollection
 from flcog.client_module import ClientModule
 from flcog.core.checks import at_least
 from flcog.data import FederatedDataModule, Samples, Splits
-from flcog.datamodules.partitioners import Natural
 
 
 class Quadratics(FederatedDataModule):
@@ -56,7 +55,6 @@ class Quadratics(FederatedDataModule):
         super().__init__(**kwargs)
         at_least(self, 0, zeta=zeta, sigma=sigma)
         at_least(self, 1, dimension=dimension, samples_per_client=samples_per_client)
-        self.partitioner = self.partitioner or Natural()
         self.zeta, self.sigma, self.dimension = zeta, sigma, dimension
         self.samples_per_client, self.seed = samples_per_client, seed
 

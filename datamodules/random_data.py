@@ -7,7 +7,7 @@ import numpy as np
 import torch
 
 from flcog.core import checks
-from flcog.data import Samples, Splits
+from flcog.data import IID, Partitioner, Samples, Splits
 from flcog.datamodules.augmentations import Augmentation, AugmentedImages
 
 
@@ -48,22 +48,17 @@ class RandomData(AugmentedImages):
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
+        self.partitioner: Partitioner | None = self.partitioner or IID()
         checks.at_least(self, 1, num_samples=num_samples, num_classes=num_classes)
         checks.at_least(self, 0, num_test_samples=num_test_samples)
         checks.at_least(self, 2, vocab_size=vocab_size, hint="id 0 is padding")
-        if len(shape) not in (1, 3) or min(shape) < 1:
-            raise ValueError(
-                f"RandomData: shape must be [height, width, channels] of an image, or [length] of a row; got {list(shape)}"
-            )
+        checks.all_at_least(self, 1, shape=shape)
+        checks.one_of(self, (1, 3), **{"the length of shape": len(shape)}, hint="height, width and channels, or a row's length")
         self.shape, self.vocab_size, self.augmentation = tuple(shape), vocab_size, augmentation
         self.num_samples, self.num_test_samples, self.num_classes, self.seed = num_samples, num_test_samples, num_classes, seed
         checks.seed(self, "seed")
         if self._are_images:
             self.mean, self.std = 0.5, 0.2898  # the moments of bytes over 255
-        if self._are_images and vocab_size is not None:
-            raise ValueError(f"RandomData: token ids have shape=[length], and with vocab_size={vocab_size} it is {list(shape)}")
-        if not self._are_images and augmentation != "none":
-            raise ValueError(f"RandomData: augmentation={augmentation} changes images, and shape={list(shape)} is none")
 
     def load(self) -> Splits:
         return Splits(self._drawn(self.num_samples, 0), self._drawn(self.num_test_samples, 1) if self.num_test_samples else None)

@@ -22,7 +22,7 @@ from torch.utils.data import (
 from flcog.core.global_streams import seeded
 from flcog.data.order import Order
 from flcog.datamodules.items import as_array
-from flcog.datamodules.torch_dataset import CollateFn, require_map_style
+from flcog.datamodules.torch_dataset import CollateFn
 
 MOST_ITEMS, MOST_BATCHES = 1_000_000, 100_000
 """The most items or batches of a stream, which are held in memory to divide them over clients."""
@@ -71,8 +71,6 @@ def the_loaders(given: Any, where: str, part: str) -> list[DataLoader]:
         raise ValueError(
             f"{where} a {type(given).__name__}, and predictions read one torch DataLoader: predict with one at a time"
         )
-    if not all(isinstance(loader, Iterable) for loader in loaders):
-        raise ValueError(f"{where} a {type(given).__name__}, and a loader yields batches: return a torch DataLoader")
     return [loader if isinstance(loader, DataLoader) else _of_batches(loader) for loader in loaders]
 
 
@@ -100,10 +98,6 @@ def read_loaders(loaders: Sequence[DataLoader], part: str) -> ReadLoader:
     first = read[0]
     if len(read) == 1:
         return first
-    if any(each.collate_fn != first.collate_fn for each in read):
-        raise ValueError(
-            f"the {part} loaders have different collate_fns, and an evaluation uses one for all of them: give them the same function"
-        )
     return first._replace(
         dataset=ConcatDataset([each.dataset for each in read]),
         rows=None,
@@ -116,7 +110,6 @@ def read_loaders(loaders: Sequence[DataLoader], part: str) -> ReadLoader:
 def read_loader(loader: DataLoader, part: str) -> ReadLoader:
     """Read a loader. The items of a stream are read once, into memory."""
     loader = _of_a_set(loader)
-    require_map_style(loader.dataset, part)
     batches: Any = loader.batch_sampler
     sampler, count, rows = getattr(batches, "sampler", None), len(loader.dataset), None  # type: ignore[arg-type]
     if (indices := getattr(sampler, "indices", None)) is not None:

@@ -12,8 +12,7 @@ from flcog.core.checks import within
 from flcog.core.extras import require
 from flcog.core.trees import Tree
 from flcog.data import NewInputs, Preprocess, Samples, Splits
-from flcog.datamodules.files import missing_files, names_of, reading, require_columns, require_finite
-from flcog.datamodules.partitioners import Natural
+from flcog.datamodules.files import names_of, reading, require_columns, require_files
 from flcog.datamodules.targets import Targets, WithTargets, read_targets
 
 MOST_VALUES = 1000
@@ -74,8 +73,6 @@ class Table(WithTargets):
         num_classes: int | None = None,
         **kwargs: Any,
     ) -> None:
-        if users is not None:
-            kwargs["partitioner"] = kwargs.get("partitioner") or Natural()
         super().__init__(**kwargs)
         within(self, "[0, 1)", test_fraction=test_fraction)
         if test is not None and test_fraction:
@@ -123,15 +120,10 @@ class Table(WithTargets):
             frames["train"], frames["test"] = self._divided(frames["train"])
         others = [name for name in frames["train"].columns if name not in (*self._targets, self.users)]
         columns = others if self.features is None else self.features
-        if not columns:
-            raise ValueError("Table: there are no features: columns other than target and users")
+        require_columns(columns, self.categories, "Table: features")
         values = {part: _target(frame, self._targets, part) for part, frame in frames.items()}
         learnt = read_targets(values, self._task, self._num_classes, self.classes)
         kinds = {name: _categories(frames["train"], name, self.categories.get(name)) for name in columns}
-        if (unknown := next((name for name in self.categories if kinds.get(name) is None), None)) is not None:
-            raise ValueError(
-                f"Table: categories lists {unknown!r}, which is no feature of text; the features are {', '.join(columns)}"
-            )
         samples = {}
         for part, frame in frames.items():
             owners = _column(frame, self.users, part) if self.users is not None and part == "train" else None
@@ -141,13 +133,7 @@ class Table(WithTargets):
     def _frame(self, part: str, given: Any, wanted: Iterable[str]) -> Any:
         """Return the rows of a part after checking that they have the required columns."""
         frame = read_frame(Path(given)) if isinstance(given, str | Path) else given
-        if not hasattr(frame, "columns"):
-            raise ValueError(
-                f"Table: {part} is a {type(frame).__name__}: give a .csv, .tsv or .parquet file, or a pandas DataFrame"
-            )
         require_columns(frame.columns, wanted, f"Table: {part}")
-        if len(frame) == 0:
-            raise ValueError(f"Table: {part} has no rows")
         return frame
 
     def _divided(self, frame: Any) -> tuple[Any, Any]:
@@ -161,14 +147,11 @@ def read_frame(path: Path) -> Any:
     """The rows of a file as a data frame."""
     import pandas  # which takes half a second
 
-    if not path.exists():
-        raise missing_files("Table", [path], "check data.train, data.test and data.val")
+    require_files("Table", [path], "check data.train, data.test and data.val")
     with reading(path):
         if path.suffix == ".parquet":
             require("pyarrow", "Table", "pandas")
             return pandas.read_parquet(path)
-        if not any(name in (".csv", ".tsv") for name in path.suffixes):
-            raise ValueError(f"it ends with {path.suffix or 'nothing'}, and tables end with .csv, .tsv (.gz too) or .parquet")
         return pandas.read_csv(path, sep="\t" if ".tsv" in path.suffixes else ",")
 
 
@@ -177,14 +160,11 @@ def _target(frame: Any, names: list[str], part: str) -> tuple[np.ndarray, str]:
     columns = [_column(frame, name, part) for name in names]
     if len(names) == 1:
         return columns[0], f"Table: column {names[0]!r} of {part}"
-    for name, column in zip(names, columns, strict=True):
-        if column.dtype.kind not in "biuf":
-            raise ValueError(f"Table: column {name!r} of {part} holds text: several targets are numbers or 0 and 1")
     return np.stack(columns, 1), f"Table: columns {', '.join(map(repr, names))} of {part}"
 
 
 def _column(frame: Any, name: str, part: str) -> np.ndarray:
-    """Return a column; refuse missing and infinite values."""
+    """Return a column; refuse missing values."""
     require_columns(frame.columns, [name], f"Table: {part}")
     values = frame[name]
     if missing := int(values.isna().sum()):
@@ -194,8 +174,6 @@ def _column(frame: Any, name: str, part: str) -> np.ndarray:
         )
     if values.dtype.kind in "biuf":
         numbers: np.ndarray = values.to_numpy(getattr(values.dtype, "numpy_dtype", values.dtype))
-        if numbers.dtype.kind == "f":
-            require_finite(numbers, f"Table: column {name!r} of {part}")
         return numbers
     return np.asarray([str(value) for value in values])
 
@@ -232,11 +210,8 @@ def _features(frame: Any, kinds: Mapping[str, np.ndarray | None], part: str) -> 
 def _numbers(frame: Any, name: str, kinds: np.ndarray | None, part: str) -> np.ndarray:
     """Return a feature as one column of numbers, or as one column for each category."""
     values = _column(frame, name, part)
-    known = None if kinds is None else values.astype(str)[:, None] == kinds
-    if known is None:
-        fits = values.dtype.kind in "biuf"
-    else:  # Whole numbers may be categories of which some are new. A float is written in another way than a text.
-        fits = bool(known.any(1).all() if values.dtype.kind == "f" else values.dtype.kind not in "biu" or known.any())
+    is_text, known = values.dtype.kind not in "biuf", None if kinds is None else values.astype(str)[:, None] == kinds
+    fits = not is_text if known is None else is_text or known.any()  # whole numbers may be categories, of which some are new
     if not fits:
         raise ValueError(
             f"Table: column {name!r} holds {'numbers' if kinds is None else 'text or categories'} in train, and in {part} values such "

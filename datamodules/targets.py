@@ -11,7 +11,6 @@ from torch import Tensor
 
 from flcog.core.checks import one_of
 from flcog.data import FederatedDataModule, Task
-from flcog.datamodules.files import require_finite
 
 TaskOrAuto = Literal["auto", "classification", "multilabel", "regression", "unlabelled"]
 
@@ -62,19 +61,17 @@ def read_targets(
     """
     one_of(None, ("auto", "classification", "multilabel", "regression"), task=task)
     names = _class_names(*given["train"], classes)
-    targets = {part: _check_targets(_numbered(array, names, where), where) for part, (array, where) in given.items()}
+    targets = {part: _numbered(array, names, where) for part, (array, where) in given.items()}
     known = _task_of(targets["train"], given["train"][1]) if task == "auto" else task
     if known == "multilabel":  # a single label is a column, too
         targets, names = {part: array.reshape(len(array), -1) for part, array in targets.items()}, None
     count = num_classes if num_classes is not None else _count_classes(targets, known, names)
-    return Targets(known, count, {part: _targets(array, known, count, given[part][1]) for part, array in targets.items()}, names)
+    return Targets(known, count, {part: _targets(array, known, given[part][1]) for part, array in targets.items()}, names)
 
 
 def _class_names(targets: np.ndarray, where: str, classes: Sequence[str] | None) -> tuple[str, ...] | None:
     """The names of the classes, as given or in alphabetical order, where targets are text."""
     if targets.dtype.kind not in "OUST":
-        if classes is not None:
-            raise ValueError(f"{where} holds numbers, and classes names texts: leave classes out")
         return None
     if not all(isinstance(name, str) for name in targets.ravel().tolist()):
         raise ValueError(f"{where} must be numbers or text throughout; some are neither, such as missing values")
@@ -82,27 +79,16 @@ def _class_names(targets: np.ndarray, where: str, classes: Sequence[str] | None)
 
 
 def _numbered(targets: np.ndarray, names: tuple[str, ...] | None, where: str) -> np.ndarray:
-    """Names as class indices; anything else as it is."""
-    if names is None:
-        return targets
-    numbers = {name: number for number, name in enumerate(names)}
-    unknown = next((str(name) for name in targets.ravel().tolist() if name not in numbers), None)
-    if unknown is not None:
-        raise ValueError(f"{where} holds the class {unknown!r}, which is none of {', '.join(names[:9])}")
-    return np.array([numbers[name] for name in targets.ravel().tolist()], np.int64).reshape(targets.shape)
-
-
-def _check_targets(targets: np.ndarray, where: str) -> np.ndarray:
-    """Targets as numbers, [N] or [N, C] with C > 1."""
-    if targets.dtype.kind not in "biuf":
-        raise ValueError(f"{where} must be numbers; its type is {targets.dtype}")
-    if targets.dtype.kind == "f":
-        require_finite(targets, where)
-    if targets.ndim == 2 and targets.shape[1] == 1:
-        targets = targets[:, 0]
+    """Targets as numbers, names as class indices, [N] or [N, C] with C > 1."""
     if targets.ndim not in (1, 2):
         raise ValueError(f"{where} must be [N], [N, 1] or [N, C]; its shape is {targets.shape}")
-    return targets
+    if names is not None:
+        numbers = {name: number for number, name in enumerate(names)}
+        unknown = next((str(name) for name in targets.ravel().tolist() if name not in numbers), None)
+        if unknown is not None:
+            raise ValueError(f"{where} holds the class {unknown!r}, which is none of {', '.join(names[:9])}")
+        targets = np.array([numbers[name] for name in targets.ravel().tolist()], np.int64).reshape(targets.shape)
+    return targets[:, 0] if targets.ndim == 2 and targets.shape[1] == 1 else targets
 
 
 def _task_of(targets: np.ndarray, where: str) -> Task:
@@ -127,16 +113,8 @@ def _count_classes(targets: dict[str, np.ndarray], task: Task, names: tuple[str,
     return int(max(part.max(initial=0) for part in targets.values())) + 1
 
 
-def _targets(targets: np.ndarray, task: Task, num_classes: int, where: str) -> Tensor:
-    if task == "regression":
-        return torch.from_numpy(targets.astype(np.float32))
-    if task == "multilabel":
-        outside = targets[~np.isin(targets, (0, 1))]
-        if targets.shape[1] != num_classes or len(outside):
-            holds = f", and it holds {outside[0]}" if len(outside) else ""
-            raise ValueError(
-                f"{where} must be [N, {num_classes}] of 0 and 1 for multi-label data; its shape is {targets.shape}{holds}"
-            )
+def _targets(targets: np.ndarray, task: Task, where: str) -> Tensor:
+    if task in ("regression", "multilabel"):
         return torch.from_numpy(targets.astype(np.float32))
     if targets.ndim == 2:
         if not np.isin(targets, (0, 1)).all() or (targets.sum(1) != 1).any():
@@ -144,10 +122,4 @@ def _targets(targets: np.ndarray, task: Task, num_classes: int, where: str) -> T
         targets = targets.argmax(1)
     if targets.dtype.kind == "f" and (targets != np.floor(targets)).any():
         raise ValueError(f"{where} holds fractions, which cannot be class indices: set task to regression")
-    outside = (targets < 0) | (targets >= num_classes)
-    if outside.any():
-        first = int(np.argmax(outside))
-        raise ValueError(
-            f"{where} holds {targets[first]} at row {first}: {num_classes} classes are numbered 0 to {num_classes - 1}"
-        )
     return torch.from_numpy(targets.astype(np.int64))

@@ -7,6 +7,7 @@ import numpy as np
 import torch
 from torch.utils.data import ConcatDataset, Dataset, IterableDataset, Subset, TensorDataset
 
+from flcog.data.samples import checked_users
 from flcog.datamodules.item_sets import ItemSets
 from flcog.datamodules.items import ItemSet, Target, as_array, can_be_targets
 from flcog.datamodules.targets import TaskOrAuto
@@ -58,7 +59,8 @@ class TorchDataset(ItemSets):
         collate_fn: a function from a list of items to a batch (inputs, targets), as for ``DataLoader``, e.g. to pad texts.
             Batches may then differ in shape, so clients train one by one; ``executor=vmap`` works if their shapes are equal.
         num_workers: the number of processes that read items; 0 reads them in the training process.
-        cache_dir: a folder for the items, which are then read once; None reads them while the model trains.
+        cache_dir: a folder for the items, pairs of one shape, which are then read once and need no ``collate_fn``; None reads them while
+            the model trains.
         target: the place of an item's target: a key (``"label"``), an index (2), or a function of the item. Batches reach the steps of
             a ``LightningModule`` unchanged.
 
@@ -84,11 +86,14 @@ class TorchDataset(ItemSets):
         target: Target = None,
         **kwargs: Any,
     ) -> None:
-        super().__init__(task, num_classes, collate_fn, num_workers, cache_dir, users is not None, target, **kwargs)
+        super().__init__(task, num_classes, collate_fn, num_workers, cache_dir, target, **kwargs)
         given = {"train": train, "test": test, "val": val}
         self.sets = {part: dataset for part, dataset in given.items() if dataset is not None}
         for part, dataset in self.sets.items():
-            require_map_style(dataset, part)
+            if isinstance(dataset, IterableDataset):
+                raise ValueError(
+                    f"{part} is a {type(dataset).__name__}, a stream, whose samples have no clients: give a map-style set"
+                )
         self._given_targets = by_part(targets)
         self._users = users
 
@@ -110,10 +115,7 @@ def by_part(targets: Any) -> dict[str, Any]:
     """Return the user's targets by part."""
     if isinstance(targets, str):
         return dict.fromkeys(PARTS, targets)
-    given = dict(targets) if isinstance(targets, Mapping) else {"train": targets}
-    if unknown := set(given) - set(PARTS):
-        raise ValueError(f"targets are by part, of train, test and val; got {', '.join(map(str, unknown))}")
-    return given
+    return dict(targets) if isinstance(targets, Mapping) else {"train": targets}
 
 
 def item_set(part: str, dataset: Any, targets: Any, users: Any, collate_fn: CollateFn | None, place: Target) -> ItemSet:
@@ -124,7 +126,9 @@ def item_set(part: str, dataset: Any, targets: Any, users: Any, collate_fn: Coll
     targets, owners = _named(dataset, targets, part), _named(dataset, users, part)
     if callable(owners):
         owners = [owners(index) for index in range(len(dataset))]
-    common: dict[str, Any] = {"users": owners if owners is None else as_array(owners), "collate_fn": collate_fn, "place": place}
+    if owners is not None:  # now, because reading the items may take hours
+        owners = checked_users(as_array(owners), len(dataset))
+    common: dict[str, Any] = {"users": owners, "collate_fn": collate_fn, "place": place}
     if (tensors := _plain_tensors(dataset)) is not None and collate_fn is None:
         if len(tensors) == 2 and (targets is not None or can_be_targets(tensors[1])):
             return ItemSet(dataset, as_array(tensors[1] if targets is None else targets), False, stored=tensors[0], **common)
@@ -135,7 +139,7 @@ def item_set(part: str, dataset: Any, targets: Any, users: Any, collate_fn: Coll
     found = attribute_of(dataset, ("targets", "labels"))
     shown = None if found is None else as_array(found)
     known = shown if shown is not None and len(shown) == len(dataset) else None
-    return ItemSet(dataset, known, transformed=transforms_targets(dataset), **common)
+    return ItemSet(dataset, known, **common)
 
 
 def _named(dataset: Any, values: Any, part: str) -> Any:
@@ -146,17 +150,6 @@ def _named(dataset: Any, values: Any, part: str) -> Any:
     if found is None:
         raise ValueError(f"the {part} set ({type(dataset).__name__}) has no attribute {values!r}: give the values themselves")
     return found
-
-
-def transforms_targets(dataset: Any) -> bool:
-    """Whether a data set or any that it wraps has a transform that may change targets, as torchvision's data sets take one."""
-    joint = getattr(dataset, "transforms", None)
-    if getattr(dataset, "target_transform", None) is not None or (
-        joint is not None and (not hasattr(joint, "target_transform") or joint.target_transform is not None)
-    ):
-        return True
-    wrapped = [getattr(dataset, "dataset", None), *(getattr(dataset, "datasets", None) or ())]
-    return any(transforms_targets(inner) for inner in wrapped if inner is not None)
 
 
 def attribute_of(dataset: Any, names: tuple[str, ...]) -> Any:
@@ -174,24 +167,10 @@ def attribute_of(dataset: Any, names: tuple[str, ...]) -> Any:
 
 
 def _plain_tensors(dataset: Any) -> tuple[torch.Tensor, ...] | None:
-    """Return the tensors of a ``TensorDataset``, of a subset or of a concatenation, or None."""
+    """Return the tensors of a ``TensorDataset`` or of its subset, or None."""
     if type(dataset) is TensorDataset:
         return tuple(dataset.tensors)
     if type(dataset) is Subset and (whole := _plain_tensors(dataset.dataset)) is not None:
         chosen = torch.as_tensor(np.asarray(dataset.indices, np.int64))
         return tuple(tensor[chosen] for tensor in whole)
-    if type(dataset) is ConcatDataset:
-        parts = [_plain_tensors(part) for part in dataset.datasets]
-        forms = [part and [(tensor.shape[1:], tensor.dtype) for tensor in part] for part in parts]
-        if forms[0] is not None and all(form == forms[0] for form in forms):
-            return tuple(torch.cat(tensors) for tensors in zip(*filter(None, parts), strict=True))
     return None
-
-
-def require_map_style(dataset: Any, part: str) -> None:
-    """Refuse a data set that cannot be read by index."""
-    if isinstance(dataset, IterableDataset) or not (hasattr(dataset, "__getitem__") and hasattr(dataset, "__len__")):
-        kind = "a stream, whose samples cannot be given to clients" if isinstance(dataset, IterableDataset) else "no data set"
-        raise ValueError(
-            f"{part} is a {type(dataset).__name__}, {kind}: give a map-style torch.utils.data.Dataset, with __getitem__ and __len__"
-        )

@@ -95,19 +95,9 @@ def test_dropout_is_ours() -> None:
 
 
 def test_what_it_refuses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(
-        ValueError, match=r"^Timm: timm has no model 'resnet7'; it has resnet18, and timm.list_models\(\) lists all$"
-    ):
-        Timm("resnet7")
     (tmp_path / "bad.pth").write_bytes(b"no weights")
     with pytest.raises(ValueError, match=r"^Timm: weights='.*bad.pth' is no readable file of weights \(.*\): give a"):
         Timm("resnet18", weights=tmp_path / "bad.pth")
-    torch.save(nn.Linear(2, 2).state_dict(), tmp_path / "other.pth")
-    with pytest.raises(
-        ValueError, match=r"^Timm: .*other.pth has the weights of another network: give a file with those of resnet18 \("
-    ) as caught:
-        Timm("resnet18", weights=tmp_path / "other.pth")
-    assert "\n" not in str(caught.value)
     monkeypatch.setattr(timm, "create_model", lambda *_, **__: (_ for _ in ()).throw(OSError("no route to host")))
     with pytest.raises(
         ValueError, match=r"^Timm: the pretrained weights of resnet18 are neither .* \(no route to host\): give a file"

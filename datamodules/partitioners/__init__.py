@@ -23,6 +23,7 @@ splits by label need a table of clients by classes, and are fast up to about 100
 """
 
 from flcog.data import IID as IID
+from flcog.data import Natural as Natural
 from flcog.data import Partitioner as Partitioner
 from flcog.datamodules.partitioners.client_mixes import ClientDirichlet as ClientDirichlet
 from flcog.datamodules.partitioners.client_mixes import InnerDirichlet as InnerDirichlet
@@ -35,7 +36,6 @@ from flcog.datamodules.partitioners.label_shards import BiasedUnbiased as Biased
 from flcog.datamodules.partitioners.label_shards import ByClass as ByClass
 from flcog.datamodules.partitioners.label_shards import LabelShards as LabelShards
 from flcog.datamodules.partitioners.label_shards import SortedShards as SortedShards
-from flcog.datamodules.partitioners.natural import Natural as Natural
-from flcog.datamodules.partitioners.natural import Saved as Saved
+from flcog.datamodules.partitioners.saved import Saved as Saved
 from flcog.datamodules.partitioners.wrapping import LongTail as LongTail
 from flcog.datamodules.partitioners.wrapping import Shuffled as Shuffled

@@ -5,15 +5,14 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.random import Generator
 
-from flcog.core.checks import positive_and_finite, within
+from flcog.core.checks import all_at_least, positive_and_finite, within
 from flcog.data import Partition, Partitioner, Samples
+from flcog.data.partition import seeded_rng
 from flcog.datamodules.partitioners.draws import (
     class_labels,
     cut_by_shares,
     deal,
     even_sizes,
-    require_a_sample_each,
-    seeded_rng,
     shuffled_classes,
 )
 
@@ -40,7 +39,6 @@ class ClientDirichlet(Partitioner):
         positive_and_finite(self, "beta")
 
     def __call__(self, samples: Samples, num_clients: int, seed: int) -> Partition:
-        require_a_sample_each(len(samples), num_clients)
         labels, rng = class_labels(samples), seeded_rng(seed)
         pools, sizes = shuffled_classes(labels, rng), even_sizes(len(samples), num_clients)
         left = np.bincount(labels)
@@ -85,11 +83,9 @@ class InnerDirichlet(Partitioner):
     def __post_init__(self) -> None:
         positive_and_finite(self, "beta")
         within(self, "[0, inf)", "sigma")
-        if self.sizes is not None and (self.sigma or not self.sizes or min(self.sizes) < 1):
-            raise ValueError(f"give sizes, each at least 1, or a sigma, not both; got sizes={self.sizes}, sigma={self.sigma}")
+        all_at_least(self, 1, "sizes")
 
     def __call__(self, samples: Samples, num_clients: int, seed: int) -> Partition:
-        require_a_sample_each(len(samples), num_clients)
         labels, rng = class_labels(samples), seeded_rng(seed)
         if self.sizes is not None and (len(self.sizes) != num_clients or sum(self.sizes) > len(samples)):
             raise ValueError(

@@ -7,6 +7,7 @@ import numpy as np
 
 from flcog.core.checks import at_least, positive_and_finite
 from flcog.data import Partition, Partitioner, Samples
+from flcog.data.partition import seeded_rng
 from flcog.datamodules.partitioners.draws import (
     checked_min_size,
     class_labels,
@@ -14,8 +15,7 @@ from flcog.datamodules.partitioners.draws import (
     deal,
     draw_class_cuts,
     even_sizes,
-    require_a_sample_each,
-    seeded_rng,
+    no_draw,
 )
 
 
@@ -58,17 +58,12 @@ class Dirichlet(Partitioner):
         at_least(self, 1, "max_tries")
 
     def __call__(self, samples: Samples, num_clients: int, seed: int) -> Partition:
-        require_a_sample_each(len(samples), num_clients)
         labels, rng = class_labels(samples), seeded_rng(seed)
         min_size = checked_min_size(self.min_size, len(samples), num_clients)
         class_sizes = np.bincount(labels)
         counts, short = draw_class_cuts(class_sizes, num_clients, self.beta, min_size, self.max_tries, rng, capped=self.capped)
         if short and not self.top_up:
-            raise ValueError(
-                f"Dirichlet(beta={self.beta}) over {num_clients} clients and {len(samples)} samples left {short} or more clients "
-                f"with fewer than {min_size} samples in every draw, of up to {self.max_tries}: raise beta or max_tries, lower "
-                "min_size or num_clients, set top_up, or use ClientDirichlet, whose clients all have the same size"
-            )
+            raise no_draw(self, min_size, self.max_tries, num_clients, len(samples))
         return deal(labels, _topped_up(counts, min_size), rng)
 
 
@@ -121,14 +116,11 @@ class NIIDBench(Partitioner):
         at_least(self, 1, "max_tries", "cap_samples")
 
     def __call__(self, samples: Samples, num_clients: int, seed: int) -> Partition:
-        require_a_sample_each(len(samples), num_clients)
         labels = class_labels(samples)
         return self.first_of_classes(labels, np.bincount(labels), num_clients, seed)
 
     def first_of_classes(self, labels: np.ndarray, wanted: np.ndarray, num_clients: int, seed: int) -> Partition:
         """Split ``wanted`` samples of each class, [C], the first in the shuffled order: FedDisco's globally imbalanced set."""
-        if not 0 <= seed < 2**32:
-            raise ValueError(f"NIIDBench's generator takes a partition_seed from 0 to {2**32 - 1}; got {seed}")
         total, stream = int(wanted.sum()), np.random.RandomState(seed)
         checked_min_size(self.min_size, total, num_clients)
         for _ in range(self.max_tries):
@@ -136,11 +128,7 @@ class NIIDBench(Partitioner):
             sizes = np.bincount(owner[owner >= 0], minlength=num_clients)
             if sizes.sum() == total and sizes.min() >= self.min_size:
                 return Partition.from_assignment(owner, num_clients)
-        raise ValueError(
-            f"NIIDBench(beta={self.beta}) left one of {num_clients} clients with fewer than {self.min_size} of {total} samples "
-            f"in each of {self.max_tries} draws, or assigned some to no client: raise beta, max_tries or cap_samples, lower min_size or "
-            "num_clients, or use Dirichlet, whose top_up needs no luck"
-        )
+        raise no_draw(self, self.min_size, self.max_tries, num_clients, total)
 
     def _draw(self, labels: np.ndarray, wanted: np.ndarray, num_clients: int, stream: np.random.RandomState) -> np.ndarray:
         """Each sample's client, -1 if it is not wanted or its class found no client."""
@@ -185,7 +173,6 @@ class EqualDirichlet(Partitioner):
         at_least(self, 1, "group_size", "max_tries")
 
     def __call__(self, samples: Samples, num_clients: int, seed: int) -> Partition:
-        require_a_sample_each(len(samples), num_clients)
         labels, rng = class_labels(samples), seeded_rng(seed)
         order = rng.permutation(len(samples))
         first_clients = [*range(0, num_clients, self.group_size or num_clients), num_clients]
@@ -197,11 +184,7 @@ class EqualDirichlet(Partitioner):
             class_sizes, min_size = np.bincount(labels[members]), len(members) // (2 * clients)
             counts, short = draw_class_cuts(class_sizes, clients, self.beta, min_size, self.max_tries, rng, capped=True)
             if short:
-                raise ValueError(
-                    f"EqualDirichlet(beta={self.beta}) found no draw in which each of {clients} clients gets half of the "
-                    f"average of {len(members) / clients:.0f} samples, in up to {self.max_tries} draws: raise beta, or "
-                    "set group_size to at most the number of classes"
-                )
+                raise no_draw(self, min_size, self.max_tries, clients, len(members))
             owner = np.repeat(np.tile(np.arange(clients), len(class_sizes)), counts.T.ravel())
             line.append(members[np.argsort(owner, kind="stable")])
         client_of_sample = np.empty(len(samples), dtype=np.int64)
@@ -229,7 +212,6 @@ class Quantity(Partitioner):
         at_least(self, 0, "min_size")
 
     def __call__(self, samples: Samples, num_clients: int, seed: int) -> Partition:
-        require_a_sample_each(len(samples), num_clients)
         rng = seeded_rng(seed)
         min_size = checked_min_size(self.min_size, len(samples), num_clients)
         spare = len(samples) - num_clients * min_size

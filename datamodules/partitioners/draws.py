@@ -1,19 +1,11 @@
 """Helpers of several splits: classes of samples, seeded random numbers, shares cut into samples, samples dealt to clients."""
 
 import numpy as np
-from numpy.random import PCG64, Generator
+from numpy.random import Generator
 
-from flcog.data import Partition, Samples
+from flcog.data import Partition, Partitioner, Samples
 
 REGRESSION_BINS = 10
-
-
-def seeded_rng(seed: int, stream: int = 0) -> Generator:
-    """Random numbers that the seed fixes, the same on every machine.
-
-    Streams keep a split that wraps another from drawing the same numbers (stream 1 is the held-out parts').
-    """
-    return Generator(PCG64([seed, stream] if stream else seed))
 
 
 def draw_class_cuts(
@@ -63,8 +55,19 @@ def deal(labels: np.ndarray, counts: np.ndarray, rng: Generator) -> Partition:
 
 
 def even_sizes(total: int, parts: int) -> np.ndarray:
-    """Sizes of ``parts`` equal parts; the first parts have one more if ``total`` is not divisible."""
+    """Sizes of ``parts`` equal parts, none of them empty; the first parts have one more if ``total`` is not divisible."""
+    if total < parts:
+        raise ValueError(f"{total} samples cannot be cut into {parts} parts: lower num_clients, or a client's labels or shards")
     return total // parts + (np.arange(parts) < total % parts)
+
+
+def no_draw(split: Partitioner, min_size: int, max_tries: int, num_clients: int, num_samples: int) -> ValueError:
+    """The error of a split that drew too small clients each time."""
+    return ValueError(
+        f"{split} left clients with fewer than {min_size} samples in each draw, of up to {max_tries}, over {num_clients} clients and "
+        f"{num_samples} samples: raise beta or max_tries, lower num_clients or the least size, or use Dirichlet with top_up, or "
+        "ClientDirichlet, whose clients all have the same size"
+    )
 
 
 def checked_min_size(given: int | None, num_samples: int, num_clients: int) -> int:
@@ -79,11 +82,6 @@ def checked_min_size(given: int | None, num_samples: int, num_clients: int) -> i
             f"{num_samples}: lower min_size or num_clients"
         )
     return min_size
-
-
-def require_a_sample_each(num_samples: int, num_clients: int) -> None:
-    if not 1 <= num_clients <= num_samples:
-        raise ValueError(f"{num_clients} clients cannot share {num_samples} samples: each needs one; set num_clients")
 
 
 def class_labels(samples: Samples) -> np.ndarray:
@@ -106,8 +104,6 @@ def class_labels(samples: Samples) -> np.ndarray:
         for label in np.argsort(np.count_nonzero(targets, axis=0), kind="stable")[::-1]:
             labels[targets[:, label] != 0] = label
     elif np.issubdtype(targets.dtype, np.floating):
-        if not np.isfinite(targets).all():
-            raise ValueError("the regression targets hold NaN or infinite values: remove those samples before splitting the set")
         labels = np.searchsorted(np.quantile(targets, np.linspace(0, 1, REGRESSION_BINS + 1)[1:-1]), targets)
     else:
         labels = targets

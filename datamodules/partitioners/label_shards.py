@@ -5,9 +5,10 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.random import Generator
 
-from flcog.core.checks import at_least
+from flcog.core.checks import at_least, within
 from flcog.data import Partition, Partitioner, Samples
-from flcog.datamodules.partitioners.draws import class_labels, deal, even_sizes, require_a_sample_each, seeded_rng
+from flcog.data.partition import seeded_rng
+from flcog.datamodules.partitioners.draws import class_labels, deal, even_sizes
 
 
 @dataclass(frozen=True)
@@ -35,29 +36,18 @@ class LabelShards(Partitioner):
         at_least(self, 1, "labels_per_client")
 
     def __call__(self, samples: Samples, num_clients: int, seed: int) -> Partition:
-        require_a_sample_each(len(samples), num_clients)
         labels, rng = class_labels(samples), seeded_rng(seed)
         class_sizes = np.bincount(labels)
-        num_classes, shards = len(class_sizes), num_clients * self.labels_per_client
-        if self.labels_per_client > num_classes or shards < num_classes:
+        num_classes, width = len(class_sizes), self.labels_per_client
+        if width > num_classes or num_classes > num_clients * (1 if self.random_labels else width):
             raise ValueError(
-                f"{num_clients} clients with {self.labels_per_client} labels each cannot share {num_classes} classes: "
-                f"labels_per_client goes from {-(-num_classes // num_clients)}, where each class has a client, to {num_classes}"
-            )
-        if self.random_labels and num_clients < num_classes:
-            raise ValueError(
-                f"random_labels gives each of {num_clients} clients one label of its own, and there are {num_classes} classes: set "
-                f"num_clients to {num_classes} or more, or random_labels to false"
+                f"{num_clients} clients with {width} labels each cannot share {num_classes} classes: labels_per_client goes from "
+                f"{-(-num_classes // num_clients)}, where each class has a client, to {num_classes}; random_labels needs as many clients"
             )
         counts = np.zeros((num_clients, num_classes), dtype=np.int64)
         held = self._held(num_clients, num_classes, rng)
         for label, size in enumerate(class_sizes):
             holders = np.flatnonzero(held[:, label])
-            if size < len(holders):
-                raise ValueError(
-                    f"{len(holders)} clients share class {label}, which has {size} samples: lower num_clients or "
-                    "labels_per_client"
-                )
             counts[holders, label] = even_sizes(size, len(holders))
         return deal(labels, counts, rng)
 
@@ -77,18 +67,12 @@ class LabelShards(Partitioner):
 class ByClass(Partitioner):
     """One client per class: client k holds class k ("split by class" in Fedssyn's MNIST study, https://arxiv.org/abs/2306.13263).
 
-    ``num_clients`` must be the number of classes; ``LabelShards(1)`` shares classes between more clients.
+    The data determine the number of clients, so ``num_clients`` is not used; ``LabelShards(1)`` shares classes between more clients.
     """
 
     def __call__(self, samples: Samples, num_clients: int, seed: int) -> Partition:
         labels = class_labels(samples)
-        num_classes = int(labels.max()) + 1
-        if num_clients != num_classes:
-            raise ValueError(
-                f"ByClass makes one client of each class: set num_clients to {num_classes} (got {num_clients}), or use "
-                "LabelShards(1)"
-            )
-        return Partition.from_assignment(labels, num_clients)
+        return Partition.from_assignment(labels, int(labels.max()) + 1)
 
 
 @dataclass(frozen=True)
@@ -114,12 +98,10 @@ class SortedShards(Partitioner):
 
     def __post_init__(self) -> None:
         at_least(self, 1, "shards_per_client")
-        at_least(self, 0, "uniform_clients")
 
     def __call__(self, samples: Samples, num_clients: int, seed: int) -> Partition:
+        within(self, f"[0, {num_clients})", "uniform_clients", hint="the other clients have the shards")
         sorting = num_clients - self.uniform_clients
-        if sorting < 1:
-            raise ValueError(f"uniform_clients={self.uniform_clients} must be below the {num_clients} clients: lower it")
         rng, count = seeded_rng(seed), sorting * self.shards_per_client
         client_of_sample = np.empty(len(samples), np.int64)
         by_label = np.argsort(class_labels(samples), kind="stable")
@@ -127,11 +109,6 @@ class SortedShards(Partitioner):
             uniform = rng.permutation(len(samples))[: self.uniform_clients * (len(samples) // num_clients)]
             client_of_sample[uniform] = sorting + np.arange(len(uniform)) % self.uniform_clients
             by_label = by_label[~np.isin(by_label, uniform)]
-        if not 1 <= count <= len(by_label):
-            raise ValueError(
-                f"{len(samples)} samples cannot be cut into {count} shards ({num_clients} clients, {self.shards_per_client} shards each): "
-                "lower num_clients or shards_per_client"
-            )
         client_of_shard = rng.permutation(np.repeat(np.arange(sorting), self.shards_per_client))
         client_of_sample[by_label] = np.repeat(client_of_shard, even_sizes(len(by_label), count))
         return Partition.from_assignment(client_of_sample, num_clients)
@@ -161,35 +138,19 @@ class BiasedUnbiased(Partitioner):
     def __post_init__(self) -> None:
         at_least(self, 0, "biased", "unbiased")
         at_least(self, 1, "labels_per_client")
-        if self.biased + self.unbiased == 0:
-            raise ValueError("biased and unbiased are both 0: there would be no clients")
 
     def __call__(self, samples: Samples, num_clients: int, seed: int) -> Partition:
-        require_a_sample_each(len(samples), num_clients)
-        if num_clients % (self.biased + self.unbiased):
-            raise ValueError(
-                f"BiasedUnbiased(biased={self.biased}, unbiased={self.unbiased}) makes {self.biased + self.unbiased} clients or "
-                f"a multiple of that: change num_clients (got {num_clients}), biased or unbiased"
-            )
         labels = class_labels(samples)
         class_sizes = np.bincount(labels)
-        num_classes, num_biased = len(class_sizes), self.biased * num_clients // (self.biased + self.unbiased)
+        kinds, num_classes, unit = self.biased + self.unbiased, len(class_sizes), class_sizes // num_clients
         width = self.labels_per_client or max(1, num_classes // 5)
-        groups = num_classes // width
-        if groups * width != num_classes or (self.labels_per_client is None and groups != 5):
+        num_biased, groups = self.biased * num_clients // kinds, num_classes // width
+        divides = groups * width == num_classes and (self.labels_per_client or groups == 5)
+        if num_clients % kinds or not divides or num_biased % groups or unit.min() == 0:
             raise ValueError(
-                f"{num_classes} classes do not fall into {'equal groups' if self.labels_per_client else 'five equal groups'} of "
-                f"{width} labels: set labels_per_client to a divisor of the number of classes"
-            )
-        if num_biased % groups:
-            raise ValueError(
-                f"{num_biased} biased clients cannot share {groups} groups of {width} labels evenly: make biased a multiple of "
-                f"{groups}"
-            )
-        unit = class_sizes // num_clients
-        if unit.min() == 0:
-            raise ValueError(
-                f"class {unit.argmin()} has {class_sizes.min()} samples, fewer than the {num_clients} clients: lower num_clients"
+                f"{self} cannot divide {num_classes} classes over {num_clients} clients: num_clients must be a multiple of {kinds}, "
+                f"labels_per_client a divisor of the number of classes, the number of biased clients a multiple of the {groups} groups of "
+                "labels, and each class needs a sample for every client"
             )
         counts = np.tile(unit, (num_clients, 1))
         group_of_label = np.arange(num_classes) // width

@@ -7,8 +7,9 @@ import torch
 
 from flcog.core.checks import within
 from flcog.data import IID, Partition, Partitioner, Samples, partition_by
+from flcog.data.partition import seeded_rng
 from flcog.datamodules.partitioners.dirichlet import NIIDBench
-from flcog.datamodules.partitioners.draws import class_labels, seeded_rng, shuffled_classes
+from flcog.datamodules.partitioners.draws import class_labels, shuffled_classes
 
 
 @dataclass(frozen=True)

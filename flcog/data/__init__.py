@@ -5,6 +5,7 @@ from flcog.data.federation import Exchange as Exchange
 from flcog.data.federation import Federation as Federation
 from flcog.data.module import FederatedDataModule as FederatedDataModule
 from flcog.data.partition import IID as IID
+from flcog.data.partition import Natural as Natural
 from flcog.data.partition import Partition as Partition
 from flcog.data.partition import Partitioner as Partitioner
 from flcog.data.partition import partition_by as partition_by

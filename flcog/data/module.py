@@ -17,7 +17,7 @@ from flcog.core.text import TopicList
 from flcog.core.trees import Tree, leaves
 from flcog.data.federation import Federation
 from flcog.data.order import Order
-from flcog.data.partition import IID, Partition, Partitioner, partition_by
+from flcog.data.partition import IID, Natural, Partition, Partitioner, partition_by
 from flcog.data.preprocess import Preprocess, standardisation
 from flcog.data.samples import Augment, NewInputs, Samples, Splits, Task, require_finite_inputs
 
@@ -34,7 +34,8 @@ class FederatedDataModule(TopicList, L.LightningDataModule):
     Args:
         num_clients: how many clients the training set is divided over. Users, saved splits and splits of your own have a number of their
             own, and a note says so if you set another.
-        partitioner: how; see ``flcog.datamodules`` for the splits of the literature. IID by default.
+        partitioner: how; see ``flcog.datamodules`` for the splits of the literature. By default the users are the clients, if the data set
+            has users, and otherwise IID.
         batch_size: samples per local step.
         eval_batch_size: samples per evaluation step.
         partition_seed: fixes the split; independent of the trainer's seed, so that seeds can be compared on one split.
@@ -77,12 +78,9 @@ class FederatedDataModule(TopicList, L.LightningDataModule):
         checks.whole(self, 1, num_clients=num_clients, batch_size=batch_size, eval_batch_size=eval_batch_size)
         checks.whole(self, 0, new_clients=new_clients)
         self.reweighted_test = client_test == "reweighted"
-        held_out = client_test if not isinstance(client_test, str) else 0.0 if self.reweighted_test else -1.0
-        if not (held_out >= 0 and client_val >= 0 and held_out + client_val < 1):
-            raise ValueError(
-                "client_test and client_val must be fractions of a sum below 1, or client_test must be reweighted; got "
-                f"{client_test} and {client_val}"
-            )
+        held_out: Any = 0.0 if self.reweighted_test else client_test
+        checks.within(self, "[0, 1)", client_test=held_out, client_val=client_val, hint="it is a fraction of a client's samples")
+        checks.within(self, "[0, 1)", **{"client_test + client_val": held_out + client_val})
         self.num_clients, self.partitioner, self.partition_seed = num_clients, partitioner, partition_seed
         self.batch_size, self.eval_batch_size, self.drop_last = batch_size, eval_batch_size, drop_last
         self.client_test, self.client_val, self.test_like_clients = held_out, client_val, test_like_clients
@@ -129,7 +127,8 @@ class FederatedDataModule(TopicList, L.LightningDataModule):
         self._check(splits)
         if self.join_test and splits.test is not None:
             splits = replace(splits, train=splits.train.joined(splits.test), test=None)
-        whole = partition_by(self.partitioner or IID(), splits.train, self.num_clients, self.partition_seed)
+        self.partitioner = self.partitioner or (IID() if splits.train.users is None else Natural())
+        whole = partition_by(self.partitioner, splits.train, self.num_clients, self.partition_seed)
         if self.num_clients not in (whole.num_clients, NUM_CLIENTS):
             maker = getattr(self.partitioner, "__name__", type(self.partitioner).__name__)
             self.notes += (f"num_clients={self.num_clients} has no effect: {maker} makes {whole.num_clients:,} clients",)
@@ -164,9 +163,8 @@ class FederatedDataModule(TopicList, L.LightningDataModule):
             facts=self.facts() | _facts(splits.train),
         )
         if self.new_clients:
+            checks.within(self, f"[0, {whole.num_clients})", "new_clients", hint="the other clients train")
             known = self._federation.num_clients - self.new_clients
-            if known < 1:
-                raise ValueError(f"new_clients={self.new_clients} leaves none of {whole.num_clients} clients to train: lower it")
             self._newcomers, self._federation = (
                 self._federation.between(known, whole.num_clients),
                 self._federation.between(0, known),
@@ -184,7 +182,7 @@ class FederatedDataModule(TopicList, L.LightningDataModule):
         return test
 
     def _topics(self) -> Iterator[tuple[str, str]]:
-        yield "split", f"{self.num_clients:,} clients by {self.partitioner or IID()}, seed {self.partition_seed}"
+        yield "split", f"{self.num_clients:,} clients by {self.partitioner or 'default'}, seed {self.partition_seed}"
         yield "batches", f"of {self.batch_size:,}"
         if self._federation is None:
             yield "data", "not read yet"
@@ -211,11 +209,6 @@ class FederatedDataModule(TopicList, L.LightningDataModule):
 
     def _check(self, splits: Splits) -> None:
         """Refuse samples that the federation could not use."""
-        if not hasattr(type(self), "num_classes") and "num_classes" not in vars(self):
-            raise ValueError(
-                f"{type(self).__name__} has no num_classes: set it in the class to the number of classes or labels, e.g. num_classes = 10 "
-                "(for regression, to the number of bins of the target)"
-            )
         for part, samples in (("training", splits.train), ("validation", splits.val), ("test", splits.test)):
             if samples is not None:
                 require_finite_inputs(samples, f"{type(self).__name__}: the {part} set")
@@ -249,11 +242,6 @@ def _with_shares_of(samples: Samples, classes: Tensor, seed: int) -> Samples:
     """The most samples whose classes have the same shares as in ``classes``; which samples of a class stay is random."""
     length = 1 + int(torch.cat([classes, samples.labels]).max())
     wanted, available = (labels.bincount(minlength=length).numpy() for labels in (classes, samples.labels))
-    missing = np.flatnonzero((wanted > 0) & (available == 0))
-    if len(missing):
-        raise ValueError(
-            f"test_like_clients: clients have samples of class {missing[0]}, and the test set has none: leave it out"
-        )
     scale = (available[wanted > 0] / wanted[wanted > 0]).min()
     # The small number keeps a product like 500 * (1 / 500) from falling just under the integer that it is.
     sizes = np.maximum(wanted > 0, np.floor(wanted * scale + 1e-6)).astype(np.int64)

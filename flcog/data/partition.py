@@ -7,7 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.random import PCG64, Generator
 
+from flcog.core.checks import at_least
 from flcog.core.files import arrays_in, replacing
 from flcog.data.samples import Samples
 
@@ -23,11 +25,6 @@ class Partition:
     offsets: np.ndarray
 
     def __post_init__(self) -> None:
-        for name, values in (("indices", self.indices), ("offsets", self.offsets)):
-            if values.ndim != 1 or values.dtype.kind not in "iu":
-                raise ValueError(f"a partition's {name} must be whole numbers [N]; got {values.dtype} of shape {values.shape}")
-        if len(self.offsets) < 2:
-            raise ValueError(f"a partition needs at least one client, so two offsets; got {len(self.offsets)}")
         if self.offsets[0] != 0 or self.offsets[-1] != len(self.indices) or (np.diff(self.offsets) < 0).any():
             raise ValueError(
                 f"a partition's offsets must rise from 0 to the number of indices, {len(self.indices)}; got {self.offsets}"
@@ -90,24 +87,26 @@ class Partition:
 
 def partition_by(partitioner: Any, samples: Samples, num_clients: int, seed: int) -> Partition:
     """Call a partitioner, or a function with the same arguments, and check its result: a partition or a list of sample indices."""
-    if isinstance(partitioner, type) or not callable(partitioner):
-        got = f"the class {partitioner.__name__}" if isinstance(partitioner, type) else repr(partitioner)
-        raise ValueError(f"a partitioner is an object such as IID() or Dirichlet(beta=0.5), or a function; got {got}")
     made, name = partitioner(samples, num_clients, seed), getattr(partitioner, "__name__", type(partitioner).__name__)
     if isinstance(made, Partition):
         return made
-    clients = [np.asarray(indices) for indices in made] if isinstance(made, list | tuple) else []
-    if not clients or any(own.ndim != 1 or (len(own) and own.dtype.kind not in "iu") for own in clients):
+    if not isinstance(made, list | tuple) or not made:
         raise ValueError(
             f"{name} returned {made!r:.80}: return a list with one array of sample indices for each client, or a Partition"
         )
-    for client, own in enumerate(clients):
-        if len(own) and (wrong := own[(own < 0) | (own >= len(samples))]).size:
-            raise ValueError(f"{name} gives client {client} the sample {wrong[0]}: indices go from 0 to {len(samples) - 1}")
-    partition = Partition.from_clients(clients)
-    if len(partition.indices) and (times := np.bincount(partition.indices)).max() > 1:
-        raise ValueError(f"{name} gives sample {times.argmax()} away {times.max()} times: each sample belongs to one client")
+    partition = Partition.from_clients([np.asarray(indices) for indices in made])
+    given, times = np.unique(partition.indices, return_counts=True)
+    if len(wrong := given[(given < 0) | (given >= len(samples)) | (times > 1)]):
+        raise ValueError(f"{name} gives away sample {wrong[0]}: indices go from 0 to {len(samples) - 1}, each to one client")
     return partition
+
+
+def seeded_rng(seed: int, stream: int = 0) -> Generator:
+    """Random numbers that the seed fixes, the same on every machine.
+
+    Streams keep a split that wraps another from drawing the same numbers (stream 1 is the held-out parts').
+    """
+    return Generator(PCG64([seed, stream] if stream else seed))
 
 
 class Partitioner(ABC):
@@ -133,10 +132,54 @@ class IID(Partitioner):
     """Every client gets an equally large random share of all samples; sizes differ by one at most."""
 
     def __call__(self, samples: Samples, num_clients: int, seed: int) -> Partition:
-        if not 1 <= num_clients <= len(samples):
-            raise ValueError(f"{num_clients} clients cannot share {len(samples)} samples: each needs one; set num_clients")
-        rng = np.random.Generator(np.random.PCG64(seed))
+        rng = seeded_rng(seed)
         kind = np.int32 if len(samples) < 1 << 31 else np.int64  # half of the memory
         client_of_sample = np.arange(len(samples), dtype=kind) % num_clients
         rng.shuffle(client_of_sample)
         return Partition.from_assignment(client_of_sample, num_clients)
+
+
+@dataclass(frozen=True)
+class Natural(Partitioner):
+    """One client per user of the data set: FLAIR's photographers, FEMNIST's writers, the domains of PACS.
+
+    The data determine the number of clients, so ``num_clients`` is not used; ``max_users`` limits them. Clients come in the order
+    of their users' names.
+
+    FLAIR, Song et al. 2022, https://arxiv.org/abs/2207.08869 (FedCOG draws 200 of its users); LEAF, Caldas et al. 2018,
+    https://arxiv.org/abs/1812.01097 (FEMNIST).
+
+    Args:
+        max_users: draw that many users at random, >= 1; None takes all.
+        min_samples: leave out users with fewer samples, >= 1.
+        clients_per_user: divide each user's samples at random among that many clients, >= 1.
+    """
+
+    max_users: int | None = None
+    min_samples: int = 1
+    clients_per_user: int = 1
+
+    def __post_init__(self) -> None:
+        at_least(self, 1, "max_users", "min_samples", "clients_per_user")
+
+    def __call__(self, samples: Samples, num_clients: int, seed: int) -> Partition:
+        if samples.users is None:
+            raise ValueError("Natural needs to know each sample's user, and this data set has none: use another partitioner")
+        user, sizes = np.unique(samples.users, return_inverse=True, return_counts=True)[1:]
+        chosen = np.flatnonzero(sizes >= self.min_samples)
+        if len(chosen) < (self.max_users or 1):
+            raise ValueError(
+                f"{len(chosen)} of {len(sizes)} users have at least {self.min_samples} samples, and {self.max_users or 'some'} "
+                "are wanted: lower max_users or min_samples"
+            )
+        if self.max_users is not None:
+            chosen = np.sort(seeded_rng(seed).choice(chosen, self.max_users, replace=False))
+        client_of_user, parts = np.full(len(sizes), -1), self.clients_per_user
+        client_of_user[chosen] = np.arange(len(chosen)) * parts
+        assignment = client_of_user[user]
+        if parts > 1:
+            rng = seeded_rng(seed, stream=2)
+            for first in range(0, len(chosen) * parts, parts):
+                own = rng.permutation(np.flatnonzero(assignment == first))
+                assignment[own] += np.arange(len(own)) % parts
+        return Partition.from_assignment(assignment, len(chosen) * parts)

@@ -24,10 +24,8 @@ class Preprocess:
         std: tuple[float, ...] | None = None,
         fitted: Literal["common", "own"] | None = None,
     ) -> None:
-        if (mean is None) != (std is None) or (mean is not None and std is not None and len(mean) != len(std)):
-            raise ValueError(f"mean and std come together, one value per channel; got mean={mean}, std={std}")
-        if std is not None and not all(value > 0 for value in std):
-            raise ValueError(f"std must be positive; got {std}")
+        if (mean is None) != (std is None) or len(mean or ()) != len(std or ()) or not all(value > 0 for value in std or ()):
+            raise ValueError(f"mean and std come together, one value per channel, and std is above 0; got mean={mean}, std={std}")
         self.mean, self.std, self.fitted = mean, std, fitted
         self._affine: dict[tuple[torch.device, bool], tuple[Tensor, Tensor]] = {}
 

@@ -58,18 +58,10 @@ class Samples:
     loaders: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
-        for what, tree in (("inputs", self.inputs), ("targets", self.targets)):
-            if what == "targets" and not self.labelled:
-                continue
-            if (odd := next((leaf for leaf in leaves(tree) if not hasattr(leaf, "__len__")), None)) is not None:
-                raise ValueError(f"the {what} contain a {type(odd).__name__}: give tensors or arrays with one row per sample")
-            counts = [len(leaf) for leaf in leaves(tree)]
-            if len(set(counts)) != 1:
-                raise ValueError(
-                    f"the {what} have {' and '.join(map(str, counts)) or 'no'} rows: every part needs one per sample"
-                )
-        if self.labelled and len(self) != len(self.labels):
-            raise ValueError(f"{len(self)} inputs but {len(self.labels)} targets: a set needs one target per input")
+        parts = [*leaves(self.inputs), *leaves(self.targets)]
+        if len(counts := {len(leaf) if hasattr(leaf, "__len__") else 1 for leaf in parts}) > 1:
+            found = " and ".join(map(str, sorted(counts)))
+            raise ValueError(f"inputs and targets have {found} rows: give tensors or arrays with one row per sample")
         if len(self) == 0:
             raise ValueError("the set has no samples: check the path, the split's name and any subset you asked for")
         object.__setattr__(self, "targets", map_leaves(_as_tensor, self.targets))
@@ -172,10 +164,8 @@ def _not_finite(leaf: Tensor) -> int | None:
 def checked_users(users: Any, count: int) -> np.ndarray:
     """Return the owners of ``count`` samples as an array. Refuse missing users, and users that are not single names or numbers."""
     users = users.detach().cpu().numpy() if isinstance(users, Tensor) else np.asarray(users)
-    if users.ndim != 1:
-        raise ValueError(f"users are one name or number per sample; they have shape {users.shape}")
-    if len(users) != count:
-        raise ValueError(f"{count} samples but {len(users)} users: give one for each sample, in their order")
+    if users.shape != (count,):
+        raise ValueError(f"{count} samples have users of shape {users.shape}: give one for each sample, in their order")
     if users.dtype.kind in "Of":
         missing = [sample for sample, user in enumerate(users.tolist()) if user is None or user != user]
         if missing:

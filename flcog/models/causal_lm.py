@@ -39,10 +39,6 @@ class CausalLM(nn.Module):
         one_of(self, get_args(Weights), weights=weights)
         if weights in ("8bit", "4bit"):
             require("bitsandbytes", f"CausalLM(weights={weights!r})", "quantized")
-            if isinstance(source, dict):
-                raise ValueError(
-                    f"CausalLM: weights={weights} reads weights from a folder or the hub; got a configuration: use run"
-                )
         self.source, self.weights = str(source) if not isinstance(source, dict) else "", weights
         body: Any = with_own_dropout(_make(source, weights)).train()  # from_pretrained returns it in evaluation mode
         for layer in body.modules():

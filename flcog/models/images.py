@@ -1,8 +1,6 @@
 """The convolutional networks of the federated-learning literature, each split into features and a head."""
 
 import logging
-import textwrap
-import warnings
 from collections import OrderedDict
 from collections.abc import Sequence
 from itertools import pairwise
@@ -13,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from flcog.core.checks import all_at_least, at_least, one_of
+from flcog.core.text import reason
 from flcog.models.base import Dropout, FeatureModel, fully_connected
 from flcog.models.loading import read_weights
 
@@ -51,13 +50,10 @@ class LeNet(FeatureModel):
         at_least(self, 1, in_channels=in_channels, num_classes=num_classes, image_size=image_size, kernel_size=kernel_size)
         all_at_least(self, 1, channels=channels, hidden=hidden)
         at_least(self, 0, padding=padding)
-        size, smallest = image_size, 1
+        size = image_size
         for _ in channels:
             size = (size + 2 * padding - kernel_size + 1) // 2
-            smallest = max(1, 2 * smallest + kernel_size - 1 - 2 * padding)
-        if size < 1:
-            raise ValueError(f"image_size must be at least {smallest} for this {type(self).__name__}, got {image_size}")
-
+        at_least(self, 1, **{f"what the layers leave of image_size {image_size}": size}, hint="choose a larger image_size")
         self.in_channels, self.image_size = in_channels, image_size
         convolutions: list[nn.Module] = []
         for before, after in pairwise([in_channels, *channels]):
@@ -150,18 +146,17 @@ class PflCNN(FeatureModel):
         super().__init__()
         at_least(self, 1, in_channels=in_channels, num_classes=num_classes)
         at_least(self, 6, image_size=image_size)
-        if len(dropout) != 2:
-            raise ValueError(f"PflCNN: dropout must be two probabilities, after the pooling and before the head; got {dropout}")
         self.in_channels, self.image_size, self.num_features = in_channels, image_size, 128
+        after_pooling, before_head = dropout
         # ReLU and max-pooling commute; after the pooling ReLU has a quarter of the work.
         self.convolutions = nn.Sequential(
             nn.Conv2d(in_channels, 32, 3), nn.ReLU(inplace=True), nn.Conv2d(32, 64, 3), nn.MaxPool2d(2), nn.ReLU(inplace=True)
         )
         self.hidden = nn.Sequential(
-            Dropout(dropout[0]),
+            Dropout(after_pooling),
             nn.Linear(64 * ((image_size - 4) // 2) ** 2, self.num_features),
             nn.ReLU(inplace=True),
-            Dropout(dropout[1]),
+            Dropout(before_head),
         )
         self.head = nn.Linear(self.num_features, num_classes)
         for layer in self.modules():
@@ -259,7 +254,7 @@ class ResNet18(FeatureModel):
         num_classes: the number of outputs.
         stem: "7x7" with stride 2 and max-pooling, for large images; "3x3" without either, for 32x32 ones.
         norm: "batch" (its statistics are averaged over clients) or "group".
-        num_groups: groups of each GroupNorm; divides 64.
+        num_groups: groups of each GroupNorm, with norm="group"; divides 64.
         weights: a file with the ``state_dict`` of this model or of torchvision's, ``.pth`` or ``.safetensors``, or "imagenet" for
             torchvision's pretrained ones, from torch hub's cache or downloaded into it. A head of another number of classes is not
             loaded.
@@ -281,16 +276,6 @@ class ResNet18(FeatureModel):
         at_least(self, 1, num_classes=num_classes, num_groups=num_groups, in_channels=in_channels)
         one_of(self, ("7x7", "3x3"), stem=stem)
         one_of(self, ("batch", "group"), norm=norm)
-        if 64 % num_groups:
-            raise ValueError(f"num_groups must divide 64, the number of channels of the first layers, got {num_groups}")
-        if norm == "batch" and num_groups != 2:
-            warnings.warn(f"num_groups={num_groups} has no effect with norm='batch': set norm='group'", stacklevel=2)
-        if weights == "imagenet" and (stem, norm, in_channels) != ("7x7", "batch", 3):
-            raise ValueError(
-                "weights='imagenet' were trained with stem='7x7', norm='batch' and in_channels=3, "
-                f"got stem={stem!r}, norm={norm!r} and in_channels={in_channels}: change these or give a file of your own"
-            )
-
         norm_layer = nn.BatchNorm2d if norm == "batch" else lambda width: nn.GroupNorm(num_groups, width)
         layers = dict(resnet18(num_classes=num_classes, norm_layer=norm_layer).named_children())
         if stem == "3x3" or in_channels != 3:
@@ -311,7 +296,7 @@ class ResNet18(FeatureModel):
         return self.body(x).mean((-2, -1))
 
     def _load(self, weights: str | Path) -> None:
-        state = _imagenet_state() if weights == "imagenet" else read_weights(Path(weights), "ResNet18", "'imagenet', ")
+        state = _imagenet_state() if weights == "imagenet" else read_weights(Path(weights), "ResNet18")
         loaded = {}
         for name, value in state.items():
             if name.startswith("fc."):
@@ -326,8 +311,9 @@ class ResNet18(FeatureModel):
         try:
             self.load_state_dict(loaded)
         except RuntimeError as error:
-            reason = textwrap.shorten(str(error), 300)
-            raise ValueError(f"{weights} holds another network: set stem, norm and in_channels to its own; {reason}") from None
+            raise ValueError(
+                f"{weights} holds another network: set stem, norm and in_channels to its own; {reason(error)}"
+            ) from None
 
 
 def _imagenet_state() -> dict[str, Tensor]:

@@ -15,11 +15,11 @@ WRAPPERS = ("state_dict_ema", "model_ema", "state_dict", "model")
 """The keys of the weights in the checkpoints of common training programs."""
 
 
-def read_weights(path: Path, what: str, instead: str = "") -> dict[str, Tensor]:
+def read_weights(path: Path, what: str) -> dict[str, Tensor]:
     """Read a ``state_dict`` from a ``.safetensors`` file or from a file that ``torch.save`` wrote.
 
-    Pickled files may hold tensors and plain containers only (``weights_only``), so that no code in them runs. In error messages
-    ``what`` is the model's name, and ``instead`` names the alternative to a file.
+    Pickled files may hold tensors and plain containers only (``weights_only``), so that no code in them runs. ``what`` is the model's
+    name in error messages.
     """
     try:
         if path.suffix == ".safetensors":
@@ -30,15 +30,10 @@ def read_weights(path: Path, what: str, instead: str = "") -> dict[str, Tensor]:
         state = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # a damaged file raises nearly every kind of error
         raise ValueError(
-            f"{what}: weights={str(path)!r} is no readable file of weights ({reason(error)}): give {instead}a .safetensors file, or a "
-            "file of torch.save(model.state_dict())"
+            f"{what}: weights={str(path)!r} is no readable file of weights ({reason(error)}): give a .safetensors file, or a file of "
+            "torch.save(model.state_dict())"
         ) from error
-    if isinstance(state, dict):
-        state = next((state[name] for name in WRAPPERS if isinstance(state.get(name), dict)), state)
-    if not isinstance(state, dict) or not state or not all(isinstance(value, Tensor) for value in state.values()):
-        raise ValueError(
-            f"{what}: weights={str(path)!r} holds no state_dict: give a file of torch.save(model.state_dict()), or a .safetensors file"
-        )
+    state = next((state[name] for name in WRAPPERS if isinstance(state.get(name), dict)), state)
     return {str(name).removeprefix("module."): value for name, value in state.items()}
 
 

@@ -46,15 +46,14 @@ class Timm(FeatureModel):
         super().__init__()
         timm = require("timm", "Timm", "timm")
         at_least(self, 1, num_classes=num_classes, in_channels=in_channels)
-        if name not in timm.list_models():
-            close = ", ".join(timm.list_models(f"*{name.split('_')[0]}*")[:4]) or "resnet18"
-            raise ValueError(f"Timm: timm has no model {name!r}; it has {close}, and timm.list_models() lists all")
         arguments = {"in_chans": in_channels, **(options or {}), **keywords}
         body: Any
         if weights is not None:
             body = _with_weights(timm, name, Path(weights), num_classes, arguments)
+        elif pretrained:
+            body = _pretrained(timm, name, num_classes, arguments)
         else:
-            body = _made(timm, name, num_classes, arguments, pretrained)
+            body = timm.create_model(name, num_classes=num_classes, **arguments)
         head: Any = body.get_classifier()
         body.reset_classifier(0)
         self.num_features = (
@@ -72,16 +71,10 @@ class Timm(FeatureModel):
         return self.body(x)
 
 
-def _made(timm: Any, name: str, num_classes: int, arguments: dict[str, Any], pretrained: bool = False) -> Any:
+def _pretrained(timm: Any, name: str, num_classes: int, arguments: dict[str, Any]) -> Any:
     try:
-        return timm.create_model(name, pretrained, num_classes=num_classes, **arguments)
-    except TypeError as error:
-        raise ValueError(
-            f"Timm: timm does not take these arguments for {name} ({reason(error)}): correct or remove them"
-        ) from error
+        return timm.create_model(name, True, num_classes=num_classes, **arguments)
     except Exception as error:  # the hub's client raises nearly every kind where there is no network
-        if not pretrained:
-            raise
         raise ValueError(
             f"Timm: the pretrained weights of {name} are neither in the hub's cache nor could they be downloaded ({reason(error)}): "
             "give a file with them as weights, or set pretrained to false"
@@ -91,17 +84,12 @@ def _made(timm: Any, name: str, num_classes: int, arguments: dict[str, Any], pre
 def _with_weights(timm: Any, name: str, path: Path, num_classes: int, arguments: dict[str, Any]) -> nn.Module:
     """Return the network with the file's weights and number of outputs."""
     state = read_weights(path, "Timm")
-    network = _made(timm, name, num_classes, arguments)
+    network = timm.create_model(name, num_classes=num_classes, **arguments)
     key = next((f"{key}.weight" for key, layer in network.named_modules() if layer is network.get_classifier()), "")
     outputs = len(state[key]) if key in state else 0
     overlay = {"state_dict": state, "num_classes": outputs}
-    try:
-        with torch.random.fork_rng(devices=[]):  # networks are made on the CPU
-            loaded: nn.Module = timm.create_model(
-                name, pretrained=True, num_classes=outputs, pretrained_cfg_overlay=overlay, **arguments
-            )
-    except Exception as error:  # wrong shapes are a RuntimeError, names that a filter asks for a KeyError
-        raise ValueError(
-            f"Timm: {path} has the weights of another network: give a file with those of {name} ({reason(error)})"
-        ) from error
+    with torch.random.fork_rng(devices=[]):  # networks are made on the CPU
+        loaded: nn.Module = timm.create_model(
+            name, pretrained=True, num_classes=outputs, pretrained_cfg_overlay=overlay, **arguments
+        )
     return loaded

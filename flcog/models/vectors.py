@@ -53,26 +53,6 @@ class TextCNN(FeatureModel):
         return self.dropout(strongest.relu())
 
 
-class SoftmaxRegression(FeatureModel):
-    """A linear classifier on the flattened input, which is also its features: the convex model of the theory papers.
-
-    Args:
-        in_features: values per sample, channels x height x width for images.
-        num_classes: the number of outputs.
-    """
-
-    def __init__(self, in_features: int = 784, num_classes: int = 10) -> None:
-        super().__init__()
-        at_least(self, 1, in_features=in_features, num_classes=num_classes)
-        self.num_features = in_features
-        self.head = nn.Linear(in_features, num_classes)
-
-    def features(self, x: Tensor) -> Tensor:
-        x = x.flatten(1)
-        self._check_input(x, self.num_features, fix="set in_features to the number of values per sample")
-        return x
-
-
 class MLP(FeatureModel):
     """Fully connected layers with ReLU, for tables. The outputs keep their axis: [B, num_classes].
 
@@ -100,3 +80,15 @@ class MLP(FeatureModel):
         x = x.flatten(1)
         self._check_input(x, self.in_features, fix="set in_features to the number of values per sample")
         return self.hidden(x)
+
+
+class SoftmaxRegression(MLP):
+    """A linear classifier on the flattened input, which is also its features: the convex model of the theory papers.
+
+    Args:
+        in_features: values per sample, channels x height x width for images.
+        num_classes: the number of outputs.
+    """
+
+    def __init__(self, in_features: int = 784, num_classes: int = 10) -> None:
+        super().__init__(in_features, (), num_classes)

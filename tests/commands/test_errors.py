@@ -10,7 +10,6 @@ from types import FunctionType
 from typing import Any
 
 import lightning as L
-import numpy as np
 import pytest
 import torch
 from harness import ROOT, needs_newest_messages
@@ -248,12 +247,7 @@ def test_a_variable_asks_for_the_whole_traceback(tmp_path: Path, monkeypatch: py
 # Inputs of flcog predict ----------------------------------------------------------------------------------------------------------
 
 
-INPUTS = {"rows.npy": "cannot be read as .npy or .npz", "text.npy": "of type <U2"}
-
-
-@pytest.mark.parametrize("name", INPUTS)
-def test_inputs_that_are_no_numbers(name: str, tmp_path: Path) -> None:
+def test_inputs_that_are_no_numbers(tmp_path: Path) -> None:
     (tmp_path / "rows.npy").write_text("a,b\n1,2\n")
-    np.save(tmp_path / "text.npy", np.array(["ab"]))
-    with pytest.raises(ValueError, match=re.escape(INPUTS[name])):
-        read_arrays(tmp_path / name)
+    with pytest.raises(ValueError, match=r"rows\.npy cannot be read, write it by numpy\.save"):
+        read_arrays(tmp_path / "rows.npy")

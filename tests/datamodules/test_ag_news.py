@@ -85,11 +85,8 @@ def test_ag_news_token_arrays(tmp_path: Path) -> None:
     path = save(tmp_path / "tokens.npz", **arrays)
     federation = AGNews(tokens=path, vocab_size=40, max_length=15, num_clients=2).federation
     assert np.array_equal(federation.train.inputs, tokens[:, :15])
-    with one_line(ValueError, r"tokens.npz: tokens_train has id 39, and vocab_size is 39"):
+    with one_line(ValueError, "tokens_train has id 39, and vocab_size is 39"):
         AGNews(tokens=path, vocab_size=39).setup()
-    wrong = save(tmp_path / "wrong.npz", **{**arrays, "y_test": np.arange(1, 5)})
-    with one_line(ValueError, r"wrong.npz: y_test has label 4"):
-        AGNews(tokens=wrong).setup()
     part = save(tmp_path / "part.npz", tokens_train=tokens)
     with one_line(ValueError, r"part.npz cannot be read.*y_train"):
         AGNews(tokens=part).setup()

@@ -76,11 +76,6 @@ def test_jitter_is_torchvision_s() -> None:
         torch.testing.assert_close(outputs[k].permute(2, 0, 1).float(), expected, atol=0.51, rtol=0)
 
 
-def test_jitter_needs_colours() -> None:
-    with pytest.raises(ValueError, match="3 channels only"):
-        by_name("dermoscopy")(images(2, 8, 8, 1), some_keys(2))
-
-
 @pytest.mark.parametrize("name", NAMES)
 def test_an_image_and_its_key_fix_the_result(name: str) -> None:
     inputs, keys, augment = images(16, 32, 32, 3), some_keys(16), by_name(name)

@@ -321,10 +321,9 @@ class Autoencoder(Weighted):
             "Classifier learns from pairs .* is a Tensor: return pairs",
         ),
         (
-            lambda: ((), Weighted(), TorchDataset(DICTS, target="z", num_workers=0)),
-            "target='z' finds nothing in a dict of x, y, w",
+            lambda: ((), Weighted(), TorchDataset(DICTS, cache_dir="x", num_workers=0)),
+            "it is a dict of x, y, w, and an item is a pair",
         ),
-        (lambda: ((), Weighted(), TorchDataset(DICTS, cache_dir="x", num_workers=0)), "cache_dir keeps inputs of pairs"),
     ],
 )
 def test_what_needs_targets_says_so(make: Any, message: str) -> None:

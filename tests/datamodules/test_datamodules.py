@@ -51,13 +51,12 @@ def test_yaml_makes_typed_values() -> None:
     assert isinstance(data, CIFAR10) and data.mean == (0.1, 0.2, 0.3) and data.partitioner == Dirichlet(0.1)
     arrays = parse("--data=ArrayData", "--data.path=x.npz", "--data.mean=auto", "--data.std=auto")
     assert isinstance(arrays, ArrayData) and arrays.mean == "auto"
-    assert parse("--data=FEMNIST").partitioner == Natural()
     assert parse("--data=FEMNIST", "--data.partitioner=IID").partitioner == IID()
 
 
 def test_more_clients_than_samples() -> None:
     data = ArrayData(train_inputs=np.ones((3, 2)), train_targets=[0, 1, 1], num_clients=4)
-    with one_line(ValueError, "4 clients cannot share 3 samples"):
+    with one_line(ValueError, "1 of 4 clients have no training samples .*: use fewer clients"):
         data.setup()
 
 
@@ -89,7 +88,7 @@ HELD_OUT = [{"client_test": -0.1}, {"client_test": math.nan}, {"client_val": mat
 
 @pytest.mark.parametrize("shares", HELD_OUT, ids=str)
 def test_held_out_parts_are_fractions(shares: dict[str, float]) -> None:
-    with pytest.raises(ValueError, match="client_test and client_val must be fractions of a sum below 1"):
+    with pytest.raises(ValueError, match=r"client_.* must lie in \[0, 1\)"):
         RandomData(**shares)
 
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 import flcog
 from datamodules.common import CPU, one_line
-from flcog.data import Samples, Splits, Task
+from flcog.data import Samples, Splits
 from flcog.datamodules import ArrayData
 from flcog.models import MLP
 
@@ -45,11 +45,11 @@ def test_a_model_with_too_few_outputs(executor: str) -> None:
 class Own(flcog.FederatedDataModule):
     """A user's data module of 12 samples."""
 
-    def __init__(self, targets: Any, task: Task = "classification", num_classes: int | None = 3) -> None:
+    num_classes = 3
+
+    def __init__(self, targets: Any) -> None:
         super().__init__(num_clients=6)
-        self.targets, self.task = targets, task
-        if num_classes is not None:
-            self.num_classes = num_classes
+        self.targets = targets
 
     def load(self) -> Splits:
         return Splits(Samples(np.random.default_rng(0).random((12, NUM_FEATURES)), self.targets))
@@ -70,11 +70,10 @@ def test_a_data_module_may_return_arrays() -> None:
     [
         (Own(CLASSES.astype(float)), "learns class indices, and the training set's targets are torch.float64: give integers"),
         (Own(np.eye(3)[CLASSES]), r"the training set needs one class index per sample; .* \(12, 3\): give targets.argmax\(1\)"),
-        (Own(CLASSES, num_classes=None), "Own has no num_classes: set it in the class to the number of classes"),
         (Own(CLASSES.astype(str)), "the targets have type <U21: give numbers"),
-        (Own(CLASSES.tolist()), "the targets contain a int: give tensors or arrays"),
+        (Own(CLASSES.tolist()), "inputs and targets have 1 and 12 rows: give tensors or arrays"),
     ],
-    ids=["floats", "one-hot", "no number", "texts", "list"],
+    ids=["floats", "one-hot", "texts", "list"],
 )
 def test_other_targets_of_a_data_module_are_refused(data: Own, message: str) -> None:
     with one_line(ValueError, message):

@@ -137,9 +137,7 @@ WRONG: dict[str, tuple[Any, str]] = {
     "a column is missing": (NEW.drop(columns="age"), "inputs has no column 'age'; it has id, colour"),
     "text for numbers": (NEW.assign(age="old"), "column 'age' holds numbers in train, and in inputs values such as old"),
     "a missing value": (NEW.assign(age=[1, None, 2]), "column 'age' of inputs has 1 missing values, the first in row 1"),
-    "texts": (["a text"], "inputs is a list: give a .csv, .tsv or .parquet file, or a pandas DataFrame"),
     "no file": ("none.csv", "predict found no none.csv"),
-    "another kind": (__file__, "it ends with .py"),
 }
 
 

@@ -318,20 +318,17 @@ def test_batches_of_different_shapes_fall_back(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("make", "what"),
     [
-        (lambda: TorchDataset(Items(), targets=LABELS[:-1]), "60 items but 59 targets: give one for each item"),
+        (lambda: TorchDataset(Items(), targets=LABELS[:-1]), "inputs and targets have 59 and 60 rows"),
         (lambda: TorchDataset(Items(), Items(FEATURES[:0])), "the test set is empty"),
         (
             lambda: TorchDataset(FEATURES),
             "learns from pairs .*, and a batch of the training set is a Tensor",
         ),
-        (lambda: TorchDataset(Texts()), "their shapes differ .*: give a collate_fn that pads them"),
-        (lambda: TorchDataset(Texts(), cache_dir="cache"), "its tensors have shapes .*: leave out cache_dir"),
         (lambda: TorchDataset(Items(), targets="ys"), r"the train set \(Items\) has no attribute 'ys'"),
-        (lambda: TorchDataset(Stream()), "train is a Stream, a stream, whose samples cannot be given to clients"),
+        (lambda: TorchDataset(Stream()), "train is a Stream, a stream, whose samples have no clients"),
     ],
 )
-def test_what_it_refuses(make: Any, what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_what_it_refuses(make: Any, what: str) -> None:
     with one_line(ValueError, what):
         data = make()
         data.num_workers = min(data.num_workers, 0)
