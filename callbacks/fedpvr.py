@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import torch
 
-from flcog.callbacks.personal.keep_local import HEAD
+from flcog.callbacks.parts.parameters import HEAD, check_some
 from flcog.callbacks.scaffold import change_of_control
 from flcog.core.types import Params, Slot
 from flcog.method import ClientView, Cohort, Context, Messages, Method, Upload
@@ -45,10 +45,7 @@ class FedPVR(Method):
 
     def init_server(self, params: Params) -> Slot:
         c = {name: torch.zeros_like(value) for name, value in params.items() if re.search(self._pattern, name)}
-        if not c:
-            raise ValueError(
-                f"FedPVR: layers={self._pattern!r} matches none of the parameters' names: choose among {', '.join(params)}"
-            )
+        check_some("FedPVR: layers", self._pattern, c, params)
         return {"c": c}
 
     def init_client(self, params: Params, buffers: Params, client: ClientView) -> Slot:

@@ -1,13 +1,12 @@
 """FedProto: clients share the mean features of each class instead of their models."""
 
-import re
 from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from flcog.callbacks.personal.keep_local import HEAD
+from flcog.callbacks.parts.parameters import head_weight
 from flcog.core.checks import option
 from flcog.core.trees import first_leaf
 from flcog.core.types import Batch, Params, Slot
@@ -55,10 +54,8 @@ class FedProto(Personalisation, ParameterMask):
     over_data = staticmethod(class_sums)
 
     def init_server(self, params: Params) -> Slot:
-        heads = [value for name, value in params.items() if re.search(HEAD + r"weight$", name)]
-        if len(heads) != 1 or heads[0].ndim != 2:
-            raise ValueError("FedProto needs a network with a linear head, and this one has none: use one of flcog.models")
-        return {"prototypes": torch.zeros_like(heads[0]), "is_known": heads[0].new_zeros(len(heads[0]))}
+        head = head_weight(self, params)
+        return {"prototypes": torch.zeros_like(head), "is_known": head.new_zeros(len(head))}
 
     def init_client(self, params: Params, buffers: Params, client: ClientView) -> Slot:
         return {"params": dict(params)}
