@@ -1,6 +1,5 @@
 """FedDisco: aggregation weights from sample counts and from how skewed each client's labels are."""
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -10,7 +9,7 @@ import torch
 from torch import Generator, Tensor
 
 from flcog.callbacks.secure_aggregation import pair_masks
-from flcog.core.checks import option
+from flcog.core.checks import all_at_least, one_of, option
 from flcog.core.types import Params
 from flcog.data import LABELLED, Exchange, Federation
 from flcog.data.label_statistics import label_table
@@ -96,9 +95,9 @@ class FedDisco(DataExchange):
         a: cost of a discrepancy, >= 0.
         b: added to all weights, >= 0; a = b = 0 is FedAvg.
         metric: the distance: ``kl``, ``l1``, ``l2`` or ``cosine`` (1 - cos).
-        target: ``uniform``; the shares of the classes (the test set's, if that is skewed); or ``global``, the distribution of all
-            clients' labels together. For ``global`` the server learns only the sum of the labels, by one secure aggregation
-            before round 1 (A.3; list FedDisco after methods that change the data, such as Fedssyn).
+        target: ``uniform``; the shares of the classes (the test set's, if that is skewed; above 0 for ``kl``); or ``global``, the
+            distribution of all clients' labels together. For ``global`` the server learns only the sum of the labels, by one
+            secure aggregation before round 1 (A.3; list FedDisco after methods that change the data, such as Fedssyn).
 
     Example:
         >>> FedDisco(metric="l2", target=[0.9, 0.1]).a
@@ -115,12 +114,9 @@ class FedDisco(DataExchange):
     def __post_init__(self) -> None:
         super().__post_init__()
         if isinstance(self.target, str):
-            if self.target not in ("uniform", "global"):
-                raise ValueError(f"FedDisco: target must be uniform, global or a list of class shares; got {self.target!r}")
-        elif not 0 < sum(self.target) < math.inf or min(self.target) < 0 or (self.metric == "kl" and min(self.target) == 0):
-            raise ValueError(
-                f"FedDisco: target's shares must be finite, at least 0, and above 0 for metric=kl; got {self.target}"
-            )
+            one_of(self, ("uniform", "global"), "target")
+        else:
+            all_at_least(self, 0, "target")
 
     @property
     def exchanges_data(self) -> bool:
@@ -159,8 +155,6 @@ class FedDisco(DataExchange):
             target = exchange.label_counts
         else:
             target = torch.tensor(self.target, dtype=torch.float64)
-        if len(target) != len(counts):
-            raise ValueError(f"FedDisco: target lists {len(target)} shares, but the data have {len(counts)} classes")
         return FirstContact({}, discrepancy(counts, target, self.metric))
 
     def weights(self, weights: Tensor, messages: Sequence[float], cohort: Cohort) -> Tensor:

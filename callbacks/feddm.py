@@ -1,6 +1,5 @@
 """FedDM: clients send no weights but a few images each, chosen so that the model behaves on them as on the clients' data."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -92,9 +91,6 @@ class FedDM(Method):
     individual_uploads: ClassVar[bool] = True
     tasks: ClassVar[tuple[str, ...]] = ("classification",)
     plain_batches: ClassVar[bool] = True
-    excludes: ClassVar[Mapping[str, str]] = {
-        "FedNova": "FedDM's clients do not move the model, so that FedNova has no steps to count",
-    }
 
     def draw(self, rng: torch.Generator, client: ClientView) -> Slot:
         example_of(client)  # raises an error for token ids

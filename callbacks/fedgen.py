@@ -1,6 +1,5 @@
 """FedGen: the server trains a generator of features against the clients' heads, and clients train on the generated features."""
 
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
@@ -11,6 +10,7 @@ from torch import Tensor
 
 from flcog.callbacks.parts.distillation import log_probabilities
 from flcog.callbacks.parts.noise import draw_key, uniform
+from flcog.callbacks.parts.parameters import head_weight
 from flcog.callbacks.parts.server_generators import descend, feature_generator, features_of
 from flcog.core.checks import option
 from flcog.core.precision import number_dtype
@@ -88,14 +88,10 @@ class FedGen(Method):
     tasks: ClassVar[tuple[str, ...]] = ("classification",)
 
     def init_server(self, params: Params) -> Slot:
-        heads = [value for name, value in params.items() if re.search(r"(^|\.)head\.weight$", name)]
-        if len(heads) != 1 or heads[0].ndim != 2:
-            raise ValueError(
-                "FedGen generates the features that a linear head reads, and the model has none: use a network of flcog.models"
-            )
-        num_classes, num_features = heads[0].shape
+        head = head_weight(self, params)
+        num_classes, num_features = head.shape
         generator = feature_generator(self.noise_dim, num_classes, self.hidden, num_features, self.seed)
-        return {"generator": {name: value.to(heads[0]) for name, value in generator.items()}, "adam": {}}
+        return {"generator": {name: value.to(head) for name, value in generator.items()}, "adam": {}}
 
     def broadcast(self, server: Slot) -> Slot:
         return {"generator": server["generator"]}

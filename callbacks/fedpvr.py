@@ -5,14 +5,13 @@ from dataclasses import dataclass
 
 import torch
 
-from flcog.callbacks.personal.keep_local import HEAD
-from flcog.callbacks.scaffold import change_of_control
+from flcog.callbacks.parts.parameters import HEAD, check_some
+from flcog.callbacks.scaffold import ControlVariates
 from flcog.core.types import Params, Slot
-from flcog.method import ClientView, Cohort, Context, Messages, Method, Upload
 
 
 @dataclass(frozen=True)
-class FedPVR(Method):
+class FedPVR(ControlVariates):
     """Corrects local gradients as SCAFFOLD does, but only where clients differ most: in the classifier, not in the features.
 
     Client k steps along ``g - c_k + c`` on the chosen parameters and along ``g`` on the others. After K steps from x to y, with S
@@ -45,25 +44,5 @@ class FedPVR(Method):
 
     def init_server(self, params: Params) -> Slot:
         c = {name: torch.zeros_like(value) for name, value in params.items() if re.search(self._pattern, name)}
-        if not c:
-            raise ValueError(
-                f"FedPVR: layers={self._pattern!r} matches none of the parameters' names: choose among {', '.join(params)}"
-            )
+        check_some("FedPVR: layers", self._pattern, c, params)
         return {"c": c}
-
-    def init_client(self, params: Params, buffers: Params, client: ClientView) -> Slot:
-        return self.init_server(params)
-
-    def broadcast(self, server: Slot) -> Slot:
-        return server
-
-    def correct_gradient(self, gradient: Params, params: Params, ctx: Context) -> Params:
-        return gradient | {name: gradient[name] - value + ctx.broadcast["c"][name] for name, value in ctx.state["c"].items()}
-
-    def finish_client(self, delta: Params, params: Params, ctx: Context) -> Upload:
-        change = change_of_control(ctx.broadcast["c"], params, ctx, ctx.optimisation.effective_steps(ctx.num_steps))
-        return Upload(delta, {"c": {name: c + change[name] for name, c in ctx.state["c"].items()}}, sum={"change": change})
-
-    def server_step(self, server: Slot, params: Params, delta: Params, messages: Messages, cohort: Cohort) -> tuple[Params, Slot]:
-        change = messages.sum["change"]
-        return delta, {"c": {name: c + change[name] / cohort.num_clients for name, c in server["c"].items()}}

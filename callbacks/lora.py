@@ -84,7 +84,7 @@ class FlexLoRA(ParameterMask):
     https://arxiv.org/abs/2402.11505.
 
     Args:
-        ranks: client k has the rank ``ranks[k % len(ranks)]``; each at least 1 and at most the model's.
+        ranks: client k has the rank ``ranks[k % len(ranks)]``, at least 1; a rank above the model's counts as the model's.
 
     Example:
         >>> FlexLoRA(ranks=[2, 2, 8]).ranks
@@ -99,14 +99,6 @@ class FlexLoRA(ParameterMask):
         ("FedDC", "FedDyn", "FedPVR", "FedReg", "SCAFFOLD"),
         "it compares clients' adapters with the global ones, of which a client has only the part of its rank",
     )
-
-    def init_server(self, params: Params) -> Slot:
-        largest = min(len(params[a]) for a, _ in _pairs(params))
-        if max(self.ranks) > largest:
-            raise ValueError(
-                f"FlexLoRA: ranks must be at most the model's, {largest}; got {list(self.ranks)}: give LoRA a larger rank"
-            )
-        return {}
 
     def mask(self, params: Params, client: int) -> dict[str, Tensor]:
         rank, masks = self.ranks[client % len(self.ranks)], {}

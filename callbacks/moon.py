@@ -2,11 +2,13 @@
 
 import copy
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from flcog.callbacks.parts.parameters import head_weight
 from flcog.client_module import ClientModule
 from flcog.core.checks import option
 from flcog.core.trees import Tree, call
@@ -28,12 +30,8 @@ def contrast(z: Tensor, near: Tensor, far: Tensor, temperature: float) -> Tensor
 class ProjectionModel(FeatureModel):
     """A network with a further hidden layer between its features and a new linear head."""
 
-    def __init__(self, body: nn.Module, width: int) -> None:
+    def __init__(self, body: Any, width: int) -> None:
         super().__init__()
-        if not isinstance(body, FeatureModel) or not isinstance(body.head, nn.Linear):
-            raise ValueError(
-                f"MOON projects the features that a linear head reads, and {type(body).__name__} has none: set projection=None"
-            )
         before, self.num_features = body.num_features, width
         self.projection = nn.Sequential(nn.Linear(before, before), nn.ReLU(), nn.Linear(before, width))
         self.head = nn.Linear(width, body.head.out_features)
@@ -78,6 +76,7 @@ class MOON(Method):
             return model
         # A copy, because the user's module may serve another run, which adds a projection of its own.
         model = copy.deepcopy(model)
+        head_weight(self, model)
         model.model = ProjectionModel(model.model, self.projection)
         return model
 

@@ -1,5 +1,6 @@
 """SCAFFOLD: control variates remove the clients' differences from their gradients."""
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 
 import torch
@@ -31,7 +32,37 @@ def change_of_control(mean: Params, params: Params, ctx: Context, num_steps: Ten
 
 
 @dataclass(frozen=True)
-class SCAFFOLD(Method):
+class ControlVariates(Method, ABC):
+    """Corrects local gradients by control variates, for the parameters that have one at the server."""
+
+    @abstractmethod
+    def init_server(self, params: Params) -> Slot:
+        """The server's control variates."""
+
+    def init_client(self, params: Params, buffers: Params, client: ClientView) -> Slot:
+        return self.init_server(params)
+
+    def broadcast(self, server: Slot) -> Slot:
+        return server
+
+    def _steps(self, ctx: Context) -> Tensor | int | float:
+        """The client's number of steps, counted in steps of plain SGD."""
+        return ctx.optimisation.effective_steps(ctx.num_steps)
+
+    def correct_gradient(self, gradient: Params, params: Params, ctx: Context) -> Params:
+        return gradient | {name: gradient[name] - own + ctx.broadcast["c"][name] for name, own in ctx.state["c"].items()}
+
+    def finish_client(self, delta: Params, params: Params, ctx: Context) -> Upload:
+        change = change_of_control(ctx.broadcast["c"], params, ctx, self._steps(ctx))
+        return Upload(delta, {"c": {name: own + change[name] for name, own in ctx.state["c"].items()}}, sum={"change": change})
+
+    def server_step(self, server: Slot, params: Params, delta: Params, messages: Messages, cohort: Cohort) -> tuple[Params, Slot]:
+        change = messages.sum["change"]
+        return delta, {"c": {name: c + change[name] / cohort.num_clients for name, c in server["c"].items()}}
+
+
+@dataclass(frozen=True)
+class SCAFFOLD(ControlVariates):
     """Corrects every local gradient by the difference between the average client's gradient and this client's own.
 
     Client k steps along ``g - c_k + c``. After K steps from x to y it estimates its mean gradient c_k again (the paper's option
@@ -64,26 +95,6 @@ class SCAFFOLD(Method):
     def init_server(self, params: Params) -> Slot:
         return {"c": {name: torch.zeros_like(value) for name, value in params.items()}}
 
-    def init_client(self, params: Params, buffers: Params, client: ClientView) -> Slot:
-        return {"c": {name: torch.zeros_like(value) for name, value in params.items()}}
-
-    def broadcast(self, server: Slot) -> Slot:
-        return server
-
-    def _steps(self, ctx: Context) -> Tensor | int | float:
-        """The client's number of steps, counted in steps of plain SGD."""
-        return ctx.optimisation.effective_steps(ctx.num_steps)
-
-    def correct_gradient(self, gradient: Params, params: Params, ctx: Context) -> Params:
-        own, mean = ctx.state["c"], ctx.broadcast["c"]
-        return {name: value - own[name] + mean[name] for name, value in gradient.items()}
-
-    def finish_client(self, delta: Params, params: Params, ctx: Context) -> Upload:
-        change = change_of_control(ctx.broadcast["c"], params, ctx, self._steps(ctx))
-        new = {name: ctx.state["c"][name] + value for name, value in change.items()}
-        return Upload(delta, {"c": new}, sum={"change": change})
-
     def server_step(self, server: Slot, params: Params, delta: Params, messages: Messages, cohort: Cohort) -> tuple[Params, Slot]:
-        change = messages.sum["change"]
-        c = {name: value + change[name] / cohort.num_clients for name, value in server["c"].items()}
-        return {name: self.server_lr * value for name, value in delta.items()}, {"c": c}
+        delta, server = super().server_step(server, params, delta, messages, cohort)
+        return {name: self.server_lr * value for name, value in delta.items()}, server

@@ -3,7 +3,6 @@
 import copy
 import functools
 import math
-import re
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -13,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from flcog.callbacks.parts.distillation import rows_of_step
+from flcog.callbacks.parts.parameters import head_weight
 from flcog.callbacks.parts.server_generators import example_of
 from flcog.client_module import ClientModule
 from flcog.core.checks import option
@@ -68,6 +68,7 @@ class VHL(Method):
     Both CE run over all 2C outputs; evaluation, other methods and ``train/loss`` see the first C. Every client computes the set
     from ``seed``, so it is never sent. It is the authors' Gaussian set, without augmentation; their default draws images with an
     untrained StyleGAN. A step costs two forward and backward passes; BatchNorm sees real samples first and virtual ones second.
+    List VHL after methods that change the head, such as MOON with a projection.
 
     Tang et al., Virtual Homogeneity Learning, ICML 2022, https://arxiv.org/abs/2206.02465; https://github.com/wizard1203/VHL.
 
@@ -100,29 +101,13 @@ class VHL(Method):
 
     def configure_model(self, model: ClientModule) -> ClientModule:
         model = copy.deepcopy(model)  # The user's module may serve another run.
-        head = getattr(model.model, "head", None)
-        if not model.has_features or not isinstance(head, nn.Linear):
-            raise ValueError(
-                f"VHL adds outputs to a linear head, and {type(model.model).__name__} has none: use a network of flcog.models"
-            )
-        extra = nn.Linear(head.in_features, head.out_features)
-        rng, bound = torch.Generator().manual_seed(self.seed), 1 / math.sqrt(head.in_features)
+        outputs, num_features = head_weight(self, model).shape
+        extra = nn.Linear(num_features, outputs)
+        rng, bound = torch.Generator().manual_seed(self.seed), 1 / math.sqrt(num_features)
         for value in extra.parameters():
             nn.init.uniform_(value, -bound, bound, generator=rng)
         model.model.virtual_head = extra
         return model
-
-    def init_server(self, params: Params) -> Slot:
-        virtual, head = (
-            next((value.shape for name, value in params.items() if re.search(rf"(^|\.){name_of}\.weight$", name)), None)
-            for name_of in ("virtual_head", "head")
-        )
-        if virtual and head and virtual != head:  # clients may keep the head
-            raise ValueError(
-                f"VHL's outputs need {virtual[1]} features, the model's head reads {head[1]}: a method listed after VHL has changed "
-                "the head (MOON does, unless projection=None). List VHL after it"
-            )
-        return {}
 
     def draw(self, rng: torch.Generator, client: ClientView) -> Slot:
         self._set(client.num_classes, example_of(client))  # fills the cache here, outside the client's vectorised program

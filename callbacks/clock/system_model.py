@@ -2,13 +2,12 @@
 
 import math
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Literal
 
 import numpy as np
 import torch
 
-from flcog.callbacks.parts.client_rows import client_rows, refuse, version_of
+from flcog.callbacks.parts.client_rows import client_rows
 from flcog.core.checks import option
 from flcog.core.randomness import fold, fold_each, uniform
 from flcog.method import Clock, Work
@@ -44,7 +43,7 @@ class SystemModel(Clock):
         spread: how clients differ: ``fixed``, ``log-normal`` or ``half-normal``.
         sigma: the standard deviation of the logarithm of log-normal factors, >= 0.
         clients: the path of a CSV file with the header ``client,seconds_per_step,download,upload`` and a row for each client, whose
-            values take the place of the three arguments. They need 12 bytes of memory for each client. None reads no file.
+            values take the place of the three arguments. They need 32 bytes of memory for each client. None reads no file.
 
     Example:
         >>> work = Work(np.array([3]), steps=np.array([10.0]), down=np.array([2e6]), up=np.array([1e6]))
@@ -62,11 +61,11 @@ class SystemModel(Clock):
     def check_clients(self, num_clients: int) -> None:
         if self.clients is None:
             return
-        found = _speeds(self.clients, version_of(self.clients, HEADER))
-        if len(found) != num_clients:
+        numbers, seconds, *speeds = client_rows(self.clients, HEADER).T
+        if not (np.array_equal(numbers, np.arange(num_clients)) and (seconds >= 0).all() and np.min(speeds) > 0):
             raise ValueError(
-                f"{self.clients} has clients 0 to {len(found) - 1}, but clients are numbered from 0 to {num_clients - 1}: "
-                "give each client one row"
+                f"{self.clients} must have one row for each of the {num_clients} clients, with seconds of at least 0 and two "
+                "bandwidths above 0"
             )
 
     def seconds(self, work: Work, seed: int) -> np.ndarray:
@@ -74,7 +73,7 @@ class SystemModel(Clock):
             np.float64(value) for value in (self.seconds_per_step, self.download or math.inf, self.upload or math.inf)
         )
         if self.clients is not None:
-            step, down, up = _speeds(self.clients, version_of(self.clients, HEADER))[work.clients].astype(np.float64).T
+            step, down, up = client_rows(self.clients, HEADER)[work.clients, 1:].astype(np.float32).astype(np.float64).T
         terms = (step * work.steps, work.down / down, work.up / up)
         factors = [self._factors(name, work.clients, seed) for name in ("step", "down", "up")]
         return np.sum([factor * term for factor, term in zip(factors, terms, strict=True)], axis=0)  # type: ignore[no-any-return]
@@ -86,18 +85,3 @@ class SystemModel(Clock):
         draws = uniform(fold_each(fold(seed, "clock", name), clients)) + 2.0**-54
         z = torch.special.ndtri(torch.from_numpy(draws)).numpy()
         return np.abs(z) if self.spread == "half-normal" else np.exp(self.sigma * z)
-
-
-@lru_cache(maxsize=2)
-def _speeds(path: str, version: int) -> np.ndarray:
-    """The numbers of a file in the order of clients, float32 [clients, 3]."""
-    rows = client_rows(path, HEADER)
-    finite = np.isfinite(rows).all(1) & (rows[:, 1] >= 0) & (rows[:, 2:] > 0).all(1)
-    refuse(path, rows, ~finite, "must have seconds of at least 0 and two bandwidths above 0")
-    refuse(
-        path,
-        rows,
-        rows[:, 0] != np.arange(len(rows)),
-        f"follows a gap, or is the second of its client: {path} needs one for each",
-    )
-    return rows[:, 1:].astype(np.float32)

@@ -73,11 +73,6 @@ class Codec(Stage, ABC, protocol=True):
             field: the shape [n] and the type of the vector.
         """
 
-    @property
-    def is_random(self) -> bool:
-        """Whether encoding draws random numbers."""
-        return False
-
     def encodes(self, value: Any) -> bool:
         """Whether a tensor, or the :class:`Field` of a tensor, is encoded."""
         if not isinstance(value, Tensor | Field) or not value.dtype.is_floating_point:
@@ -86,7 +81,7 @@ class Codec(Stage, ABC, protocol=True):
         return size >= TINY and encoded_bytes(self, size, value.dtype) < size * value.dtype.itemsize
 
     def draw(self, rng: torch.Generator, client: ClientView) -> Slot:
-        return {"key": draw_key(rng)} if self.is_random else {}
+        return {"key": draw_key(rng)}
 
     @property
     def votes(self) -> bool:
@@ -98,14 +93,13 @@ class Codec(Stage, ABC, protocol=True):
         return self.error_feedback
 
     def send(self, envelope: Envelope, ctx: Context) -> tuple[Envelope, Slot]:
-        places, key = count(), ctx.draws.get("key", torch.zeros((), dtype=torch.int64))
-        residual = dict(ctx.state)
+        places, residual = count(), dict(ctx.state)
 
         def encoded(value: Tensor, name: str) -> Any:
             if not self.encodes(value):
                 return value
             value = value + residual[name] if name in residual else value
-            result = self.encode(value.reshape(-1), Noise(key, next(places)))
+            result = self.encode(value.reshape(-1), Noise(ctx.draws["key"], next(places)))
             if self.error_feedback:
                 residual[name] = value - self._decoded(result, Field(tuple(value.shape), value.dtype))
             return result

@@ -109,10 +109,6 @@ class Quantize(_Rounding):
 
     bucket: int | None = option(512, ">= 1")
 
-    @property
-    def is_random(self) -> bool:
-        return self.stochastic
-
     def encode(self, values: Tensor, noise: Noise) -> Slot:
         rows = in_buckets(values, self.bucket)
         scale = torch.linalg.vector_norm(rows, dim=1) if self.stochastic else rows.abs().amax(1)
@@ -154,10 +150,6 @@ class RotatedQuantize(_Rounding):
         super().__post_init__()
         if self.bucket < 2 or self.bucket.bit_count() > 1:
             raise ValueError(f"{self.name}: bucket must be a power of two of at least 2; got {self.bucket}")
-
-    @property
-    def is_random(self) -> bool:
-        return True
 
     def encode(self, values: Tensor, noise: Noise) -> Slot:
         seed, width = noise.seed(), self._width(values.shape[0])

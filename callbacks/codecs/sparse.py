@@ -35,10 +35,6 @@ class Sparse(Codec):
                 f"{self.name} and {self.values.name} cannot be nested, because both choose numbers: multiply their fractions, and keep one"
             )
 
-    @property
-    def is_random(self) -> bool:
-        return self.values is not None and self.values.is_random
-
     def _chosen_values(self, values: Tensor, positions: Tensor, noise: Noise) -> Slot:
         """The numbers at these positions, encoded by the codec of the values."""
         chosen, inner = values[positions], self._inner
@@ -116,10 +112,6 @@ class RandomK(Sparse):
         >>> RandomK(fraction=0.1).kind
         'encode'
     """
-
-    @property
-    def is_random(self) -> bool:
-        return True
 
     def encode(self, values: Tensor, noise: Noise) -> Slot:
         seed, size = noise.seed(), values.shape[0]

@@ -11,7 +11,7 @@ from torch import Tensor
 from flcog.callbacks.fedcog.generation import LATENT, Divergence, generate, images, initial_weights, target_loss
 from flcog.callbacks.parts.distillation import distillation_loss, rows_of_step
 from flcog.callbacks.parts.server_generators import example_of
-from flcog.core.checks import option
+from flcog.core.checks import at_least, option, within
 from flcog.core.precision import number_dtype
 from flcog.core.types import Batch, Params, Slot
 from flcog.functional.apply import Apply
@@ -116,10 +116,10 @@ class FedCOG(Method):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.lambda_kd != "balance" and (isinstance(self.lambda_kd, str) or not self.lambda_kd >= 0):
-            raise ValueError(f"FedCOG: lambda_kd must be at least 0, or 'balance'; got {self.lambda_kd!r}")
-        if len(self.betas) != 2 or not all(0 <= beta < 1 for beta in self.betas):
-            raise ValueError(f"FedCOG: betas must be two numbers in [0, 1); got {self.betas}")
+        if self.lambda_kd != "balance":
+            at_least(self, 0, "lambda_kd")
+        for beta in self.betas:
+            within(self, "[0, 1)", betas=beta)
 
     @property
     def _disagrees(self) -> bool:
@@ -136,7 +136,7 @@ class FedCOG(Method):
         return {"params": params, "buffers": buffers}
 
     def draw(self, rng: torch.Generator, client: ClientView) -> Slot:
-        shape = _input_shape(client, images=self.generator)
+        shape = example_of(client).shape[1:]
         if client.round < self.start_round or self.lambda_kd == 0:
             return {}
         draws: Slot = {}
@@ -209,13 +209,3 @@ def make_inputs(
         divergence=method.divergence,
         **generator,
     )
-
-
-def _input_shape(client: ClientView, images: bool) -> torch.Size:
-    """The shape of one model input; refuses data with inputs that cannot be optimised."""
-    inputs = example_of(client)
-    if images and inputs.ndim != 4:
-        raise ValueError(
-            f"FedCOG: generator=true makes images, but the data's inputs are {inputs.ndim - 1}-dimensional: set it to false"
-        )
-    return inputs.shape[1:]

@@ -12,7 +12,7 @@ import torch
 from matplotlib.figure import Figure
 from torch import Tensor
 
-from flcog.callbacks.fedssyn.generators.base import DataGenerator, Form, check_generator
+from flcog.callbacks.fedssyn.generators.base import DataGenerator, Form
 from flcog.callbacks.fedssyn.generators.beta_vae import BetaVAE
 from flcog.callbacks.fedssyn.generators.private_training import PrivateTraining
 from flcog.callbacks.fedssyn.shuffling import (
@@ -41,11 +41,11 @@ class Fedssyn(DataExchange):
 
         D^_i = D_i + (D~_1 + ... + D~_N)_si,     |(.)_si| = n~,     p = n~ / (n_i + n~)
 
-    All methods of the run train on D^_i in all rounds. The mean squared distance of the clients' gradients from their average
-    falls to (1 - p)^2 of its value without the exchange. The ledger counts the exchange before round 1, each image once up and
-    once down: over R rounds a client and the server exchange 2 M_s + 2 R M_c bytes. The synthetic data are only as private as
-    their generator: see :class:`PrivateTraining`. ``flcog synthesize`` stops after generating the images, so that people can look
-    at them and delete images that must not be sent.
+    All methods of the run train on D^_i in all rounds; ``start_round`` and ``stop_round`` have no effect. The mean squared
+    distance of the clients' gradients from their average falls to (1 - p)^2 of its value without the exchange. The ledger
+    counts the exchange before round 1, each image once up and once down: over R rounds a client and the server exchange 2 M_s +
+    2 R M_c bytes. The synthetic data are only as private as their generator: see :class:`PrivateTraining`. ``flcog synthesize``
+    stops after generating the images, so that people can look at them and delete images that must not be sent.
 
     ``directory`` stores the synthetic sets under a hash of everything that they depend on. A killed run therefore continues with
     the client that was interrupted, and runs that differ only in ``share`` or ``p`` use the same sets. The sets depend on the
@@ -58,7 +58,7 @@ class Fedssyn(DataExchange):
     Args:
         share: the use of the synthetic data. ``shuffled`` is Fedssyn; ``local`` leaves each client its own synthetic data;
             ``real`` generates none, and shuffles a fraction p of each client's own samples instead, for comparison and for tasks
-            other than classification; ``none`` exchanges nothing.
+            other than classification (between processes these must be in memory or in a cache); ``none`` exchanges nothing.
         generator: :class:`DDPM` (the paper's for photographs), :class:`BetaVAE` (its for dSprites, also for tables; the default)
             or :class:`ConditionalGAN`.
         rho: fraction of its samples on which a client trains the generator, in (0, 1].
@@ -67,8 +67,8 @@ class Fedssyn(DataExchange):
         p: largest synthetic part of a client's data, in (0, 1]. Clients then send and receive fewer samples. None: no limit.
             With share=real it is the shuffled fraction, n~ / (n_i + n~) by default.
         directory: the folder of the synthetic sets; None for ``synthetic`` under ``trainer.default_root_dir``.
-        keep_own: whether clients also train on their own samples; if not, they train only on the samples they receive. With
-            :class:`~flcog.callbacks.Centralized` after it, that is the paper's line of centralised synthetic data (Figure 3).
+        keep_own: whether clients also train on their own samples; if not, they train only on the synthetic samples they receive.
+            With :class:`~flcog.callbacks.Centralized` after it, that is the paper's line of centralised synthetic data (Figure 3).
 
     Example:
         >>> Fedssyn(generator=BetaVAE(epochs=30), p=0.5).rho
@@ -88,11 +88,6 @@ class Fedssyn(DataExchange):
         super().__post_init__()
         if self.generator is None:
             object.__setattr__(self, "generator", BetaVAE())
-        if not self.keep_own and self.share in ("real", "none"):
-            raise ValueError(
-                f"Fedssyn: keep_own=false leaves clients only synthetic data, and share={self.share} generates none: set "
-                "share=shuffled or local"
-            )
 
     @property
     def tasks(self) -> tuple[str, ...]:  # type: ignore[override]
@@ -118,7 +113,6 @@ class Fedssyn(DataExchange):
         return self.share != "none"
 
     def ask_clients(self, ask: Ask, sizes: Tensor, rng: torch.Generator) -> ExchangeSummary:
-        self._check_rounds()
         count, shuffle = self._count(sizes.numpy()), np.random.default_rng(fold(rng.initial_seed(), "shuffle"))
         if self.share == "real":
             return share_real(ask, sizes.numpy(), count, self.p, shuffle)
@@ -126,18 +120,17 @@ class Fedssyn(DataExchange):
 
     def answer(self, step: str, messages: Mapping[int, Any], host: DataHost) -> dict[int, Any]:
         if step == "generate":
+            Form.of(host.federation.train)  # refuses inputs that cannot be generated
             synthesis = self._synthesis(next(iter(messages.values())), host.seed)
-            check_generator(synthesis.generator, Form.of(host.federation.train).images)
             sets, folder = synthetic_sets(synthesis, host.federation, self._root(host.workspace), list(messages))
             host.memory |= {"sets": dict(zip(messages, sets, strict=True)), "folder": folder}
             return {client: len(labels) for client, (_, labels) in host.memory["sets"].items()}
-        return answer_of_shuffle(step, messages, host, self.keep_own)
+        return answer_of_shuffle(step, messages, host, self.keep_own or self.share == "real")
 
     def prepare_data(self, federation: Federation, rng: torch.Generator, workspace: Path | None) -> Exchange:
         """Where all clients are in this process, real samples change hands by indices, so that none is copied."""
         if self.share != "real":
             return super().prepare_data(federation, rng, workspace)
-        self._check_rounds()
         before, shuffle = federation.partition, np.random.default_rng(fold(rng.initial_seed(), "shuffle"))
         own, received = mix_real(before, self._count(before.sizes), self.p, shuffle)
         clients = [np.concatenate([own.client(k), received.client(k)]) for k in range(federation.num_clients)]
@@ -167,10 +160,6 @@ class Fedssyn(DataExchange):
         if Form.of(run.federation.train).images:
             figure = received_figure(run.federation, exchange)
             run.trackers.log_figure("synthetic/images", figure, run.round)
-
-    def _check_rounds(self) -> None:
-        if self.start_round or self.stop_round is not None:
-            raise ValueError("Fedssyn exchanges data before round 1 and for all rounds: leave out start_round and stop_round")
 
     def _count(self, sizes: np.ndarray) -> int:
         """The number n~ of samples that each client generates."""

@@ -11,7 +11,6 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from flcog.core import trees
-from flcog.core.source import Source
 from flcog.data import Exchange, Federation, Partition, Samples
 from flcog.method import Ask, DataHost, ExchangeSummary
 from flcog.wire.envelope import Field
@@ -182,11 +181,6 @@ def answer_of_shuffle(step: str, messages: Mapping[int, Any], host: DataHost, ke
 def _give(messages: Mapping[int, tuple[Tensor, int]], host: DataHost) -> dict[int, Any]:
     """The samples that each client gives, which it keeps no longer."""
     federation = host.federation
-    if isinstance(federation.train.inputs, Source):
-        raise ValueError(
-            "Fedssyn: share=real sends samples in memory if clients are in other processes, and these are read from files during "
-            "training: set cache_dir"
-        )
     parts, answers = [federation.partition.indices[:0]] * federation.num_clients, {}
     for client, (positions, count) in messages.items():
         order = federation.partition.client(client)[positions.numpy()]

@@ -3,9 +3,6 @@
 import csv
 import hashlib
 import os
-import shutil
-import sys
-import time
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -23,7 +20,6 @@ from flcog.core.files import arrays_in, replacing, replacing_folder, short, writ
 from flcog.core.global_streams import seeded
 from flcog.core.precision import default_dtype
 from flcog.core.randomness import fold
-from flcog.core.text import clock
 from flcog.data import Federation
 
 Set = tuple[Tensor, Tensor]
@@ -111,20 +107,27 @@ def synthetic_sets(
         return [synthesis.make(federation, client, lambda epoch, figures: None) for client in clients], None
     about = synthesis.about(federation)
     folder, sets = folder_of(about, root), dict[int, Set]()
-    report = _Reporter(federation.num_clients, folder)
+    if missing := [client for client in clients if not (folder / f"{_name(client)}.npz").is_file()]:
+        print(f"synthetic data: making {len(missing)} of {len(clients)} sets in {short(folder)}", flush=True)
     write_yaml(folder / "about.yaml", about, REMEDY)
     for seconds in (0, -1):  # without waiting, and then as long as it takes
         for client in [client for client in clients if client not in sets]:
             file = folder / f"{_name(client)}.npz"
             with suppress(Timeout), FileLock(folder / f".{_name(client)}.lock", timeout=seconds):
                 if not file.is_file():
-                    made = synthesis.make(federation, client, report.begin(client))
-                    report.write_log(client)
-                    with replacing(file, remedy=REMEDY) as opened:
-                        np.savez(opened, inputs=made[0].numpy(), labels=made[1].numpy())
-                    report.done(client, len(made[1]))
+                    _store(synthesis, federation, client, file)
                 sets[client] = _keep_undeleted(_read(file), folder, client)
     return [sets[client] for client in clients], folder
+
+
+def _store(synthesis: Synthesis, federation: Federation, client: int, file: Path) -> None:
+    """Generate the set of a client. The log of its training is written before it, so that no set lacks its log."""
+    rows: list[dict[str, float]] = []
+    made = synthesis.make(federation, client, lambda epoch, figures: rows.append({"client": client, "epoch": epoch, **figures}))
+    write_table(file.with_suffix(".csv"), rows, remedy=REMEDY)
+    with replacing(file, remedy=REMEDY) as opened:
+        np.savez(opened, inputs=made[0].numpy(), labels=made[1].numpy())
+    print(f"  client {client + 1} of {federation.num_clients}: {len(made[1])} samples", flush=True)
 
 
 def export_images(folder: Path, federation: Federation) -> tuple[Path, int, int]:
@@ -139,8 +142,6 @@ def export_images(folder: Path, federation: Federation) -> tuple[Path, int, int]
     total = sum(len(labels) for _, labels in sets)
     if images.is_dir():
         return images, sum(1 for _ in images.glob("client-*/*/*.png")), total
-    if sets[0][0].shape[-1] not in (1, 3, 4):
-        raise ValueError(f"PNG images have 1, 3 or 4 channels; these have {sets[0][0].shape[-1]}: look at the .npz in {folder}")
     names = federation.class_names or tuple(map(str, range(federation.num_classes)))
     with replacing_folder(images, REMEDY) as aside:
         for client, (inputs, labels) in enumerate(sets):
@@ -187,52 +188,5 @@ def _file_name(class_name: str) -> str:
 
 
 def _read(path: Path) -> Set:
-    try:
-        with arrays_in(path) as arrays:
-            return torch.from_numpy(arrays["inputs"]), torch.from_numpy(arrays["labels"])
-    except Exception as error:  # a damaged archive raises nearly every kind
-        raise ValueError(f"{path} cannot be read as a synthetic set: delete it, and it is generated again") from error
-
-
-class _Reporter:
-    """Prints a line for each client and, on a terminal, its progress."""
-
-    def __init__(self, num_clients: int, folder: Path) -> None:
-        self.num_clients, self.folder = num_clients, folder
-        self.live = sys.stderr.isatty()
-        self.rows: list[dict[str, float]] = []
-        self.began = self.shown = time.perf_counter()
-        self.announced = False
-
-    def begin(self, client: int) -> Log:
-        if not self.announced:
-            found = sum((self.folder / f"{_name(k)}.npz").is_file() for k in range(self.num_clients))
-            left = self.num_clients - found
-            print(f"synthetic data: making {left} of {self.num_clients} sets in {short(self.folder)}", flush=True)
-            self.announced = True
-        self.rows, self.began = [], time.perf_counter()
-
-        def log(epoch: int, figures: dict[str, float]) -> None:
-            self.rows.append({"client": client, "epoch": epoch, **figures})
-            if self.live and time.perf_counter() - self.shown > 0.5:
-                self.shown = time.perf_counter()
-                line = f"client {client + 1} of {self.num_clients}, epoch {epoch}{_written(figures)}, {clock(self.shown - self.began)}"
-                print(f"\r{line[: shutil.get_terminal_size().columns - 1]}\x1b[K", end="", file=sys.stderr, flush=True)
-
-        return log
-
-    def write_log(self, client: int) -> None:
-        """Write the log of a client's training. It is written before the set, so that no set lacks its log."""
-        if self.rows:
-            write_table(self.folder / f"{_name(client)}.csv", self.rows, remedy=REMEDY)
-
-    def done(self, client: int, count: int) -> None:
-        last = {name: value for row in self.rows[-1:] for name, value in row.items() if name not in ("client", "epoch")}
-        took = clock(time.perf_counter() - self.began)
-        if self.live:
-            print("\r\x1b[K", end="", file=sys.stderr, flush=True)
-        print(f"  client {client + 1} of {self.num_clients}: {count} in {took}{_written(last)}", flush=True)
-
-
-def _written(figures: dict[str, float]) -> str:
-    return "".join(f", {name} {value:.4g}" for name, value in figures.items())
+    with arrays_in(path) as arrays:
+        return torch.from_numpy(arrays["inputs"]), torch.from_numpy(arrays["labels"])

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
+from flcog.core.checks import within
 from flcog.core.commands import parser_of
 
 Ranking = dict[str, list[str]]
@@ -31,14 +32,7 @@ def text_similarity(classes: Sequence[str], reference: dict[str, str]) -> np.nda
 
 def wordnet_similarity(classes: Sequence[str], reference: dict[str, str]) -> np.ndarray:
     """Wu and Palmer's similarity in WordNet of the most frequent meanings, in [0, 1], [classes, labels]; 0 for unknown words."""
-    try:
-        from nltk.corpus import wordnet
-
-        wordnet.ensure_loaded()
-    except (ImportError, LookupError) as error:
-        raise ValueError(
-            "WordNet is not installed: `pip install nltk` and `python -m nltk.downloader wordnet`, or rank --by text"
-        ) from error
+    from nltk.corpus import wordnet
 
     def meaning(label: str, names: str) -> object:
         if re.fullmatch(r"n\d{8}", label):
@@ -76,23 +70,12 @@ def choose(ranking: Ranking, per_class: int, random: int = 0, reference: Iterabl
         for name, labels in ranking.items():
             new = next((label for label in labels if label not in chosen), None)
             if new is None:
-                raise ValueError(
-                    f"all {len(labels)} labels of {name!r} are taken by other classes too: raise --count, or lower --keep"
-                )
+                raise ValueError(f"other classes have taken all {len(labels)} labels of {name!r}: raise --count, or lower --keep")
             chosen.append(new)
-    if not 0 <= random <= len(chosen):
-        raise ValueError(f"random must lie between 0 and the {len(chosen)} labels chosen; got {random}")
+    within(None, f"[0, {len(chosen)}]", random=random)
     kept = chosen[: len(chosen) - random]
     others = [label for label in reference if label not in kept]
-    if len(others) < random:
-        raise ValueError(
-            f"the reference has {len(others)} labels besides the {len(kept)} kept, too few for random={random}: lower it"
-        )
     return kept + [others[i] for i in np.random.default_rng(seed).permutation(len(others))[:random]]
-
-
-_INSTEAD = {"text": "give a file with names beside the ids, or rank --by wordnet", "wordnet": "use words that are in WordNet"}
-"""The fix for each way to rank, if it finds nothing."""
 
 
 def read_classes(source: str) -> list[str]:
@@ -102,11 +85,8 @@ def read_classes(source: str) -> list[str]:
     ['cat', 'polar bear']
     """
     # Not Path.is_file, which fails on a long list of names because it is too long for a path.
-    names = _text_of(Path(source)).splitlines() if os.path.isfile(source) else source.split(",")
-    classes = [name.strip() for name in names if name.strip()]
-    if not classes or len({name.lower() for name in classes}) < len(classes):
-        raise ValueError(f"--classes needs different names, separated by commas or one per line of a file; got {source!r}")
-    return classes
+    names = Path(source).read_text(encoding="utf-8").splitlines() if os.path.isfile(source) else source.split(",")
+    return [name.strip() for name in names if name.strip()]
 
 
 def read_reference(source: str) -> dict[str, str]:
@@ -127,22 +107,13 @@ def read_reference(source: str) -> dict[str, str]:
         lists = [folder / "words.txt" for folder in (path, path.parent) if (folder / "words.txt").is_file()]
         names = _read_labels(lists[0]) if lists else {}
         return {folder: names.get(folder, folder) for folder in folders}
-    if not path.is_file():
-        raise ValueError(f"--reference must be imagenet, a folder of class folders, or a file of labels; found no {source}")
     return _read_labels(path)
 
 
 def _read_labels(path: Path) -> dict[str, str]:
-    lines = [line.strip() for line in _text_of(path).splitlines() if line.strip()]
+    lines = [line.strip() for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
     pairs = [re.fullmatch(r"(n\d{8})[\s,:]+(.+)", line) for line in lines]
     return {pair[1] if pair else line: pair[2] if pair else line for line, pair in zip(lines, pairs, strict=True)}
-
-
-def _text_of(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8")
-    except UnicodeDecodeError as error:
-        raise ValueError(f"{path} must be a text file in UTF-8: {error}") from error
 
 
 def leash(arguments: list[str]) -> None:
@@ -157,8 +128,7 @@ def leash(arguments: list[str]) -> None:
     unlike = [name for name, row in zip(classes, similarity, strict=True) if not row.any()]
     if unlike:
         raise ValueError(
-            f"rank --by {given.by} finds no label similar to {', '.join(unlike)} in {given.reference} (its first label is "
-            f"{next(iter(reference.values()))!r}): {_INSTEAD[given.by]}"
+            f"--by {given.by} finds no name similar to {', '.join(unlike)} in {given.reference}: give other words or names"
         )
     ranking, columns = rank(similarity, classes, reference, given.count), list(reference)
     notes = {
@@ -183,11 +153,6 @@ def print_choice(
     given: argparse.Namespace, ranking: Ranking, reference: dict[str, str], notes: Mapping[tuple[str, str], str] | None = None
 ) -> None:
     """Print a ranking with notes after its labels, and the choice as YAML."""
-    if not 1 <= given.keep <= given.count <= len(reference):
-        raise ValueError(
-            f"--keep must be at least 1 and at most --count, and --count at most the reference's {len(reference)} labels; got "
-            f"--keep {given.keep} and --count {given.count}"
-        )
     for name, labels in ranking.items():
         print(f"# {name}: " + "; ".join(_shown(label, reference) + (notes or {}).get((name, label), "") for label in labels))
     if given.reference == "imagenet":

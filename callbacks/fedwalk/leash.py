@@ -86,17 +86,10 @@ class Leash:
 
     def check(self, model: ClientModule) -> None:
         """Refuse a leash that the model cannot learn, before any round."""
-        data, parameter = type(self.data).__name__, next(model.parameters())
-        inputs, _ = self._read(torch.arange(1), parameter)
-        try:
-            with torch.no_grad():
-                probe = copy.deepcopy(model).eval()
-                outputs = probe.features(inputs) if self.head == "own" else probe(inputs)
-        except (ValueError, RuntimeError, IndexError) as error:
-            shape = tuple(inputs.shape[1:])
-            raise ValueError(
-                f"{self.name}: the model cannot read the leash {data}, with inputs of shape {shape}: {error}"
-            ) from error
+        data, inputs = type(self.data).__name__, self._read(torch.arange(1), next(model.parameters()))[0]
+        with torch.no_grad():
+            probe = copy.deepcopy(model).eval()
+            outputs = probe.features(inputs) if self.head == "own" else probe(inputs)
         if self.head == "shared" and (model.task != self.data.task or outputs.shape[1] != self._num_outputs):
             raise ValueError(
                 f"{self.name}: head=shared needs a leash with the federation's labels: the model has {outputs.shape[1]} outputs "

@@ -53,12 +53,9 @@ class ClassAccuracy(Callback):
 
     def on_fit_start(self, run: Run) -> None:
         self._last = None
-        task = run.federation.task
-        if task != "classification" or not isinstance(run.model.module, ClientModule):
-            given = f"{task} data" if task != "classification" else type(run.model.module).__name__
-            raise ValueError(f"ClassAccuracy needs a flcog.Classifier and classes; got {given}: remove ClassAccuracy")
-        if run.federation.test is None:
-            raise ValueError("ClassAccuracy needs a test set, and the data have none: remove ClassAccuracy")
+        classifies = run.federation.task == "classification" and isinstance(run.model.module, ClientModule)
+        if not classifies or run.federation.test is None:
+            raise ValueError("ClassAccuracy needs classes, a flcog.Classifier and a test set: remove ClassAccuracy")
         Monitor.check(run.settings.eval_every, self)
 
     def on_evaluation_end(self, run: Run, round: int, metrics: dict[str, float]) -> None:

@@ -25,10 +25,10 @@ class ClientFairness(Callback):
         test/client_accuracy_percent_variance    mean_k (x_k - mean x)^2           in squared percent; lower is fairer
         test/client_accuracy_jain                (sum_k x_k)^2 / (K sum_k x_k^2)   1 is fairest
 
-    Needs ``data.client_test`` (or ``client_val``). The engine then always measures the scores, which ``trainer.clients`` shows, so this
-    costs nothing. Table 12 of FedDisco, https://arxiv.org/abs/2305.19229, has this variance, after the definition of fairness in Li et
-    al., Fair Resource Allocation in Federated Learning, ICLR 2020, https://arxiv.org/abs/1905.10497. The errors of a regression keep
-    their unit, and the column is ``test/client_mae_variance``.
+    Needs ``data.client_test`` (or ``client_val``) and a ``flcog.ClientModule``. The engine then always measures the scores, which
+    ``trainer.clients`` shows, so this costs nothing. Table 12 of FedDisco, https://arxiv.org/abs/2305.19229, has this variance,
+    after the definition of fairness in Li et al., Fair Resource Allocation in Federated Learning, ICLR 2020,
+    https://arxiv.org/abs/1905.10497. The errors of a regression keep their unit, and the column is ``test/client_mae_variance``.
 
     Example:
         >>> metrics = {"test/client_accuracy_mean": 0.5, "test/client_accuracy_std": 0.1}
@@ -40,13 +40,7 @@ class ClientFairness(Callback):
     def on_fit_start(self, run: Run) -> None:
         federation = run.federation
         if federation.client_test is None and federation.client_val is None and not federation.reweighted_test:
-            raise ValueError(
-                "ClientFairness compares clients on their own held-out parts, and there are none: set data.client_test=0.2"
-            )
-        if run.model.trains_itself:
-            raise ValueError(
-                "ClientFairness needs the scores of a flcog.ClientModule's examples: use one, or remove ClientFairness"
-            )
+            raise ValueError("ClientFairness compares clients on their own held-out parts: set data.client_test=0.2")
         Monitor.check(run.settings.eval_every, self)
 
     def on_evaluation_end(self, run: Run, round: int, metrics: dict[str, float]) -> None:

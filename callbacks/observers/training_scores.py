@@ -1,15 +1,12 @@
 """TrainingScores: an observer of the global model on the samples that the clients train on."""
 
 from math import nan
-from typing import Literal
 
 import numpy as np
 
 from flcog.core.checks import at_least
 from flcog.core.monitor import Monitor, lower_is_better, main_metric
 from flcog.method import Callback, Run
-
-SPLITS: tuple[Literal["test", "val"], ...] = ("test", "val")
 
 
 class TrainingScores(Callback):
@@ -40,28 +37,24 @@ class TrainingScores(Callback):
 
     def on_evaluation_end(self, run: Run, round: int, metrics: dict[str, float]) -> None:
         name = main_metric(metrics)
-        score = None if name is None else name.partition("/")[2]
         better = name is not None and _is_best(name, metrics[name], [row[name] for row in run.history if name in row])
         if better or round // run.settings.eval_every % self.every == 0:
-            metrics |= {f"training/{key}": value for key, value in _figures(run, score).items()}
+            rows = np.sort(run.federation.partition.indices)
+            # A module's own step: the one whose score compares models.
+            found = run.evaluator.on_set(
+                run.evaluated_params(),
+                run.buffers,
+                run.federation.train,
+                rows,
+                "val" if (name or "").startswith("val/") else "test",
+            )
+            metrics |= {f"training/{key}": value for key, value in found.items()}
         if name is not None:
-            kept = f"training/{score}_at_best"
+            score = f"training/{name.partition('/')[2]}"
+            kept = f"{score}_at_best"
             earlier = (row[kept] for row in reversed(run.history) if kept in row)
             # A private run withholds the earlier ones.
-            metrics[kept] = metrics[f"training/{score}"] if better else next(earlier, nan)
-
-
-def _figures(run: Run, score: str | None) -> dict[str, float]:
-    """The figures of the training samples, by a module's ``test_step``, or by its ``validation_step`` if only this one logs the score."""
-    rows = np.sort(run.federation.partition.indices)
-    for split in SPLITS:
-        found = run.evaluator.on_set(run.evaluated_params(), run.buffers, run.federation.train, rows, split=split)
-        if score is None or score in found:
-            return found
-    raise ValueError(
-        f"TrainingScores compares models by {score}, which the module logs neither in test_step nor in validation_step: log it there, or "
-        "remove TrainingScores"
-    )
+            metrics[kept] = metrics.get(score, nan) if better else next(earlier, nan)
 
 
 def _is_best(name: str, value: float, earlier: list[float]) -> bool:

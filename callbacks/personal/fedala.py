@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import torch
 
-from flcog.callbacks.personal.keep_local import by_name, check_some
+from flcog.callbacks.parts.parameters import by_name, check_some
 from flcog.core.checks import option
 from flcog.core.types import Batch, Params, Slot
 from flcog.functional.apply import Apply
@@ -48,12 +48,12 @@ class FedALA(Personalisation):
     phase = "mixing"
 
     def init_server(self, params: Params) -> Slot:
-        if (names := self._names(params)) != {*params}:
-            check_some("FedALA: parts", self.parts, names, params)
+        check_some("FedALA: parts", self.parts, by_name(self.parts, params), params)
         return {}
 
     def init_client(self, params: Params, buffers: Params, client: ClientView) -> Slot:
-        weights = {name: torch.ones_like(params[name]) for name in params if name in self._names(params)}
+        upper = by_name(self.parts, params)
+        weights = {name: torch.ones_like(value) for name, value in params.items() if name in upper}
         return {"params": dict(params), "weights": weights}
 
     def draw(self, rng: torch.Generator, client: ClientView) -> Slot:
@@ -79,7 +79,3 @@ class FedALA(Personalisation):
 
     def personal(self, params: Params, ctx: Context) -> Personal:
         return Personal(ctx.state["params"], own_statistics=True)
-
-    def _names(self, params: Params) -> set[str]:
-        parts = [self.parts] if isinstance(self.parts, str) else self.parts
-        return set[str]().union(*(by_name(part, params) for part in parts))

@@ -1,18 +1,18 @@
 """FedProto: clients share the mean features of each class instead of their models."""
 
-import re
 from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from flcog.callbacks.personal.keep_local import HEAD
+from flcog.callbacks.bounds import Local
+from flcog.callbacks.parts.parameters import head_weight
 from flcog.core.checks import option
 from flcog.core.trees import first_leaf
 from flcog.core.types import Batch, Params, Slot
 from flcog.functional.apply import Apply, masked_mean
-from flcog.method import ClientView, Cohort, Context, Messages, ParameterMask, Personal, Personalisation, Upload
+from flcog.method import Cohort, Context, Messages, ParameterMask, Upload
 
 
 def class_sums(apply: Apply, params: Params, batch: Batch) -> Slot:
@@ -26,7 +26,7 @@ def class_sums(apply: Apply, params: Params, batch: Batch) -> Slot:
 
 
 @dataclass(frozen=True)
-class FedProto(Personalisation, ParameterMask):
+class FedProto(Local, ParameterMask):
     """Keeps whole models at the clients; these share the mean features of each class, to which all clients pull their features.
 
     With z(x) client k's features, and P_c the prototype of class c, the mean features of all clients' samples of this class::
@@ -49,28 +49,21 @@ class FedProto(Personalisation, ParameterMask):
 
     strength: float = option(1.0, ">= 0")
 
+    communicates = True
     tasks = ("classification",)
     plain_batches = True
     excludes = dict.fromkeys(("DENSE", "FedGen", "FlexLoRA", "LocalModels"), "its clients send no models")
     over_data = staticmethod(class_sums)
 
     def init_server(self, params: Params) -> Slot:
-        heads = [value for name, value in params.items() if re.search(HEAD + r"weight$", name)]
-        if len(heads) != 1 or heads[0].ndim != 2:
-            raise ValueError("FedProto needs a network with a linear head, and this one has none: use one of flcog.models")
-        return {"prototypes": torch.zeros_like(heads[0]), "is_known": heads[0].new_zeros(len(heads[0]))}
-
-    def init_client(self, params: Params, buffers: Params, client: ClientView) -> Slot:
-        return {"params": dict(params)}
+        head = head_weight(self, params)
+        return {"prototypes": torch.zeros_like(head), "is_known": head.new_zeros(len(head))}
 
     def mask(self, params: Params, client: int) -> dict[str, Tensor]:
         return dict.fromkeys(params, torch.tensor(False))
 
     def broadcast(self, server: Slot) -> Slot:
         return server
-
-    def start(self, apply: Apply, params: Params, ctx: Context) -> tuple[Params, Slot]:
-        return ctx.state["params"], {}
 
     def loss(self, apply: Apply, params: Params, batch: Batch, task_loss: Tensor, ctx: Context) -> Tensor:
         targets = first_leaf(batch.targets)
@@ -87,6 +80,3 @@ class FedProto(Personalisation, ParameterMask):
         found = (counts > 0).to(means.dtype)
         prototypes = torch.where(found[:, None] > 0, means / counts.clamp(min=1)[:, None], server["prototypes"])
         return delta, {"prototypes": prototypes, "is_known": torch.maximum(found, server["is_known"])}
-
-    def personal(self, params: Params, ctx: Context) -> Personal:
-        return Personal(ctx.state["params"], own_statistics=True)

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from flcog.callbacks.personal.keep_local import HEAD, KeepLocal, by_name, check_some, trained_names
+from flcog.callbacks.parts.parameters import HEAD, by_name, check_some
+from flcog.callbacks.personal.keep_local import KeepLocal, trained_names
 from flcog.core.checks import option
 from flcog.core.precision import count_on
 from flcog.core.types import Batch, Params, Slot

@@ -3,18 +3,19 @@
 import copy
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from flcog.callbacks.parts.parameters import head_weight
 from flcog.callbacks.personal.keep_local import KeepLocal
 from flcog.client_module import ClientModule
 from flcog.core.trees import first_leaf
 from flcog.core.types import Batch, Params, Slot
 from flcog.functional.apply import Apply, masked_mean
 from flcog.method import ClientView, Context, LocalParts, Method
-from flcog.models import FeatureModel
 
 
 class TwoHeads(nn.Module):
@@ -30,12 +31,10 @@ class TwoHeads(nn.Module):
         return self.shared(features) + self.own(features)
 
 
-def with_head(method: Method, model: ClientModule, wrap: Callable[[nn.Linear], nn.Module]) -> ClientModule:
+def with_head(method: Method, model: ClientModule, wrap: Callable[[Any], nn.Module]) -> ClientModule:
     """A copy of the model with another head, because the user's module may serve another run."""
     model = copy.deepcopy(model)
-    if not isinstance(model.model, FeatureModel) or not isinstance(model.model.head, nn.Linear):
-        network = type(model.model).__name__
-        raise ValueError(f"{method.name} needs a network with a linear head, and {network} has none: use one of flcog.models")
+    head_weight(method, model)
     model.model.head = wrap(model.model.head)
     return model
 

@@ -1,6 +1,5 @@
 """KeepLocal and Freeze: parts of the model that stay at each client, and parts that nobody trains."""
 
-import re
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 
@@ -8,33 +7,16 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 
+from flcog.callbacks.parts.parameters import by_name, check_some
 from flcog.core.types import Params, Slot
 from flcog.method import Context, LocalParts, ParameterMask
 from flcog.models.lora import Adapter
 
 Parts = str | Sequence[str] | Callable[[nn.Module], Iterable[str]]
 
-HEAD = r"(^|\.)head\."
-
-
-def by_name(part: str, names: Iterable[str]) -> set[str]:
-    """The names of the head, of the body, or that match a regular expression.
-
-    >>> sorted(by_name("body", ["features.weight", "head.weight"]))
-    ['features.weight']
-    """
-    return {name for name in names if bool(re.search(HEAD if part in ("head", "body") else part, name)) != (part == "body")}
-
 
 def trained_names(module: nn.Module) -> list[str]:
     return [name for name, value in module.named_parameters() if value.requires_grad]
-
-
-def check_some(option: str, parts: object, found: Collection[str], names: Collection[str]) -> None:
-    """Refuse parts that are none or all of the parameters."""
-    if not 0 < sum(name in found for name in names) < len(names):
-        which = "all" if any(name in found for name in names) else "none"
-        raise ValueError(f"{option}={parts!r} matches {which} of the parameters' names: choose among {', '.join(names)}")
 
 
 @dataclass(frozen=True)
@@ -112,17 +94,12 @@ class Freeze(ParameterMask):
     excludes = dict.fromkeys(("DENSE", "FedGen", "LocalModels"), "it needs whole models, and frozen parts are not sent")
 
     def mask(self, params: Params, client: int) -> dict[str, Tensor]:
-        return dict.fromkeys(self._names(params), torch.tensor(False))
+        return dict.fromkeys(by_name(self.parts, params), torch.tensor(False))
 
     def init_server(self, params: Params) -> Slot:
-        check_some("Freeze: parts", self.parts, self._names(params), params)
+        check_some("Freeze: parts", self.parts, by_name(self.parts, params), params)
         return {}
 
     def correct_gradient(self, gradient: Params, params: Params, ctx: Context) -> Params:
         # This gradient cancels the optimiser's weight decay, so that a frozen parameter gathers no momentum.
-        return gradient | {name: -ctx.optimisation.weight_decay * params[name] for name in self._names(params)}
-
-    def _names(self, params: Params) -> set[str]:
-        return set[str]().union(
-            *(by_name(part, params) for part in ([self.parts] if isinstance(self.parts, str) else self.parts))
-        )
+        return gradient | {name: -ctx.optimisation.weight_decay * params[name] for name in by_name(self.parts, params)}

@@ -14,10 +14,6 @@ def report(arguments: list[str]) -> None:
     of 10 rounds with delta 1e-05; ...
     """
     given = _parser().parse_args(arguments)
-    if (given.noise is None) == (given.target_epsilon is None):
-        raise ValueError(
-            "flcog epsilon takes either --noise, for the epsilon of this noise, or --target_epsilon, for the noise that meets it"
-        )
     sampling = Sampling(given.clients, given.rate, given.at_most, fixed_size=given.fixed_size, separation=given.separation)
     noise = given.noise
     if noise is None:
@@ -41,10 +37,11 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--delta", type=float, required=True, help="the probability that the guarantee may fail, below 1 / clients"
     )
-    parser.add_argument(
+    either = parser.add_mutually_exclusive_group(required=True)
+    either.add_argument(
         "--noise", type=float, help="the standard deviation of a round's noise over the largest norm of a client's vector"
     )
-    parser.add_argument("--target_epsilon", type=float, help="find the noise that keeps to this epsilon")
+    either.add_argument("--target_epsilon", type=float, help="find the noise that keeps to this epsilon")
     parser.add_argument("--at_most", type=int, help="the largest number of clients in a round (truncated Poisson sampling)")
     parser.add_argument(
         "--fixed_size", action="store_true", help="the same number of clients in every round, drawn without replacement"

@@ -42,7 +42,7 @@ class Oort(Selection):
         penalty: the exponent of the factor for slow clients, at least 0.
         preferred: the share of clients that are not slow, in (0, 1].
         pacer_step: the pacer's number of rounds, at least 1, such as the authors' 20; None for no pacer.
-        pacer_delta: the step of the share of clients that are not slow, in (0, 1], such as 0.1; given together with ``pacer_step``.
+        pacer_delta: the pacer's step of the share of clients that are not slow, in (0, 1].
 
     Example:
         >>> Oort().init_selection(2)["last"]
@@ -56,17 +56,9 @@ class Oort(Selection):
     penalty: float = option(2.0, ">= 0")
     preferred: float = option(0.3, "(0, 1]")
     pacer_step: int | None = option(None, ">= 1")
-    pacer_delta: float | None = option(None, "(0, 1]")
+    pacer_delta: float = option(0.1, "(0, 1]")
 
     reads_losses: ClassVar[bool] = True
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if (self.pacer_step is None) != (self.pacer_delta is None):
-            given = f"pacer_step={self.pacer_step} and pacer_delta={self.pacer_delta}"
-            raise ValueError(
-                f"Oort: pacer_step and pacer_delta belong together; got {given}: give both, such as 20 and 0.1, or neither"
-            )
 
     def init_selection(self, num_clients: int) -> Slot:
         loss, seconds = torch.zeros(num_clients), torch.zeros(num_clients)
@@ -107,7 +99,7 @@ class Oort(Selection):
 
     def _pace(self, state: Slot, record: RoundRecord) -> Slot:
         """The pacer's state after a round."""
-        if self.pacer_step is None or self.pacer_delta is None:
+        if self.pacer_step is None:
             return {}
         rounds, preferred = state["rounds"] + 1, state["preferred"]
         utility = state["utility"] + sum(n * loss for n, loss in zip(record.sizes, record.losses, strict=True))

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import torch
 
-from flcog.core.checks import option
+from flcog.core.checks import option, within
 from flcog.core.types import Slot
 from flcog.method import ClientPool, Participants, Selection
 
@@ -36,18 +36,10 @@ class PowerOfChoice(Selection):
     candidates: int | None = option(None, ">= 1")
 
     def check_clients(self, num_clients: int, count: int) -> None:
-        self._candidates(num_clients, count)
-
-    def _candidates(self, num_clients: int, count: int) -> int:
-        candidates = min(2 * count, num_clients) if self.candidates is None else self.candidates
-        if not count <= candidates <= num_clients:
-            raise ValueError(
-                f"PowerOfChoice: candidates must lie between the {count} clients of a round and all {num_clients}; got {candidates}"
-            )
-        return candidates
+        within(self, f"[{count}, {num_clients}]", "candidates")
 
     def select(self, state: Slot, population: ClientPool, count: int, rng: torch.Generator) -> Participants:
-        drawn = population.draw_by_size(self._candidates(population.num_clients, count))
+        drawn = population.draw_by_size(self.candidates or min(2 * count, population.num_clients))
         losses = dict(zip(drawn, population.losses(drawn), strict=True))
         known = [client for client in drawn if not math.isnan(losses[client])] or drawn
         return Participants(sorted(sorted(known, key=lambda client: -losses[client])[:count]))

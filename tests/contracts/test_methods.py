@@ -39,6 +39,7 @@ from flcog.callbacks.attacks.omniscient import OmniscientAttack
 from flcog.callbacks.codecs.codec import Codec
 from flcog.callbacks.codecs.sparse import Sparse
 from flcog.callbacks.robust.parts import ToleratesAttackers
+from flcog.callbacks.scaffold import ControlVariates
 from flcog.execute.placements import Threads
 from flcog.method import Method, Params, Withholding
 
@@ -180,7 +181,7 @@ CONFIGS = sorted((ROOT / "configs" / "methods").glob("*.yaml"))
 
 
 PROTOCOLS = {value for value in vars(flcog.method).values() if inspect.isclass(value) and issubclass(value, Method)}
-BASES = {*PROTOCOLS, Codec, Sparse, ToleratesAttackers, OmniscientAttack}
+BASES = {*PROTOCOLS, Codec, ControlVariates, Sparse, ToleratesAttackers, OmniscientAttack}
 
 MODULES = [info.name for info in pkgutil.walk_packages(flcog.callbacks.__path__, "flcog.callbacks.") if not info.ispkg]
 

@@ -52,11 +52,3 @@ def test_fedrep_at_rest_means_not_a_bit(executor: str) -> None:
     # With one step there is no step for the head.
     for head in states_by_client(train(method, module=classifier(MOMENTUM), local_steps=1, **setting), "FedRep", "own").values():
         assert all(torch.equal(value, untouched[name]) for name, value in head.items())
-
-
-def test_fedrep_names_the_parameters_it_could_keep() -> None:
-    for head, which in (("classifier", "none"), ("", "all")):
-        with pytest.raises(
-            ValueError, match=rf"FedRep: head='{head}' matches {which} of the parameters' names: choose among model.hidden"
-        ):
-            train(FedRep(head=head))

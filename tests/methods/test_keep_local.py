@@ -22,11 +22,8 @@ from harness import (
 from reference import keep_local
 from reference.common import Problem, State
 
-from flcog.callbacks.codecs.sparse import TopK
-from flcog.callbacks.fedprox import FedProx
-from flcog.callbacks.personal.fine_tune import FineTune
-from flcog.callbacks.personal.keep_local import Freeze, KeepLocal
-from flcog.callbacks.scaffold import SCAFFOLD
+from flcog.callbacks import SCAFFOLD, FedALA, FedProx, FedPVR, FedRep, FineTune, Freeze, KeepLocal, TopK
+from flcog.method import Method
 
 pytestmark = pytest.mark.filterwarnings("error")
 
@@ -111,14 +108,10 @@ def test_parts_may_be_patterns_lists_and_functions() -> None:
     assert KeepLocal(lambda module: ["model.head.bias"]).local(module) == {"model.head.bias"}
 
 
-@pytest.mark.parametrize("method", [KeepLocal, Freeze])
-def test_parts_that_are_none_or_all_are_refused(method: Any) -> None:
-    for parts, which in (("classifier", "none"), ("", "all")):
-        with pytest.raises(
-            ValueError,
-            match=f"{method.__name__}: parts='{parts}' matches {which} of the parameters' names: choose among model.hidden",
-        ):
-            train(method(parts))
+@pytest.mark.parametrize("method", [KeepLocal("fc"), Freeze("fc"), FedRep(head="fc"), FedALA("fc"), FedPVR("fc")], ids=repr)
+def test_parts_that_the_model_lacks_are_refused(method: Method) -> None:
+    with pytest.raises(ValueError, match=r"\w+: \w+='fc' matches none of the parameters' names: choose among model.hidden"):
+        train(method)
 
 
 def test_fedbabu_trains_the_head_in_the_evaluation_alone() -> None:

@@ -20,16 +20,15 @@ from harness import (
     train,
 )
 from reference import moon
-from torch import nn
 
 import flcog
-from flcog.callbacks.moon import MOON, ProjectionModel, contrast
+from flcog.callbacks.moon import MOON, contrast
 from flcog.core.global_streams import seeded
 from flcog.core.randomness import fold
 from flcog.functional.apply import Apply
 from flcog.functional.model_function import ModelFunction
 from flcog.method import Batch, Context, GlobalModel
-from flcog.models import MLP, SimpleCNN
+from flcog.models import SimpleCNN
 
 pytestmark = pytest.mark.filterwarnings("error")
 
@@ -115,10 +114,6 @@ def test_moon_projects_as_in_its_paper() -> None:
     torch.testing.assert_close(projected.features(x), expected)
     torch.testing.assert_close(projected(x), projected.model.head(expected))
     assert MOON(projection=None).configure_model(module) is module
-    with pytest.raises(ValueError, match="MLP has none: set projection=None"):
-        network = MLP(4, (3,), 2)
-        network.head = nn.Sequential(nn.Linear(3, 2))
-        ProjectionModel(network, 8)
 
 
 @pytest.mark.slow

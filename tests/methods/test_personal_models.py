@@ -29,7 +29,7 @@ from torch import Tensor, nn
 
 import flcog
 from flcog import ClientView, Context, Params, Personal, Slot
-from flcog.callbacks import APFL, IFCA, FedALA, FedDBE, FedProto, FedRoD, PerFedAvg, PFedMe
+from flcog.callbacks import APFL, IFCA, MOON, VHL, FedALA, FedDBE, FedGen, FedProto, FedRoD, PerFedAvg, PFedMe
 from flcog.method import Personalisation
 from flcog.models import FeatureModel
 
@@ -227,7 +227,7 @@ def test_batch_norm(name: str) -> None:
         assert_close(loop.state, train(module=classifier(network=WithBatchNorm), data=data, executor="loop").state, 0)
 
 
-@pytest.mark.parametrize("method", [FedRoD, FedDBE, FedProto])
+@pytest.mark.parametrize("method", [FedRoD, FedDBE, FedProto, FedGen, MOON, VHL])
 def test_a_network_without_a_linear_head_is_refused(method: Any) -> None:
     network = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, NUM_CLASSES))
     with pytest.raises(ValueError, match=f"{method.__name__} needs a network with a linear head, and"):

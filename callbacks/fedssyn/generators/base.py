@@ -3,7 +3,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import torch
@@ -30,11 +30,6 @@ class DataGenerator(ABC):
     seeded for this client, so they need no random generator of their own.
     """
 
-    makes_tables: ClassVar[bool] = True
-    """Whether it can also generate rows of a table."""
-    packages: ClassVar[tuple[str, ...]] = ()
-    """Packages that it needs beyond flcog's own dependencies."""
-
     def __post_init__(self) -> None:
         check_options(self)
 
@@ -53,16 +48,6 @@ class DataGenerator(ABC):
 def require(package: str, what: str) -> Any:
     """Import a package of the ``generate`` extra, which neither a plain install nor `import flcog` loads."""
     return extras.require(package, what, "generate")
-
-
-def check_generator(generator: DataGenerator, images: bool) -> None:
-    """Refuse data that the generator cannot generate, or a machine without its packages, before anything is trained."""
-    name = type(generator).__name__
-    if not images and not generator.makes_tables:
-        raise ValueError(f"{name} generates images, and this data set has rows of a table: use BetaVAE or ConditionalGAN")
-    private = getattr(generator, "privacy", None) is not None
-    for package in (*generator.packages, *(["opacus"] if private else [])):
-        require(package, name if package in generator.packages else "private training")
 
 
 @dataclass(frozen=True)
@@ -85,10 +70,8 @@ class Form:
                 "synthetic data need inputs in memory or in a cache, and these are read from files during training: set cache_dir"
             )
         first = torch.as_tensor(samples.inputs[:1000])
-        if first.dtype != torch.uint8 and not first.is_floating_point():
-            raise ValueError(f"{first.dtype} inputs (token ids) cannot be generated: use a method that needs no synthetic data")
-        if first.ndim not in (2, 4):
-            raise ValueError(f"generators make images or rows of a table; got inputs of shape {tuple(first.shape[1:])}")
+        if first.ndim not in (2, 4) or not (first.dtype == torch.uint8 or first.is_floating_point()):
+            raise ValueError(f"generators make images or rows of numbers; got {first.dtype} of shape {tuple(first.shape[1:])}")
         if first.ndim == 4 and first.is_floating_point() and not 0 <= float(first.min()) <= float(first.max()) <= 1:
             raise ValueError("images stored as floats must lie in [0, 1] to be generated: rescale them, or store bytes")
         binary = first.dtype == torch.uint8 and int(first.max()) <= 1

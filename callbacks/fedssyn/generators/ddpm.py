@@ -2,14 +2,14 @@
 
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from flcog.callbacks.fedssyn.generators.base import DataGenerator, Log, Sampler, padded, require
 from flcog.callbacks.fedssyn.generators.private_training import GeneratorTraining, PrivateTraining
-from flcog.core.checks import option
+from flcog.core.checks import option, within
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,22 +69,15 @@ class DDPM(DataGenerator):
     flip: bool = False
     privacy: PrivateTraining | None = None
 
-    makes_tables: ClassVar[bool] = False
-    packages: ClassVar[tuple[str, ...]] = ("diffusers",)
-
     def __post_init__(self) -> None:
         super().__post_init__()
         object.__setattr__(self, "multipliers", tuple(self.multipliers))
-        if not 0 <= self.attention <= len(self.multipliers):
-            raise ValueError(
-                f"DDPM: attention must lie in [0, {len(self.multipliers)}], the number of multipliers; got {self.attention}"
-            )
-        if self.sampling_steps > self.diffusion_steps:
-            raise ValueError(
-                f"DDPM: sampling_steps must be at most diffusion_steps={self.diffusion_steps}; got {self.sampling_steps}"
-            )
+        within(self, f"[0, {len(self.multipliers)}]", "attention")
+        within(self, f"[1, {self.diffusion_steps}]", "sampling_steps")
 
     def train(self, inputs: Tensor, labels: Tensor, num_classes: int, log: Log) -> Sampler:
+        if inputs.ndim != 4:
+            raise ValueError("DDPM generates images, and this data set has rows of a table: use BetaVAE or ConditionalGAN")
         shape, device = inputs.shape[1:], inputs.device
         data = padded(2 * inputs - 1, 2 ** (len(self.multipliers) - 1))
         if data.shape[2:] != shape[1:]:

@@ -73,7 +73,7 @@ def test_speeds_from_a_file(tmp_path: Path) -> None:
     work = Work(np.array([1, 0]), np.array([3.0, 3.0]), np.array([400.0, 400.0]), np.array([100.0, 100.0]))
     assert model.seconds(work, 0).tolist() == [6 + 4 + 2, 3 + 2 + 4]
     assert model.check_clients(2) is None
-    with pytest.raises(ValueError, match="has clients 0 to 1, but clients are numbered from 0 to 2: give each client one row"):
+    with pytest.raises(ValueError, match="must have one row for each of the 3 clients"):
         model.check_clients(3)
 
 

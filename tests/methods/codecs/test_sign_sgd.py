@@ -38,7 +38,7 @@ def step_of_vote(changes: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
 
     def sent(change: torch.Tensor) -> Envelope:
         envelope = Envelope({"w": change}, {})
-        context = Context(received, {}, {}, {}, {}, {}, 0, 1, None, None)  # type: ignore[arg-type]
+        context = Context(received, {}, {}, {"key": torch.tensor(0)}, {}, {}, 0, 1, None, None)  # type: ignore[arg-type]
         return codec.receive(codec.send(envelope, context)[0], fields_of(envelope), received)
 
     ballots = torch.func.vmap(sent)(changes).mean["SignSGD"]

@@ -322,16 +322,12 @@ def test_observers_of_generation(tmp_path: Path, capsys: pytest.CaptureFixture[s
     torch.testing.assert_close(to_pixels(data.federation, data.federation.preprocess(stored)), stored / 255)
     with pytest.raises(ValueError, match="add FedCOG"):
         fit(tmp_path, GenerationTime(), rounds=1)
-    with pytest.raises(ValueError, match="the data set has none"):
-        fit(tmp_path, TINY, GeneratedImages(), rounds=1)
 
 
 # Mistakes ---------------------------------------------------------------------------------------------------------------------------
 
 
 def test_data_that_cannot_be_generated() -> None:
-    with pytest.raises(ValueError, match="set it to false"):
-        train(dataclasses.replace(TINY, generator=True), rounds=1)
     with pytest.raises(ValueError, match="not for regression data"):
         train(TINY, data=TinyData(targets="regression"), module=flcog.Regressor(MLP(6, (), 1)), rounds=1)
 

@@ -68,6 +68,11 @@ def test_leash_steps_leave_torchs_stream_as_it_was() -> None:
     assert torch.equal(torch.get_rng_state(), before)
 
 
+def test_a_shared_head_needs_the_federations_labels() -> None:
+    with pytest.raises(ValueError, match=r"the model has 3 outputs .* needs 5 .* use head=own"):
+        train(FedWalk(leash=tiny_leash(5), head="shared"), rounds=1)
+
+
 def test_leash_steps_pass_over_all_samples_in_turn() -> None:
     passes = [torch.cat([rows for _, rows in leash_rows(26, 4, range(6 * k, 6 * k + 6), seed=1)]) for k in range(3)]
     assert all(len(set(rows.tolist())) == 24 for rows in passes)
