@@ -73,7 +73,7 @@ class Assignment(NamedTuple):
 
 
 class Choice(NamedTuple):
-    """The choice of an executor, as checkpoints and ``run.yaml`` store it."""
+    """The choice of an executor."""
 
     name: str
     clients_at_once: int
@@ -100,18 +100,11 @@ class Placement(Protocol):
 
 
 class Executor(Placement, Protocol):
-    """A placement that a checkpoint can restore, where another run of the same configuration might make another choice."""
+    """The placement of a run's clients."""
 
     @property
     def compiled(self) -> Compile:
         """Whether local steps are compiled, or captured as CUDA graphs."""
-
-    @property
-    def choice(self) -> Choice | None:
-        """The choice that a resumed run must take over; None if every run of the configuration makes the same choice."""
-
-    def settle(self, choice: Choice, why: str) -> None:
-        """Take over a choice for good."""
 
 
 def longest_first(works: Sequence[ClientWork]) -> list[ClientWork]:

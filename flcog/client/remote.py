@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 
 from flcog.client.answers import MOST_SAMPLES, BadAnswer, Belief, HostError, Like, clean
-from flcog.client.executor import Choice
 from flcog.client.messages import JOINS, POOLED, ClientReply, ClientTask, Download, Question, RollCall, Scores
 from flcog.client.runtime import ClientRuntime
 from flcog.client.store import ClientStore, StatesInMemory
@@ -79,7 +78,6 @@ class RemoteExecutor(NamedTuple):
     name: str = "remote"
     clients_at_once: int = 1
     compiled: bool = False
-    choice: Choice | None = None
 
 
 def called(kind: str, number: int, clients: Sequence[int]) -> str:

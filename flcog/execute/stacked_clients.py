@@ -59,7 +59,11 @@ class StackedClients(ClientTrainer):
                 yield
         except Exception as error:
             names_step = self.compiled and len(works) == 1
-            hint = "compile=false names the local step" if names_step else "executor=loop names the client and the local step"
+            hint = (
+                "compile=false names the local step"
+                if names_step
+                else "executor=loop takes every hook, and names the client and the local step"
+            )
             add_note(error, assignment, works, f"; trainer.{hint}")
             raise
 

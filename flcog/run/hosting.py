@@ -97,7 +97,7 @@ class ClientSide:
             batch_size=batching.batch_size,
             clients=-(-cohort // processes.count),
             chunk_size=settings.chunk_size,
-            memory=chunk_bytes(processes, notes) if settings.chunk_size is None and settings.executor != "loop" else 0,
+            memory=chunk_bytes(processes) if settings.chunk_size is None and settings.executor != "loop" else 0,
             lightning=lambda learner: LightningClient(learner, client.trainer, settings.keep_optimizers),
             compile=settings.compile,
         )
