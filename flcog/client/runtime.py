@@ -173,12 +173,7 @@ class ClientRuntime:
         self._provisional = {}
 
     def personal_model(self, received: Download, method: str, client: int, first: Params) -> tuple[Params, Params]:
-        params, buffers, forward = self._personal_model(received, method, client, first)
-        if forward is not None:
-            raise ValueError(
-                f"{method} gives Personal a forward of its own, and clients that send nothing have only personal models, whose parameters "
-                "the server evaluates: return Personal(params) there"
-            )
+        params, buffers, _ = self._personal_model(received, method, client, first)
         return params, buffers
 
     def _personal_model(self, received: Download, method: str, client: int, first: Params) -> PersonalModel:

@@ -60,9 +60,7 @@ class StackedClients(ClientTrainer):
         except Exception as error:
             names_step = self.compiled and len(works) == 1
             hint = (
-                "compile=false names the local step"
-                if names_step
-                else "executor=loop takes every hook, and names the client and the local step"
+                "compile=false names the local step" if names_step else "executor=loop takes every hook, and names the local step"
             )
             add_note(error, assignment, works, f"; trainer.{hint}")
             raise

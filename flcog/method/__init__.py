@@ -61,7 +61,6 @@ from flcog.method.returned import drawn as drawn
 from flcog.method.returned import first_contact as first_contact
 from flcog.method.sealed_sum import RoundKeys as RoundKeys
 from flcog.method.sealed_sum import SealedSum as SealedSum
-from flcog.method.sealed_sum import SealedUploads as SealedUploads
 from flcog.method.selection import AvailabilityModel as AvailabilityModel
 from flcog.method.selection import ClientPool as ClientPool
 from flcog.method.selection import Participants as Participants
