@@ -84,7 +84,7 @@ class Choice(NamedTuple):
         return f"{how}, {'CUDA graphs' if self.compiled == 'graphs' else 'compiled'}" if self.compiled else how
 
 
-class Placement(Protocol):
+class Executor(Protocol):
     """Runs the clients of a round: one after another, on threads, as one batched program, or on a GPU's streams."""
 
     @property
@@ -95,16 +95,12 @@ class Placement(Protocol):
     def clients_at_once(self) -> int:
         """The number of clients that train side by side."""
 
-    def run(self, assignment: Assignment) -> Generator[Result, None, None]:
-        """Train the clients and yield their results."""
-
-
-class Executor(Placement, Protocol):
-    """The placement of a run's clients."""
-
     @property
     def compiled(self) -> Compile:
         """Whether local steps are compiled, or captured as CUDA graphs."""
+
+    def run(self, assignment: Assignment) -> Generator[Result, None, None]:
+        """Train the clients and yield their results."""
 
 
 def longest_first(works: Sequence[ClientWork]) -> list[ClientWork]:

@@ -239,7 +239,8 @@ class RemoteClients:
         return {client: states for part in self._all("snapshot") for client, states in part.items()}
 
     def restore(self, states: Mapping[int, dict[str, Slot]]) -> None:
-        mine = {k: ({client: states[client] for client in self._of(k, states)},) for k in range(len(self.hosts))}
+        hosted = self._divided(states)
+        mine = {k: ({client: states[client] for client in hosted.get(k, ())},) for k in range(len(self.hosts))}
         list(self._answers("restore", mine))
 
     def _all(self, name: str, *arguments: Any) -> list[Any]:
@@ -296,9 +297,6 @@ class RemoteClients:
             error = raised
         self._unread[k] -= 1
         return answer, error
-
-    def _of(self, k: int, clients: Iterable[int]) -> list[int]:
-        return [client for client in clients if self._home[client] == k]
 
 
 def joined_scores(parts: Mapping[int, Scores], sizes: Mapping[int, int], kind: str) -> Scores:

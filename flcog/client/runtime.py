@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from flcog.client.executor import Assignment, Executor, Placement, Result, longest_first
+from flcog.client.executor import Assignment, Executor, Result, longest_first
 from flcog.client.messages import ClientReply, ClientTask, Download, Question, RollCall, Scores, Split, unsent_by
 from flcog.client.program import ClientTensors, Program
 from flcog.client.sealing import sealed
@@ -33,7 +33,7 @@ from flcog.method import (
     Personalisation,
     PrivateSum,
     SealedSum,
-    drawn,
+    as_tensors,
     first_contact,
     local_names,
     method_of,
@@ -60,7 +60,7 @@ class PersonalModel(NamedTuple):
 class ClientRuntime:
     """Does the work of the clients that it hosts. The server communicates with it only by messages.
 
-    ``loop`` fine-tunes one client at a time.
+    ``fine_tune`` trains one client at a time.
     """
 
     methods: Sequence[Method]
@@ -73,7 +73,7 @@ class ClientRuntime:
     executor: Executor
     seed: int
     evaluator: Evaluator
-    loop: Placement
+    fine_tune: Callable[[Assignment], Generator[Result, None, None]]
     store: ClientStore = field(default_factory=StatesInMemory)
     progress: Progress = field(default_factory=Progress)
 
@@ -198,7 +198,7 @@ class ClientRuntime:
             rates = received.rates if lr is None else [lr] * len(received.rates)
             assignment = Assignment(program([], own), [work(steps)], self.reader, rates, seed, received.round)
             with self._rates_kept():
-                envelope = next(self.loop.run(assignment)).envelope
+                envelope = next(self.fine_tune(assignment)).envelope
             own = {name: value + envelope.delta[name][0] for name, value in own.items()}
             buffers = {name: value[0].clone() for name, value in envelope.buffers.items()}
         elif (own_statistics or not buffers.keys().isdisjoint(self.local)) and self.model.mixes_rows:
@@ -291,7 +291,7 @@ class ClientRuntime:
                 if states[-1][i] is None:
                     states[-1][i] = first_contact(method, params, buffers, view, self.local).state
                 rng = make_rng(self.seed, round, work.client, "draw", method.name)
-                draws[-1].append(drawn(method, rng, view) if method.overrides("draw") else {})
+                draws[-1].append(as_tensors(method, "draw", method.draw(rng, view)) if method.overrides("draw") else {})
         for work, own_states, own_draws in zip(works, self._on_device(states), self._on_device(draws), strict=True):
             work.states, work.draws = own_states, own_draws
         if kept:

@@ -88,7 +88,9 @@ class StackedClients(ClientTrainer):
             masks=_stack([work.masks for work in works]),
         )
         with self.learner.layers():
-            if program.changes_start:
+            if (
+                program.starters or program.masked or program.keeper >= 0
+            ):  # they start from other parameters than the received ones
                 started, inputs = torch.func.vmap(partial(_started, program), randomness="different")(buffers, tensors)
                 tensors = tensors._replace(inputs=inputs)
                 for name, value in started.items():

@@ -66,11 +66,6 @@ def first_contact(
     return contact._replace(state=as_tensors(method, "init_client", contact.state))
 
 
-def drawn(method: Method, rng: torch.Generator, client: ClientView) -> Slot:
-    """A client's random numbers of a round."""
-    return as_tensors(method, "draw", method.draw(rng, client))
-
-
 def broadcast_of(method: Method, server: Slot) -> Slot:
     """The part of a method's server state that clients receive."""
     return method.broadcast(containers_copied(server))

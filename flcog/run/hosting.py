@@ -102,6 +102,7 @@ class ClientSide:
             compile=settings.compile,
         )
         executor = ChosenExecutor(job, settings.executor, notes, processes)
+        alone = executor.placement if executor.name == "lightning" else Chunks(OneClient(Learner(function, optimizer)))
         size = self.datamodule.eval_batch_size
         own = OwnSteps(client.trainer, function, reader, size)
         return ClientRuntime(
@@ -115,7 +116,7 @@ class ClientSide:
             executor=executor,
             seed=settings.seed,
             evaluator=Evaluator(function, reader, size, processes, settings.limits, own, settings.inference_mode),
-            loop=executor.placement if executor.name == "lightning" else Chunks(OneClient(Learner(function, optimizer))),
+            fine_tune=alone.run,
         )
 
 
