@@ -225,7 +225,7 @@ class Program:
             if method.overrides("finish_client"):
                 with _watched(method, "finish_client", contexts[i], params):
                     messages[method.name] = upload = method.finish_client(self._shown(delta), self._shown(params, i), contexts[i])
-                    states[i] = as_tensors(method, "finish_client", {} if upload.state is None else upload.state)
+                    states[i] = as_tensors({} if upload.state is None else upload.state)
                     if upload.delta is not None:
                         delta = check_params(method, "finish_client", upload.delta, params, some=True)
                 sends_weights = sends_weights and upload.delta is not None

@@ -206,7 +206,8 @@ class ClientRuntime:
         return PersonalModel(own, buffers, forward)
 
     def ask(self, questions: Sequence[Question]) -> Generator[Any, None, None]:
-        return (getattr(self, name)(*arguments) for name, arguments in questions)
+        answers: dict[str, Callable[..., Any]] = {"evaluate": self.evaluate, "personal_scores": self.personal_scores}
+        return (answers[name](*arguments) for name, arguments in questions)
 
     def personal_scores(
         self, received: Download, method: str, clients: Sequence[int], first: Params, split: Split
@@ -291,7 +292,7 @@ class ClientRuntime:
                 if states[-1][i] is None:
                     states[-1][i] = first_contact(method, params, buffers, view, self.local).state
                 rng = make_rng(self.seed, round, work.client, "draw", method.name)
-                draws[-1].append(as_tensors(method, "draw", method.draw(rng, view)) if method.overrides("draw") else {})
+                draws[-1].append(as_tensors(method.draw(rng, view)) if method.overrides("draw") else {})
         for work, own_states, own_draws in zip(works, self._on_device(states), self._on_device(draws), strict=True):
             work.states, work.draws = own_states, own_draws
         if kept:

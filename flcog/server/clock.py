@@ -54,7 +54,10 @@ def durations(engine: Engine, server: ServerState, round: Round, tasks: Sequence
     """The seconds that each client needs for its task."""
     clock = clock_of(round.methods)
     assert clock is not None
-    downloads = _downloads(server, round, tasks)
+    had, model = set(round.selection.asked), model_bytes(round.received.params, round.received.buffers)
+    # A client that was asked for its loss has the model.
+    sizes = zip(tasks, downloaded(server, round, tasks), strict=True)
+    downloads = [max(0.0, float(size - model * (task.client in had))) for task, size in sizes]
     return _seconds(clock, engine, [task.client for task in tasks], [task.num_steps for task in tasks], downloads, up)
 
 
@@ -91,13 +94,6 @@ def downloaded(server: ServerState, round: Round, tasks: Sequence[ClientTask]) -
     if any(task.masks for task in tasks):
         return [sum(plain_sizes(server, round.methods, received, [task]).values()) for task in tasks]
     return [sum(plain_sizes(server, round.methods, received, tasks[:1]).values())] * len(tasks)
-
-
-def _downloads(server: ServerState, round: Round, tasks: Sequence[ClientTask]) -> list[float]:
-    """The same without the model, if a client was asked for its loss and therefore has it."""
-    received, sizes = round.received, downloaded(server, round, tasks)
-    had, model = set(round.selection.asked), model_bytes(received.params, received.buffers)
-    return [max(0.0, float(size - model * (task.client in had))) for size, task in zip(sizes, tasks, strict=True)]
 
 
 def _seconds(

@@ -146,7 +146,6 @@ WRONG: list[tuple[str, Callable[..., Any], str]] = [
     ("correct_gradient", lambda gradient, *_: {WEIGHT: gradient[WEIGHT]}, f"returned nothing for {BIAS}, and must return [8]"),
     ("wrap_gradient", lambda gradient, ctx: lambda *at: gradient(*at)._replace(values=thin(at[0])), THIN),
     ("after_step", lambda apply, params, before, batch, ctx: (thin(params), ctx.state), THIN),
-    ("init_client", lambda *_: {"mode": "warm"}, "what clients keep, send and draw are tensors and numbers; got a str"),
 ]
 
 
