@@ -51,7 +51,7 @@ class ChosenExecutor:
         wanted, auto = self._wanted, self._wanted == "auto"
         if wanted == "lightning" or self._job.client.reason:
             return Choice("lightning", 1), self._job.client.reason
-        self._check_compiling()
+        self._leave_uncompiled(self._obstacle(to_compiling=True))
         job, obstacle = self._job, ""
         if wanted != "loop" and not (obstacle := self._obstacle()):
             choice = Choice("vmap" if auto else wanted, _chunk(job, patches=wanted == "vmap-patches"), job.compile)
@@ -101,6 +101,8 @@ class ChosenExecutor:
             return f"{type(job.client.optimizer).__name__} is no elementwise optimiser"
         if (auto or to_compiling) and job.reader.whole_batches:
             return "clients' batches may have different shapes"
+        if to_compiling and job.compile == "graphs" and not _captures(job.device):
+            return f"CUDA graphs need a CUDA device, this run is on {job.device.type}"
         if to_compiling:
             return "hooks between rounds may change the module, which a program would not see" if job.client.hooked else ""
         constants = sum(constant.numel() for constant in job.model.constants.values())
@@ -114,17 +116,6 @@ class ChosenExecutor:
         if self._job.draws_here:
             return "samples are read in this process, whose random streams they share (num_workers above 0 gives them their own)"
         return ""
-
-    def _check_compiling(self) -> None:
-        """Leave out what the user's ``compile`` asks for and this run cannot have."""
-        self._leave_uncompiled(self._obstacle(to_compiling=True))
-        if self._job.compile == "graphs" and not _captures(self._job.device):
-            warnings.warn(
-                f"trainer.compile=graphs: CUDA graphs need a CUDA device, this run is on {self._job.device.type}; local steps are "
-                "compiled without them, as by trainer.compile=true",
-                stacklevel=4,
-            )
-            self._job = dataclasses.replace(self._job, compile=True)
 
     def _leave_uncompiled(self, obstacle: str) -> None:
         if obstacle and self._job.compile:
