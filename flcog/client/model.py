@@ -40,9 +40,6 @@ class SeveralOptimizers(torch.optim.Optimizer):
     def param_groups(self) -> list[dict[str, Any]]:  # type: ignore[override]
         return [group for optimizer in self.optimizers for group in optimizer.param_groups]
 
-    def __repr__(self) -> str:
-        return f"SeveralOptimizers({', '.join(map(repr, self.optimizers))})"
-
 
 def asks_again(optimizer: torch.optim.Optimizer) -> bool:
     """Whether the optimiser computes the loss itself, perhaps several times in a step, as ``LBFGS`` does."""
@@ -209,6 +206,7 @@ def _check_steps(
 ) -> None:
     """Refuse methods that have no place in the steps of this module. ``mixed`` says why samples have no gradients of their own."""
     name, manual = type(module).__name__, not module.automatic_optimization
+    sharded = any(map(is_sharded, module.parameters()))
     for method in methods:
         if manual and any(map(method.overrides, CHANGES_A_STEP)):
             what = "trainer.gradient_clip_val" if isinstance(method, GradientClip) else method.name
@@ -220,13 +218,11 @@ def _check_steps(
             raise ValueError(
                 f"{method.name} takes the gradient of each sample alone, and cannot here ({mixed}): remove one of the two"
             )
-    if any(map(is_sharded, module.parameters())):
-        for method in methods:
-            if any(map(method.overrides, (*CHANGES_A_STEP, "after_step"))):
-                raise ValueError(
-                    f"{method.name} acts in clients' steps, and {name}.configure_model divides the parameters among the processes: remove "
-                    "one of the two, or train each client by ddp"
-                )
+        if sharded and any(map(method.overrides, (*CHANGES_A_STEP, "after_step"))):
+            raise ValueError(
+                f"{method.name} acts in clients' steps, and {name}.configure_model divides the parameters among the processes: remove "
+                "one of the two, or train each client by ddp"
+            )
     if accumulate > 1 and (manual or any(map(asks_again, optimizers))):
         raise ValueError(
             f"accumulate_grad_batches={accumulate}: {name} takes its steps itself, or its optimiser computes the loss several times in a "

@@ -4,7 +4,7 @@ from collections.abc import Callable, Collection, Generator, Iterator, Mapping, 
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -46,14 +46,6 @@ from flcog.wire.ledger import masked_bytes
 
 TRAINING = "lightning"
 """The name of the executor that trains clients in Lightning's loops, and of the state that it keeps of each client."""
-
-
-class PersonalModel(NamedTuple):
-    """A client's own parameters and buffers, and the way in which they give outputs."""
-
-    params: Params
-    buffers: Params
-    forward: OwnForward | None
 
 
 @dataclass
@@ -176,8 +168,13 @@ class ClientRuntime:
         params, buffers, _ = self._personal_model(received, method, client, first)
         return params, buffers
 
-    def _personal_model(self, received: Download, method: str, client: int, first: Params) -> PersonalModel:
-        """A client's own model. A client without a state makes its first state from ``first``, the global parameters."""
+    def _personal_model(
+        self, received: Download, method: str, client: int, first: Params
+    ) -> tuple[Params, Params, OwnForward | None]:
+        """A client's own parameters and buffers, and the way in which they give outputs.
+
+        A client without a state makes its first state from ``first``, the global parameters.
+        """
         chosen, seed = next(each for each in self.methods if isinstance(each, Personalisation)), fold(received.seed, "personal")
 
         def work(steps: int) -> ClientWork:
@@ -203,7 +200,7 @@ class ClientRuntime:
             buffers = {name: value[0].clone() for name, value in envelope.buffers.items()}
         elif (own_statistics or not buffers.keys().isdisjoint(self.local)) and self.model.mixes_rows:
             buffers = self.evaluator.statistics(own, buffers, one.own)
-        return PersonalModel(own, buffers, forward)
+        return own, buffers, forward
 
     def ask(self, questions: Sequence[Question]) -> Generator[Any, None, None]:
         answers: dict[str, Callable[..., Any]] = {"evaluate": self.evaluate, "personal_scores": self.personal_scores}
@@ -212,17 +209,17 @@ class ClientRuntime:
     def personal_scores(
         self, received: Download, method: str, clients: Sequence[int], first: Params, split: Split
     ) -> list[float]:
-        return [self._personal_score(received, method, client, first, split) for client in clients]
-
-    def _personal_score(self, received: Download, method: str, client: int, first: Params, split: Split) -> float:
-        """The score of a client's own model on its held-out part, or on the test set with its classes weighted by the client's."""
-        params, buffers, forward = self._personal_model(received, method, client, first)
-        parts = self.federation.client_val if split == "val" else self.federation.client_test
-        if parts is not None:
-            return self.evaluator.on_rows(params, buffers, parts.client(client), forward)
-        assert self.federation.test is not None
-        classes = self.evaluator.on_classes(params, buffers, self.federation.test, alone=True, own=forward)
-        return float(reweighted(classes, self.federation.label_counts(client)))
+        """The scores of clients' own models on their held-out parts, or on the test set with its classes weighted by the client's."""
+        parts, scores = self.federation.client_val if split == "val" else self.federation.client_test, list[float]()
+        for client in clients:
+            params, buffers, forward = self._personal_model(received, method, client, first)
+            if parts is not None:
+                scores.append(self.evaluator.on_rows(params, buffers, parts.client(client), forward))
+                continue
+            assert self.federation.test is not None
+            classes = self.evaluator.on_classes(params, buffers, self.federation.test, alone=True, own=forward)
+            scores.append(float(reweighted(classes, self.federation.label_counts(client))))
+        return scores
 
     def evaluate(self, params: Params, buffers: Params, split: Split, figures: bool, classes: Tensor | None = None) -> Scores:
         federation = self.federation

@@ -57,12 +57,12 @@ class ChosenExecutor:
             choice = Choice("vmap" if auto else wanted, _chunk(job, patches=wanted == "vmap-patches"), job.compile)
             if not (obstacle := self._probed(choice)):
                 self._leave_uncompiled(self._draw)
-                small, shared = (
-                    "a small model: a step's Python outweighs its arithmetic",
-                    "clients share the accelerator's kernels",
+                why = (
+                    "a small model: a step's Python outweighs its arithmetic"
+                    if job.on_cpu
+                    else "clients share the accelerator's kernels"
                 )
-                why = (small if job.on_cpu else shared) if auto else ""
-                return choice._replace(compiled=self._job.compile), why
+                return choice._replace(compiled=self._job.compile), why if auto else ""
         if wanted.startswith("vmap"):
             warnings.warn(f"executor={wanted} falls back to loop: {obstacle}", stacklevel=3)
         return self._loop(obstacle)
@@ -113,7 +113,7 @@ class ChosenExecutor:
     def _obstacle_to_threads(self) -> str:
         if not self._job.on_cpu:
             return f"threads share out the cores of a CPU; this run is on {self._job.device.type}"
-        if self._job.draws_here:
+        if self._job.reader.source is not None and self._job.reader.source.draws_here:
             return "samples are read in this process, whose random streams they share (num_workers above 0 gives them their own)"
         return ""
 

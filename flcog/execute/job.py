@@ -57,11 +57,6 @@ class Job:
         return min(self.batch_size, int(self.reader.federation.partition.sizes.max()))
 
     @property
-    def draws_here(self) -> bool:
-        """Whether reading samples draws from the random streams of this process."""
-        return self.reader.source is not None and self.reader.source.draws_here
-
-    @property
     def num_params(self) -> int:
         return sum(p.numel() for p in self.model.params.values())
 

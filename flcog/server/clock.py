@@ -27,12 +27,10 @@ def uploaded(reply: ClientReply) -> dict[int, int]:
 def timing(
     engine: Engine, server: ServerState, round: Round, tasks: Sequence[ClientTask], up: Mapping[int, int]
 ) -> Timing | None:
-    """The time of a round; None without a clock. Asynchronous rounds know it before their clients train.
+    """The time of a round whose clients start with it; None without a clock.
 
     Clients without an entry in ``up``, the bytes that each client sends, have sent no reply, and nobody waits for them.
     """
-    if round.timing is not None:
-        return round.timing.of(up)
     if clock_of(round.methods) is None:
         return None
     arrived = [task for task in tasks if task.client in up]

@@ -85,12 +85,9 @@ def changes_of(buffers: Params, received: Params) -> Params:
     >>> changes_of({"count": torch.tensor(2, dtype=torch.uint8)}, {"count": torch.tensor(5, dtype=torch.uint8)})
     {'count': tensor(-3)}
     """
-    return {name: _change(addable(value), addable(received[name])) for name, value in buffers.items()}
-
-
-def _change(value: Tensor, received: Tensor) -> Tensor:
-    change = value - received
-    return torch.where(received.isfinite(), change, 0.0) if change.is_floating_point() else change
+    changes = {name: addable(value) - addable(received[name]) for name, value in buffers.items()}
+    floating = {name: change for name, change in changes.items() if change.is_floating_point()}
+    return changes | {name: torch.where(received[name].isfinite(), change, 0.0) for name, change in floating.items()}
 
 
 def addable(value: Tensor) -> Tensor:
