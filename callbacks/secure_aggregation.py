@@ -7,7 +7,7 @@ would agree on them in pairs.
 
 import hashlib
 import sys
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from flcog.core.checks import within
-from flcog.method import RoundKeys, SealedSum, SealedUploads
+from flcog.method import RoundKeys, SealedSum
 
 WORDS = {32: torch.int32, 64: torch.int64}
 """Whole numbers by their number of bits. Torch adds them modulo 2^bits."""
@@ -127,8 +127,8 @@ class SecureAggregation(SealedSum):
         words += stream(own_seed(keys.secret, client), len(words), self.bits)
         return words + pair_masks(keys.secret, client, keys.clients, len(words), self.bits)
 
-    def finish(self, state: SealedUploads) -> Tensor:
-        (own, pairs), words = reveal(state.keys, state.clients), state.words.clone()
+    def finish(self, words: Tensor, clients: Sequence[int], keys: RoundKeys) -> Tensor:
+        (own, pairs), words = reveal(keys, clients), words.clone()
         for seed in own.values():
             words -= stream(seed, len(words), self.bits)
         for (client, other), seed in pairs.items():

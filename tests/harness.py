@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 import flcog
-from flcog.client.executor import Assignment, Choice, Executor, Result
+from flcog.client.executor import Assignment, Executor, Result
 from flcog.client.work import ClientWork, batches
 from flcog.core import signals
 from flcog.core.types import Slot
@@ -195,13 +195,6 @@ class Recording:
     @property
     def compiled(self) -> Any:
         return self.executor.compiled
-
-    @property
-    def choice(self) -> Choice | None:
-        return self.executor.choice
-
-    def settle(self, choice: Choice, why: str) -> None:
-        self.executor.settle(choice, why)
 
     def run(self, assignment: Assignment) -> Generator[Result, None, None]:
         self._assignments.append(assignment)

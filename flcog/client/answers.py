@@ -121,7 +121,8 @@ class Belief:
             case "evaluate":
                 return self._scores(*arguments, clients=clients)
             case "losses":
-                return self._losses(len(arguments[1]))
+                count = len(arguments[1])
+                return Wanted(Limits(SLACK + 32 * count, 0), partial(_believed_numbers, count=count, what="losses"))
             case "personal_model":
                 return wanted((arguments[0].params, arguments[0].buffers))
         return None
@@ -134,10 +135,8 @@ class Belief:
             if sizes is None and name != "sizes":
                 continue
             count = self.num_clients or len(sizes)
-            require(
-                isinstance(sizes, Tensor) and (sizes.dtype, sizes.shape) == (torch.int64, (count,)),
-                f"{name} are not {count} whole numbers",
-            )
+            whole = isinstance(sizes, Tensor) and (sizes.dtype, sizes.shape) == (torch.int64, (count,))
+            require(whole, f"{name} are not {count} whole numbers")
             bad = sizes[(sizes < 0) | (sizes > self.max_samples)].tolist()
             text = f"{name} contain {bad[:1]}, and a client has at most {self.max_samples:,} samples (max_client_samples)"
             require(not bad, text)
@@ -184,15 +183,12 @@ class Belief:
         by_client = {task.client: task for task in tasks}
 
         def believed(replies: Any) -> list[ClientReply]:
-            require(
-                type(replies) is list and all(isinstance(reply, ClientReply) for reply in replies), "it is no list of replies"
-            )
+            listed = type(replies) is list and all(isinstance(reply, ClientReply) for reply in replies)
+            require(listed, "it is no list of replies")
             clients = [client for reply in replies for client in reply.clients]
             require(all(type(client) is int for client in clients), "a client's number is none")
-            require(
-                sorted(clients) == sorted(by_client),
-                f"it is for clients {clients[:9]}, and clients {[*by_client][:9]} were asked",
-            )
+            asked = f"it is for clients {clients[:9]}, and clients {[*by_client][:9]} were asked"
+            require(sorted(clients) == sorted(by_client), asked)
             return [_believed_reply(reply, like, [by_client[client] for client in reply.clients]) for reply in replies]
 
         return Wanted(Limits(SLACK + len(tasks) * due.header, len(tasks) * (due.values + SLACK)), believed)
@@ -209,19 +205,10 @@ class Belief:
                 if name == "evaluate":
                     _check_scores(answer, clients, num_clients)
                 else:
-                    require(_are_floats(answer, count), f"the scores are not {count} whole numbers")
+                    _believed_numbers(answer, count, "scores", infinite=True)
             return answers  # type: ignore[no-any-return]
 
         return Wanted(Limits(SLACK * (1 + len(questions)) + 32 * sum(counts), 8 * len(questions) * num_clients), believed)
-
-    def _losses(self, count: int) -> Wanted:
-        """The mean loss of clients; NaN for a client without one."""
-
-        def believed(answer: Any) -> list[float]:
-            require(_are_floats(answer, count) and not any(map(math.isinf, answer)), f"the losses are not {count} whole numbers")
-            return answer  # type: ignore[no-any-return]
-
-        return Wanted(Limits(SLACK + 32 * count, 0), believed)
 
     @property
     def _client(self) -> int:
@@ -254,10 +241,9 @@ def _believed_reply(reply: ClientReply, like: ClientReply, tasks: Sequence[Clien
     require(rows > 0, "a reply is for no client")
     require(type(envelope) is type(example), "a reply has no envelope")
     _alike(envelope._replace(measured={}), example._replace(measured={}), rows, "the envelope")
-    measured = envelope.measured
+    measured, due = envelope.measured, {name for name in example.measured if not name.startswith(LOGGED)}
     require(type(measured) is dict and all(map(_is_name, measured)), "the names of the measurements are no short texts")
-    for name in [name for name in example.measured if not name.startswith(LOGGED)]:
-        require(name in measured, f"it does not have {name}")
+    require(due <= measured.keys(), f"it does not have {due - measured.keys()}")
     for name, value in measured.items():
         require(name in example.measured or name.startswith(LOGGED), f"nobody asked for {clean(name)}")
         own = isinstance(value, Tensor) and value.is_floating_point() and value.shape == (rows,)
@@ -278,10 +264,8 @@ def _alike(value: Any, like: Any, rows: int | None = None, where: str = "it") ->
         own = (tuple(value.shape), value.dtype) if isinstance(value, Tensor) else (type(value).__name__,)
         require(own == (shape, like.dtype), f"{where} is {' of '.join(map(str, own))}, and {shape} of {like.dtype} was asked for")
     elif isinstance(like, Mapping):
-        require(
-            type(value) is dict and list(value) == list(like),
-            f"{where} does not have the fields {', '.join(map(str, [*like][:9]))}",
-        )
+        names = ", ".join(map(str, [*like][:9]))
+        require(type(value) is dict and list(value) == list(like), f"{where} does not have the fields {names}")
         for name, part in like.items():
             _alike(value[name], part, rows, f"{where}[{name!r}]")
     elif isinstance(like, tuple | list):
@@ -302,19 +286,18 @@ def _check_scores(answer: Any, clients: Collection[int], num_clients: int) -> No
     measured = set((~answer.clients.isnan()).nonzero().flatten().tolist())
     require(measured <= set(clients), "it has scores of clients that it does not host")
     figures, joins = answer.figures, answer.joins
-    require(
-        type(figures) is dict and all(_is_name(name) and type(each) is float for name, each in figures.items()), "its figures"
-    )
-    require(type(joins) is dict and joins.keys() <= figures.keys(), "its figures")
+    named = type(figures) is dict and all(_is_name(name) and type(each) is float for name, each in figures.items())
+    require(named and type(joins) is dict and joins.keys() <= figures.keys(), "its figures")
     for join in joins.values():
-        require(
-            type(join) is tuple and len(join) == 2 and join[0] in (*JOINS, POOLED) and _are_floats([join[1]], 1), "its figures"
-        )
-        require(0 <= join[1] < math.inf, "its figures")
+        known = type(join) is tuple and len(join) == 2 and join[0] in (*JOINS, POOLED) and type(join[1]) is float
+        require(known and 0 <= join[1] < math.inf, "its figures")
 
 
-def _are_floats(values: Any, count: int) -> bool:
-    return type(values) is list and len(values) == count and all(type(value) is float for value in values)
+def _believed_numbers(answer: Any, count: int, what: str, infinite: bool = False) -> list[float]:
+    """One number for each client; NaN for a client without one."""
+    numbers = type(answer) is list and len(answer) == count and all(type(each) is float for each in answer)
+    require(numbers and (infinite or not any(map(math.isinf, answer))), f"the {what} are not {count} whole numbers")
+    return answer  # type: ignore[no-any-return]
 
 
 def _is_name(text: Any) -> bool:

@@ -73,7 +73,7 @@ class Assignment(NamedTuple):
 
 
 class Choice(NamedTuple):
-    """The choice of an executor, as checkpoints and ``run.yaml`` store it."""
+    """The choice of an executor."""
 
     name: str
     clients_at_once: int
@@ -84,7 +84,7 @@ class Choice(NamedTuple):
         return f"{how}, {'CUDA graphs' if self.compiled == 'graphs' else 'compiled'}" if self.compiled else how
 
 
-class Placement(Protocol):
+class Executor(Protocol):
     """Runs the clients of a round: one after another, on threads, as one batched program, or on a GPU's streams."""
 
     @property
@@ -95,23 +95,12 @@ class Placement(Protocol):
     def clients_at_once(self) -> int:
         """The number of clients that train side by side."""
 
-    def run(self, assignment: Assignment) -> Generator[Result, None, None]:
-        """Train the clients and yield their results."""
-
-
-class Executor(Placement, Protocol):
-    """A placement that a checkpoint can restore, where another run of the same configuration might make another choice."""
-
     @property
     def compiled(self) -> Compile:
         """Whether local steps are compiled, or captured as CUDA graphs."""
 
-    @property
-    def choice(self) -> Choice | None:
-        """The choice that a resumed run must take over; None if every run of the configuration makes the same choice."""
-
-    def settle(self, choice: Choice, why: str) -> None:
-        """Take over a choice for good."""
+    def run(self, assignment: Assignment) -> Generator[Result, None, None]:
+        """Train the clients and yield their results."""
 
 
 def longest_first(works: Sequence[ClientWork]) -> list[ClientWork]:

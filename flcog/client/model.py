@@ -40,9 +40,6 @@ class SeveralOptimizers(torch.optim.Optimizer):
     def param_groups(self) -> list[dict[str, Any]]:  # type: ignore[override]
         return [group for optimizer in self.optimizers for group in optimizer.param_groups]
 
-    def __repr__(self) -> str:
-        return f"SeveralOptimizers({', '.join(map(repr, self.optimizers))})"
-
 
 def asks_again(optimizer: torch.optim.Optimizer) -> bool:
     """Whether the optimiser computes the loss itself, perhaps several times in a step, as ``LBFGS`` does."""
@@ -131,13 +128,8 @@ def _with_methods(
     _check_task(model, datamodule)
     notes = []
     if datamodule.federation.client_test is not None and not isinstance(model, ClientModule):
-        notes.append(
-            Note(
-                "note",
-                f"data.client_test holds out samples that nothing measures, because {type(model).__name__} is no flcog.ClientModule, which "
-                "has a score for each sample: leave it out",
-            )
-        )
+        text = f"data.client_test holds out samples that nothing measures: {type(model).__name__} is no flcog.ClientModule"
+        notes.append(Note("note", text))
     for method in methods:
         model = _with_method(settings, method, model, datamodule.federation, processes)
         unmeasured = datamodule.federation.client_test is None and not datamodule.federation.reweighted_test
@@ -214,6 +206,7 @@ def _check_steps(
 ) -> None:
     """Refuse methods that have no place in the steps of this module. ``mixed`` says why samples have no gradients of their own."""
     name, manual = type(module).__name__, not module.automatic_optimization
+    sharded = any(map(is_sharded, module.parameters()))
     for method in methods:
         if manual and any(map(method.overrides, CHANGES_A_STEP)):
             what = "trainer.gradient_clip_val" if isinstance(method, GradientClip) else method.name
@@ -225,13 +218,11 @@ def _check_steps(
             raise ValueError(
                 f"{method.name} takes the gradient of each sample alone, and cannot here ({mixed}): remove one of the two"
             )
-    if any(map(is_sharded, module.parameters())):
-        for method in methods:
-            if any(map(method.overrides, (*CHANGES_A_STEP, "after_step"))):
-                raise ValueError(
-                    f"{method.name} acts in clients' steps, and {name}.configure_model divides the parameters among the processes: remove "
-                    "one of the two, or train each client by ddp"
-                )
+        if sharded and any(map(method.overrides, (*CHANGES_A_STEP, "after_step"))):
+            raise ValueError(
+                f"{method.name} acts in clients' steps, and {name}.configure_model divides the parameters among the processes: remove "
+                "one of the two, or train each client by ddp"
+            )
     if accumulate > 1 and (manual or any(map(asks_again, optimizers))):
         raise ValueError(
             f"accumulate_grad_batches={accumulate}: {name} takes its steps itself, or its optimiser computes the loss several times in a "
@@ -258,24 +249,13 @@ def check_pairs(module: ClientModule, federation: Federation) -> None:
 
 @torch.no_grad()
 def check_outputs(model: ModelFunction, sample: Tree, federation: Federation) -> None:
-    """Refuse targets of another kind than the module learns, and a model with fewer outputs than the data have labels.
+    """Refuse a model with fewer outputs than the data have labels.
 
     Cross entropy on a GPU would end the process at such a label without naming it. ``sample`` is one input of the model, [1, ...].
     """
     module = model.module
     if not isinstance(module, ClientModule) or not _loss_is_known(type(module)):
         return
-    for part, samples in federation.sets.items():
-        if not isinstance(samples.targets, Tensor):
-            raise ValueError(
-                f"{type(module).__name__} learns from one tensor of targets, and the {part} set's are a {type(samples.targets).__name__}: "
-                "give one tensor, or write a subclass whose per_example_loss, per_example_score and metrics read all of them"
-            )
-        if module.task == "classification" and samples.targets.is_floating_point():
-            raise ValueError(
-                f"{type(module).__name__} learns class indices, and the {part} set's targets are {samples.targets.dtype}: give integers "
-                "(targets.long()), or use Regressor for values"
-            )
     try:
         with seeded(0, first_leaf(sample).device):
             buffers = {name: buffer.clone() for name, buffer in model.buffers.items()}
@@ -283,6 +263,8 @@ def check_outputs(model: ModelFunction, sample: Tree, federation: Federation) ->
     except Exception:  # training raises it again, with the client and the step
         return
     for part, samples in federation.sets.items():
+        if not isinstance(samples.targets, Tensor):
+            continue
         if outputs.ndim == 2 and (wanted := module.outputs_short_of(outputs, samples.targets)):
             raise ValueError(
                 f"{type(module.model).__name__} has {outputs.shape[1]} outputs, and the {part} set has {wanted}: set the model's "

@@ -90,11 +90,6 @@ class Program:
         self.local = [name for name in self.received.params if name in self.local]
         self._shared = self.received._replace(params=self._shown(self.received.params))
 
-    @property
-    def changes_start(self) -> bool:
-        """Whether clients start from other parameters than the received ones."""
-        return bool(self.starters or self.masked or self.keeper >= 0)
-
     def _shown(self, params: Params, to: int = -1) -> Params:
         """The parameters as a method sees them: the shared ones, unless it is the one that keeps the others."""
         own = () if to == self.keeper >= 0 else self.local
@@ -141,12 +136,6 @@ class Program:
             self.progress.enter("training")
         return _masked(params, tensors.masks), tensors
 
-    def total_loss(self, apply: Apply, params: Params, batch: Batch, contexts: list[Context]) -> tuple[Tensor, Tensor, Params]:
-        """The task loss plus the terms of all methods, the task loss alone, and the values that its step logged."""
-        task_loss = apply.loss(params, batch)
-        logged = apply.logged
-        return self.with_terms(apply, params, batch, task_loss, contexts), task_loss, logged
-
     def with_terms(self, apply: Apply, params: Params, batch: Batch, task_loss: Tensor, contexts: list[Context]) -> Tensor:
         """The task loss plus the terms of all methods."""
         total, apply.own = task_loss, {name: params[name] for name in self.local}
@@ -188,7 +177,9 @@ class Program:
             def loss(params: Params) -> tuple[Tensor, Results]:
                 # A forward pass updates BatchNorm's statistics in place, so each pass needs a copy.
                 apply = self.apply({name: buffer.clone() for name, buffer in buffers.items()})
-                total, task_loss, logged = self.total_loss(apply, params, batch, contexts)
+                task_loss = apply.loss(params, batch)
+                logged = apply.logged
+                total = self.with_terms(apply, params, batch, task_loss, contexts)
                 return total, (apply.buffers, task_loss.detach(), logged)
 
             values, (new_buffers, task_loss, logged) = differentiate(loss, params)
@@ -234,7 +225,7 @@ class Program:
             if method.overrides("finish_client"):
                 with _watched(method, "finish_client", contexts[i], params):
                     messages[method.name] = upload = method.finish_client(self._shown(delta), self._shown(params, i), contexts[i])
-                    states[i] = as_tensors(method, "finish_client", {} if upload.state is None else upload.state)
+                    states[i] = as_tensors({} if upload.state is None else upload.state)
                     if upload.delta is not None:
                         delta = check_params(method, "finish_client", upload.delta, params, some=True)
                 sends_weights = sends_weights and upload.delta is not None

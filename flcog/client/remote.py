@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 
 from flcog.client.answers import MOST_SAMPLES, BadAnswer, Belief, HostError, Like, clean
-from flcog.client.executor import Choice
 from flcog.client.messages import JOINS, POOLED, ClientReply, ClientTask, Download, Question, RollCall, Scores
 from flcog.client.runtime import ClientRuntime
 from flcog.client.store import ClientStore, StatesInMemory
@@ -26,9 +25,6 @@ CALLS = (
     *("personal_model", "snapshot", "restore"),
 )
 """The requests that a server sends to hosts."""
-
-QUESTIONS = ("evaluate", "personal_scores")
-"""The questions that a request ``evaluate`` may contain."""
 
 
 class NoAnswer(TimeoutError):
@@ -67,8 +63,6 @@ def _answers_to(clients: Any, questions: Sequence[tuple[str, int]], *arguments: 
     """
     given, asked = iter(arguments), list[Question]()
     for name, count in questions:
-        if name not in QUESTIONS:
-            raise ValueError(f"a host answers the questions {', '.join(QUESTIONS)}; got {name}")
         asked.append(Question(name, tuple(itertools.islice(given, count))))  # type: ignore[arg-type]
     return list(clients.ask(asked))
 
@@ -79,7 +73,6 @@ class RemoteExecutor(NamedTuple):
     name: str = "remote"
     clients_at_once: int = 1
     compiled: bool = False
-    choice: Choice | None = None
 
 
 def called(kind: str, number: int, clients: Sequence[int]) -> str:
@@ -241,7 +234,8 @@ class RemoteClients:
         return {client: states for part in self._all("snapshot") for client, states in part.items()}
 
     def restore(self, states: Mapping[int, dict[str, Slot]]) -> None:
-        mine = {k: ({client: states[client] for client in self._of(k, states)},) for k in range(len(self.hosts))}
+        hosted = self._divided(states)
+        mine = {k: ({client: states[client] for client in hosted.get(k, ())},) for k in range(len(self.hosts))}
         list(self._answers("restore", mine))
 
     def _all(self, name: str, *arguments: Any) -> list[Any]:
@@ -298,9 +292,6 @@ class RemoteClients:
             error = raised
         self._unread[k] -= 1
         return answer, error
-
-    def _of(self, k: int, clients: Iterable[int]) -> list[int]:
-        return [client for client in clients if self._home[client] == k]
 
 
 def joined_scores(parts: Mapping[int, Scores], sizes: Mapping[int, int], kind: str) -> Scores:

@@ -4,13 +4,13 @@ from collections.abc import Callable, Collection, Generator, Iterator, Mapping, 
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from flcog.client.executor import Assignment, Executor, Placement, Result, longest_first
+from flcog.client.executor import Assignment, Executor, Result, longest_first
 from flcog.client.messages import ClientReply, ClientTask, Download, Question, RollCall, Scores, Split, unsent_by
 from flcog.client.program import ClientTensors, Program
 from flcog.client.sealing import sealed
@@ -33,7 +33,7 @@ from flcog.method import (
     Personalisation,
     PrivateSum,
     SealedSum,
-    drawn,
+    as_tensors,
     first_contact,
     local_names,
     method_of,
@@ -48,19 +48,11 @@ TRAINING = "lightning"
 """The name of the executor that trains clients in Lightning's loops, and of the state that it keeps of each client."""
 
 
-class PersonalModel(NamedTuple):
-    """A client's own parameters and buffers, and the way in which they give outputs."""
-
-    params: Params
-    buffers: Params
-    forward: OwnForward | None
-
-
 @dataclass
 class ClientRuntime:
     """Does the work of the clients that it hosts. The server communicates with it only by messages.
 
-    ``loop`` fine-tunes one client at a time.
+    ``fine_tune`` trains one client at a time.
     """
 
     methods: Sequence[Method]
@@ -73,7 +65,7 @@ class ClientRuntime:
     executor: Executor
     seed: int
     evaluator: Evaluator
-    loop: Placement
+    fine_tune: Callable[[Assignment], Generator[Result, None, None]]
     store: ClientStore = field(default_factory=StatesInMemory)
     progress: Progress = field(default_factory=Progress)
 
@@ -173,16 +165,16 @@ class ClientRuntime:
         self._provisional = {}
 
     def personal_model(self, received: Download, method: str, client: int, first: Params) -> tuple[Params, Params]:
-        params, buffers, forward = self._personal_model(received, method, client, first)
-        if forward is not None:
-            raise ValueError(
-                f"{method} gives Personal a forward of its own, and clients that send nothing have only personal models, whose parameters "
-                "the server evaluates: return Personal(params) there"
-            )
+        params, buffers, _ = self._personal_model(received, method, client, first)
         return params, buffers
 
-    def _personal_model(self, received: Download, method: str, client: int, first: Params) -> PersonalModel:
-        """A client's own model. A client without a state makes its first state from ``first``, the global parameters."""
+    def _personal_model(
+        self, received: Download, method: str, client: int, first: Params
+    ) -> tuple[Params, Params, OwnForward | None]:
+        """A client's own parameters and buffers, and the way in which they give outputs.
+
+        A client without a state makes its first state from ``first``, the global parameters.
+        """
         chosen, seed = next(each for each in self.methods if isinstance(each, Personalisation)), fold(received.seed, "personal")
 
         def work(steps: int) -> ClientWork:
@@ -203,30 +195,31 @@ class ClientRuntime:
             rates = received.rates if lr is None else [lr] * len(received.rates)
             assignment = Assignment(program([], own), [work(steps)], self.reader, rates, seed, received.round)
             with self._rates_kept():
-                envelope = next(self.loop.run(assignment)).envelope
+                envelope = next(self.fine_tune(assignment)).envelope
             own = {name: value + envelope.delta[name][0] for name, value in own.items()}
             buffers = {name: value[0].clone() for name, value in envelope.buffers.items()}
         elif (own_statistics or not buffers.keys().isdisjoint(self.local)) and self.model.mixes_rows:
             buffers = self.evaluator.statistics(own, buffers, one.own)
-        return PersonalModel(own, buffers, forward)
+        return own, buffers, forward
 
     def ask(self, questions: Sequence[Question]) -> Generator[Any, None, None]:
-        return (getattr(self, name)(*arguments) for name, arguments in questions)
+        answers: dict[str, Callable[..., Any]] = {"evaluate": self.evaluate, "personal_scores": self.personal_scores}
+        return (answers[name](*arguments) for name, arguments in questions)
 
     def personal_scores(
         self, received: Download, method: str, clients: Sequence[int], first: Params, split: Split
     ) -> list[float]:
-        return [self._personal_score(received, method, client, first, split) for client in clients]
-
-    def _personal_score(self, received: Download, method: str, client: int, first: Params, split: Split) -> float:
-        """The score of a client's own model on its held-out part, or on the test set with its classes weighted by the client's."""
-        params, buffers, forward = self._personal_model(received, method, client, first)
-        parts = self.federation.client_val if split == "val" else self.federation.client_test
-        if parts is not None:
-            return self.evaluator.on_rows(params, buffers, parts.client(client), forward)
-        assert self.federation.test is not None
-        classes = self.evaluator.on_classes(params, buffers, self.federation.test, alone=True, own=forward)
-        return float(reweighted(classes, self.federation.label_counts(client)))
+        """The scores of clients' own models on their held-out parts, or on the test set with its classes weighted by the client's."""
+        parts, scores = self.federation.client_val if split == "val" else self.federation.client_test, list[float]()
+        for client in clients:
+            params, buffers, forward = self._personal_model(received, method, client, first)
+            if parts is not None:
+                scores.append(self.evaluator.on_rows(params, buffers, parts.client(client), forward))
+                continue
+            assert self.federation.test is not None
+            classes = self.evaluator.on_classes(params, buffers, self.federation.test, alone=True, own=forward)
+            scores.append(float(reweighted(classes, self.federation.label_counts(client))))
+        return scores
 
     def evaluate(self, params: Params, buffers: Params, split: Split, figures: bool, classes: Tensor | None = None) -> Scores:
         federation = self.federation
@@ -296,7 +289,7 @@ class ClientRuntime:
                 if states[-1][i] is None:
                     states[-1][i] = first_contact(method, params, buffers, view, self.local).state
                 rng = make_rng(self.seed, round, work.client, "draw", method.name)
-                draws[-1].append(drawn(method, rng, view) if method.overrides("draw") else {})
+                draws[-1].append(as_tensors(method.draw(rng, view)) if method.overrides("draw") else {})
         for work, own_states, own_draws in zip(works, self._on_device(states), self._on_device(draws), strict=True):
             work.states, work.draws = own_states, own_draws
         if kept:

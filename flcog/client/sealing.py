@@ -35,11 +35,16 @@ def sealed(
     for k, client in enumerate(reply.clients):
         if private is not None:
             own = Envelope(*pytree.tree_map(lambda value, k=k: value[k].double(), [*terms.values()]))
-            words.append(rule.seal(rule.step * _private_numbers(own, private, received, client), client, keys))
+            noise_key = secrets.token_bytes(32) if private.secret else repr((received.seed, received.round, client)).encode()
+            numbers = private.whole_numbers(own, received.server[private.name], noise_key).double()
+            words.append(rule.seal(rule.step * numbers, client, keys))
             refused.append(0.0)
             continue
-        values = torch.cat([_weighted(name, value[k], weights[k]) for name in terms for value in pytree.tree_leaves(terms[name])])
-        refused.append(_refused(values, rule.limit(len(keys.clients))))
+        factors = {name: 1.0 if name in UNWEIGHTED else weights[k] for name in terms}
+        parts = [value[k].reshape(-1).double() * factors[name] for name in terms for value in pytree.tree_leaves(terms[name])]
+        values = torch.cat(parts)
+        largest = float(values.abs().max())
+        refused.append(0.0 if largest <= rule.limit(len(keys.clients)) else largest)
         words.append(rule.seal(torch.zeros_like(values) if refused[-1] else values, client, keys))
     envelope = Envelope(
         {}, {}, sum={rule.name: torch.stack(words)}, measured={REFUSED: torch.tensor(refused, dtype=torch.float64)}
@@ -48,12 +53,6 @@ def sealed(
     nothing = [0] * len(reply.clients)
     manifest = Manifest(sizes, reply.manifest.plain_sizes, {}, {}, fields)
     return ClientReply(reply.clients, envelope, manifest, nothing, nothing, reply.seconds)
-
-
-def _private_numbers(envelope: Envelope, private: PrivateSum, received: Download, client: int) -> Tensor:
-    """The whole numbers of a client with its noise."""
-    key = secrets.token_bytes(32) if private.secret else repr((received.seed, received.round, client)).encode()
-    return private.whole_numbers(envelope, received.server[private.name], key).double()
 
 
 def _terms(envelope: Envelope, received_buffers: Params, weights: Tensor) -> dict[str, Any]:
@@ -69,17 +68,6 @@ def _terms(envelope: Envelope, received_buffers: Params, weights: Tensor) -> dic
         "loss": envelope.measured["loss"],
         "norm": torch.stack(norms).norm(dim=0) if norms else torch.zeros_like(ones),
     }
-
-
-def _weighted(name: str, value: Tensor, weight: float) -> Tensor:
-    flat = value.reshape(-1).double()
-    return flat if name in UNWEIGHTED else flat * weight
-
-
-def _refused(values: Tensor, limit: float) -> float:
-    """The largest value, if it is above the limit or not a number; else 0."""
-    largest = float(values.abs().max())
-    return 0.0 if largest <= limit else largest
 
 
 def _sizes(terms: dict[str, Any], rule: SealedSum, word: int) -> dict[str, int]:

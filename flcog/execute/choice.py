@@ -10,7 +10,6 @@ import torch
 from flcog.client.executor import Assignment, Choice, Result
 from flcog.core.global_streams import draws_from
 from flcog.core.processes import Processes
-from flcog.core.text import first_line
 from flcog.core.trees import num_bytes
 from flcog.execute.job import Job, activation_bytes
 from flcog.execute.optimizer import ELEMENTWISE
@@ -35,47 +34,35 @@ stream and 0.21 s with two, four or eight."""
 
 
 class ChosenExecutor:
-    """Runs the clients in the placement that was chosen.
-
-    torch has no error of its own for a program that cannot be batched. So if the first chunk of a batched program fails, because of a
-    method's hook, clients run one after another from then on. If they fail, too, the user sees that error. A round for which a hook has
-    frozen parameters runs in Lightning's loops.
-    """
+    """Runs the clients in the placement that was chosen. A round for which a hook has frozen parameters runs in Lightning's loops."""
 
     def __init__(self, job: Job, wanted: Wanted, notes: Notes, processes: Processes) -> None:
-        self._job, self._wanted, self._notes = job, wanted, notes
+        self._job, self._wanted = job, wanted
         self._findings = Findings()
         choice, why = processes.agree(self._chosen())
         self._lightning = make_placement(job, Choice("lightning", 1), notes)
-        # The number of clients depends on the memory that was free on the GPU.
-        self._varies = choice.name.startswith("vmap") and not job.on_cpu and job.chunk_size is None
-        self._may_fail = choice.name.startswith("vmap")
-        self._place(choice, why)
-
-    def _place(self, choice: Choice, why: str) -> None:
-        faithful = choice.name == "lightning"
-        self.placement: AnyPlacement = (
-            self._lightning if faithful else make_placement(self._job, choice, self._notes, self._findings.logs)
-        )
-        self._notes.add(Note("executor", f"{choice}{f' ({why})' if why else ''}"))
+        self.placement: AnyPlacement = self._lightning
+        if choice.name != "lightning":
+            self.placement = make_placement(self._job, choice, notes, self._findings.logs)
+        notes.add(Note("executor", f"{choice}{f' ({why})' if why else ''}"))
 
     def _chosen(self) -> tuple[Choice, str]:
         """The choice, and its reason."""
         wanted, auto = self._wanted, self._wanted == "auto"
         if wanted == "lightning" or self._job.client.reason:
             return Choice("lightning", 1), self._job.client.reason
-        self._check_compiling()
+        self._leave_uncompiled(self._obstacle(to_compiling=True))
         job, obstacle = self._job, ""
         if wanted != "loop" and not (obstacle := self._obstacle()):
             choice = Choice("vmap" if auto else wanted, _chunk(job, patches=wanted == "vmap-patches"), job.compile)
             if not (obstacle := self._probed(choice)):
                 self._leave_uncompiled(self._draw)
-                small, shared = (
-                    "a small model: a step's Python outweighs its arithmetic",
-                    "clients share the accelerator's kernels",
+                why = (
+                    "a small model: a step's Python outweighs its arithmetic"
+                    if job.on_cpu
+                    else "clients share the accelerator's kernels"
                 )
-                why = [(small if job.on_cpu else shared) if auto else "", self._tip()]
-                return choice._replace(compiled=self._job.compile), "; ".join(filter(None, why))
+                return choice._replace(compiled=self._job.compile), why if auto else ""
         if wanted.startswith("vmap"):
             warnings.warn(f"executor={wanted} falls back to loop: {obstacle}", stacklevel=3)
         return self._loop(obstacle)
@@ -96,7 +83,7 @@ class ChosenExecutor:
         apart = apart or fault or (self._draw if on_threads else "")
         self._leave_uncompiled(fault or self._draw)
         choice = Choice("loop", 1 if apart else at_once, self._job.compile)
-        return choice, "; ".join(filter(None, [apart, why, self._tip()]))
+        return choice, "; ".join(filter(None, [apart, why]))
 
     def _probed(self, choice: Choice) -> str:
         """Why the clients cannot train in this placement. A client module that trains alone is pure by contract."""
@@ -114,6 +101,8 @@ class ChosenExecutor:
             return f"{type(job.client.optimizer).__name__} is no elementwise optimiser"
         if (auto or to_compiling) and job.reader.whole_batches:
             return "clients' batches may have different shapes"
+        if to_compiling and job.compile == "graphs" and not _captures(job.device):
+            return f"CUDA graphs need a CUDA device, this run is on {job.device.type}"
         if to_compiling:
             return "hooks between rounds may change the module, which a program would not see" if job.client.hooked else ""
         constants = sum(constant.numel() for constant in job.model.constants.values())
@@ -124,20 +113,9 @@ class ChosenExecutor:
     def _obstacle_to_threads(self) -> str:
         if not self._job.on_cpu:
             return f"threads share out the cores of a CPU; this run is on {self._job.device.type}"
-        if self._job.draws_here:
+        if self._job.reader.source is not None and self._job.reader.source.draws_here:
             return "samples are read in this process, whose random streams they share (num_workers above 0 gives them their own)"
         return ""
-
-    def _check_compiling(self) -> None:
-        """Leave out what the user's ``compile`` asks for and this run cannot have."""
-        self._leave_uncompiled(self._obstacle(to_compiling=True))
-        if self._job.compile == "graphs" and not _captures(self._job.device):
-            warnings.warn(
-                f"trainer.compile=graphs: CUDA graphs need a CUDA device, this run is on {self._job.device.type}; local steps are "
-                "compiled without them, as by trainer.compile=true",
-                stacklevel=4,
-            )
-            self._job = dataclasses.replace(self._job, compile=True)
 
     def _leave_uncompiled(self, obstacle: str) -> None:
         if obstacle and self._job.compile:
@@ -151,11 +129,6 @@ class ChosenExecutor:
         step = f"{type(self._job.model.module).__name__}.training_step" if self._job.model.trains_itself else "the model"
         return f"{step} {draws_from(list(self._findings.draws))}" if self._findings.draws else ""
 
-    def _tip(self) -> str:
-        """The advice to capture the local steps, on a GPU where that is possible; otherwise an empty string."""
-        able = not self._job.compile and _captures(self._job.device) and not self._findings.draws
-        return "trainer.compile=graphs is often several times faster" if able and not self._obstacle(to_compiling=True) else ""
-
     @property
     def name(self) -> str:
         return self.placement.name
@@ -168,37 +141,9 @@ class ChosenExecutor:
     def compiled(self) -> Compile:
         return self.placement.trainer.compiled
 
-    @property
-    def choice(self) -> Choice | None:
-        return Choice(self.name, self.clients_at_once, self.compiled) if self._varies else None
-
-    def settle(self, choice: Choice, why: str) -> None:
-        if self._varies and choice != self.choice:
-            self._place(choice, why)
-
     def run(self, assignment: Assignment) -> Generator[Result, None, None]:
-        if not all(value.requires_grad for value in self._job.model.params.values()):
-            return self._lightning.run(assignment)
-        return self._run_or_fall_back(assignment) if self._may_fail else self.placement.run(assignment)
-
-    def _run_or_fall_back(self, assignment: Assignment) -> Generator[Result, None, None]:
-        """The results of a batched program that has not run yet, or of the loop."""
-        results, first, reason = self.placement.run(assignment), None, ""
-        try:
-            first = next(results, None)
-        except RuntimeError as error:
-            reason = first_line(error)
-        if reason:  # The loop starts after the block above, because the error keeps the chunk's tensors alive until it is gone.
-            loop = make_placement(self._job, Choice("loop", 1), self._notes)
-            results = loop.run(assignment)
-            first = next(results, None)
-            self.placement, self._varies = loop, False
-            self._notes.add(Note("executor", f"loop, 1 client at a time ({reason})"))
-            warnings.warn(f"executor=vmap falls back to loop: this model or method cannot be vectorised ({reason})", stacklevel=2)
-        self._may_fail = False
-        if first is not None:
-            yield first
-            yield from results
+        trains_all = all(value.requires_grad for value in self._job.model.params.values())
+        return (self.placement if trains_all else self._lightning).run(assignment)
 
 
 def _captures(device: torch.device) -> bool:

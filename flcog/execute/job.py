@@ -13,13 +13,11 @@ from torch.autograd.graph import saved_tensors_hooks
 from flcog.client.model import ClientModel
 from flcog.core.global_streams import kept_streams
 from flcog.core.processes import Processes
-from flcog.core.text import human
 from flcog.core.types import Batch
 from flcog.data.reading import Reader
 from flcog.execute.layers import ConvolutionsAsPatches
 from flcog.functional.apply import Apply
 from flcog.functional.model_function import ModelFunction
-from flcog.method import Note, Notes
 from flcog.settings import Compile
 
 
@@ -59,11 +57,6 @@ class Job:
         return min(self.batch_size, int(self.reader.federation.partition.sizes.max()))
 
     @property
-    def draws_here(self) -> bool:
-        """Whether reading samples draws from the random streams of this process."""
-        return self.reader.source is not None and self.reader.source.draws_here
-
-    @property
     def num_params(self) -> int:
         return sum(p.numel() for p in self.model.params.values())
 
@@ -76,30 +69,14 @@ CHUNK_SHARE = 0.5
 """The share of a GPU's memory, or of a process's part of it, for a chunk. Backward passes and the extra passes of some methods need the
 rest."""
 
-LITTLE = 1 / 8
-"""Used memory up to this share of a GPU is ignored, so that chunk sizes are reproducible on a GPU without other users: the memory of
-the driver and of small data sets differs by some MiB from run to run."""
 
-STEP = 2**30
-"""Used memory is rounded up to a multiple of this number of bytes, so that chunk sizes are mostly reproducible beside other users."""
-
-
-def chunk_bytes(processes: Processes, notes: Notes) -> int:
-    """The memory that a chunk may take, which is the same in every process."""
+def chunk_bytes(processes: Processes) -> int:
+    """The memory that a chunk may take, which is the same in every process and in a resumed run: it depends on no other user."""
     device = processes.device
     if device.type != "cuda":
         return CHUNK_BYTES[True] if device.type == "cpu" else CHUNK_BYTES[False] // processes.per_device
-    processes.largest(0)  # Wait for the data of all processes before any process measures the free memory.
-    free, total = torch.cuda.mem_get_info(device)
-    cached = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)  # by torch, after an earlier run
-    taken = _counted(total - free - cached, total)
-    if taken:
-        notes.add(Note("memory", f"{human(taken)} of the GPU's {human(total)} are taken: clients at a time share what is left"))
-    return -processes.largest(-int(CHUNK_SHARE * (total - taken)) // processes.per_device)
-
-
-def _counted(taken: int, total: int) -> int:
-    return 0 if taken <= LITTLE * total else min(total, -(-taken // STEP) * STEP)
+    total = torch.cuda.get_device_properties(device).total_memory
+    return -processes.largest(-int(CHUNK_SHARE * total) // processes.per_device)
 
 
 def activation_bytes(job: Job, patches: bool = False) -> int:

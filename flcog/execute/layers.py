@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -57,43 +56,44 @@ class ConvolutionsAsPatches(TorchFunctionMode):
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         dimensions = _DIMENSIONS.get(function)
-        if dimensions is None:
-            return function(*args, **(kwargs or {}))
-        call = _Convolution(*args, **(kwargs or {}))
-        call.padding = 0 if call.padding == "valid" else call.padding
-        if call.groups != 1 or isinstance(call.padding, str) or call.input.ndim != dimensions + 2:
-            return function(*args, **(kwargs or {}))
-        if dimensions == 2:
-            return _conv2d(call)
-        # One row of pixels.
-        stride, padding, dilation = (_tuple(value, 1) for value in (call.stride, call.padding, call.dilation))
-        weight, row = call.weight.unsqueeze(2), call.input.unsqueeze(2)
-        return _conv2d(_Convolution(row, weight, call.bias, (1, *stride), (0, *padding), (1, *dilation))).squeeze(2)
-
-
-@dataclass
-class _Convolution:
-    """The arguments of a convolution, with torch's names."""
-
-    input: Tensor
-    weight: Tensor
-    bias: Tensor | None = None
-    stride: Any = 1
-    padding: Any = 0
-    dilation: Any = 1
-    groups: int = 1
+        outputs = None if dimensions is None else _convolved(dimensions, *args, **(kwargs or {}))
+        return function(*args, **(kwargs or {})) if outputs is None else outputs
 
 
 _DIMENSIONS = {torch.conv1d: 1, torch.conv2d: 2, functional.conv1d: 1, functional.conv2d: 2}
 
 
-def _conv2d(call: _Convolution) -> Tensor:
-    stride, padding, dilation = (_tuple(value, 2) for value in (call.stride, call.padding, call.dilation))
-    kernel = call.weight.shape[2:]
-    size = [(call.input.shape[2 + d] + 2 * padding[d] - dilation[d] * (kernel[d] - 1) - 1) // stride[d] + 1 for d in range(2)]
-    patches: Tensor = _Patches.apply(call.input, tuple(kernel), dilation, padding, stride)  # type: ignore[no-untyped-call]
-    outputs = (call.weight.flatten(1) @ patches).unflatten(2, size)
-    return outputs if call.bias is None else outputs + call.bias.view(-1, 1, 1)
+def _convolved(
+    dimensions: int,
+    input: Tensor,
+    weight: Tensor,
+    bias: Any = None,
+    stride: Any = 1,
+    padding: Any = 0,
+    dilation: Any = 1,
+    groups: int = 1,
+) -> Tensor | None:
+    """The outputs of a convolution, whose arguments have torch's names; None if it stays as it is."""
+    padding = 0 if padding == "valid" else padding
+    if groups != 1 or isinstance(padding, str) or input.ndim != dimensions + 2:
+        return None
+    stride, padding, dilation = (
+        (value,) * dimensions if isinstance(value, int) else tuple(value) for value in (stride, padding, dilation)
+    )
+    if dimensions == 1:  # one row of pixels
+        input, weight, stride, padding, dilation = (
+            input.unsqueeze(2),
+            weight.unsqueeze(2),
+            (1, *stride),
+            (0, *padding),
+            (1, *dilation),
+        )
+    kernel = tuple(weight.shape[2:])
+    size = [(input.shape[2 + d] + 2 * padding[d] - dilation[d] * (kernel[d] - 1) - 1) // stride[d] + 1 for d in range(2)]
+    patches: Tensor = _Patches.apply(input, kernel, dilation, padding, stride)  # type: ignore[no-untyped-call]
+    outputs = (weight.flatten(1) @ patches).unflatten(2, size)
+    outputs = outputs if bias is None else outputs + bias.view(-1, 1, 1)
+    return outputs.squeeze(2) if dimensions == 1 else outputs
 
 
 class _Patches(torch.autograd.Function):
@@ -120,7 +120,3 @@ class _Patches(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> Any:
         return functional.fold(gradient, ctx.size, *ctx.layout), None, None, None, None
-
-
-def _tuple(value: Any, length: int) -> tuple[int, ...]:
-    return (value,) * length if isinstance(value, int) else tuple(value)

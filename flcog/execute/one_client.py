@@ -88,11 +88,6 @@ def add_note(error: Exception, assignment: Assignment, works: Sequence[ClientWor
     error.add_note(f"in {clients}, round {assignment.round + 1}{where}")
 
 
-def _with_axis(tree: Any) -> Any:
-    """Values as tensors with a client axis of one."""
-    return map_once(lambda value: torch.as_tensor(value).unsqueeze(0), tree)
-
-
 def widened(value: Tensor) -> Tensor:
     """The value in a precision for means: float32 at least."""
     return value.to(torch.promote_types(value.dtype, number_dtype()))
@@ -122,7 +117,8 @@ class OneClient(ClientTrainer):
                 change = dict(zip(params, torch._foreach_sub(list(now.values()), anchor), strict=True))
                 tensors = with_states(tensors, work.residuals())
                 envelope, states, manifest = program.finish(change, now, buffers, tensors, measured)
-                envelope, states = self._owned(_with_axis((envelope._replace(measured=own), states)))
+                found = (envelope._replace(measured=own), states)
+                envelope, states = self._owned(map_once(lambda value: torch.as_tensor(value).unsqueeze(0), found))
                 return Result(works, envelope, states, manifest)
         except Exception as error:
             step = min(self._step + 1, work.num_steps)

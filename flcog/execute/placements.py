@@ -169,19 +169,17 @@ class Streams:
 
     def _launch(self, assignment: Assignment, work: ClientWork) -> Callable[[], Result]:
         """Queue a client's steps on a stream, and return a function that waits for them."""
-        works, collect, result, began = [work], None, None, time.perf_counter()
-        with self.trainer.named(assignment, works):
-            if self.trainer.fits(assignment, works):
-                collect = self.trainer.launch(assignment, works, self.trainer.begin(assignment, works))
+        works, collect, trainer, began = [work], None, self.trainer, time.perf_counter()
+        with trainer.named(assignment, works):
+            if trainer.fits(assignment, works):
+                collect = trainer.launch(assignment, works, trainer.begin(assignment, works))
             if collect is None:
-                result = self.trainer.train_chunk(assignment, works)
+                result = trainer.train_chunk(assignment, works).since(began)
+                return lambda: result
 
         def finished() -> Result:
-            if collect is None:
-                assert result is not None
-                return result.since(began)
-            with self.trainer.named(assignment, works):
-                return self.trainer.end(assignment, works, collect()).since(began)
+            with trainer.named(assignment, works):
+                return trainer.end(assignment, works, collect()).since(began)
 
         return finished
 

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from torch import Generator, Tensor, nn
+from torch import Tensor, nn
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
@@ -231,15 +231,11 @@ def _token(value: Any, seen: set[int]) -> Any:
     seen.add(id(value))
     if isinstance(value, Tensor):
         return id(value), value._version
-    if isinstance(value, Generator):
-        value = value.get_state().numpy()
-    if isinstance(value, np.ndarray):
-        return value.tobytes()
     if isinstance(value, Mapping):
         return [(repr(key), _token(part, seen)) for key, part in value.items()]
     if isinstance(value, Sequence | set):
         return [_token(part, seen) for part in value]
-    if not hasattr(value, "__dict__"):  # iterators, and generators of random numbers
+    if not hasattr(value, "__dict__"):  # arrays, iterators, and generators of random numbers
         with suppress(Exception):
             return pickle.dumps(value)
     return id(value), [(key, _token(part, seen)) for key, part in getattr(value, "__dict__", {}).items()]

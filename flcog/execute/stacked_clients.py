@@ -59,7 +59,9 @@ class StackedClients(ClientTrainer):
                 yield
         except Exception as error:
             names_step = self.compiled and len(works) == 1
-            hint = "compile=false names the local step" if names_step else "executor=loop names the client and the local step"
+            hint = (
+                "compile=false names the local step" if names_step else "executor=loop takes every hook, and names the local step"
+            )
             add_note(error, assignment, works, f"; trainer.{hint}")
             raise
 
@@ -86,7 +88,9 @@ class StackedClients(ClientTrainer):
             masks=_stack([work.masks for work in works]),
         )
         with self.learner.layers():
-            if program.changes_start:
+            if (
+                program.starters or program.masked or program.keeper >= 0
+            ):  # they start from other parameters than the received ones
                 started, inputs = torch.func.vmap(partial(_started, program), randomness="different")(buffers, tensors)
                 tensors = tensors._replace(inputs=inputs)
                 for name, value in started.items():

@@ -11,7 +11,7 @@ from torch.utils import _pytree as pytree
 
 from flcog.client.work import ClientWork, samples_per_block
 from flcog.core.precision import sent
-from flcog.core.trees import Tree, leaves, map_leaves, rows
+from flcog.core.trees import Tree, map_leaves, rows
 from flcog.data.reading import Reader
 
 
@@ -78,31 +78,15 @@ def _stacked(
     """The inputs and targets for indices [clients, steps, rows], with these axes."""
     train = reader.federation.train
     if reader.whole_batches:
-        for step, (indices, keys) in enumerate(requests):
-            own, read = [(row.ravel(), None if keys is None else keys[k].ravel()) for k, row in enumerate(indices)], []
-            try:
-                for batch in reader.each(train, own):
-                    read.append(batch)
-            except ValueError as error:
-                error.add_note(f"in client {works[len(read)].client}, local step {step + 1}")
-                raise
-            yield by_client(_together(read), indices.shape)
+        for indices, keys in requests:
+            own = [(row.ravel(), None if keys is None else keys[k].ravel()) for k, row in enumerate(indices)]
+            joined = pytree.tree_map(lambda *parts: torch.cat(parts), *reader.each(train, own))
+            yield by_client(joined, indices.shape)
         return
     asked, flat = tee(requests)
     loaded = reader.each(train, ((indices.ravel(), None if keys is None else keys.ravel()) for indices, keys in flat))
     for (indices, _), batch in zip(asked, loaded, strict=True):
         yield by_client(batch, indices.shape)
-
-
-def _together(batches: list[tuple[Tree, Tree]]) -> tuple[Tree, Tree]:
-    """One batch of batches that were read client by client."""
-    shapes = list({", ".join(str(list(leaf.shape)) for leaf in leaves(inputs)): None for inputs, _ in batches})
-    if len(shapes) > 1:
-        raise ValueError(
-            f"batches have different shapes: {' and '.join(shapes[:2])}: let collate_fn pad to one length, or use executor=loop"
-        )
-    joined: tuple[Tree, Tree] = pytree.tree_map(lambda *parts: torch.cat(parts), *batches)
-    return joined
 
 
 def by_client(batch: tuple[Tree, Tree], shape: tuple[int, ...]) -> tuple[Tree, Tree]:

@@ -2,6 +2,7 @@
 
 import operator
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -11,7 +12,7 @@ from flcog.core.precision import number_dtype
 from flcog.core.trees import Tree
 from flcog.core.types import Batch, Params
 from flcog.functional.model_function import ModelFunction, forward
-from flcog.functional.own_steps import call_step, logging_to, loss_of, step_arguments
+from flcog.functional.own_steps import call_step, logging_to, loss_of
 
 
 def masked_mean(values: Tensor, mask: Tensor | None) -> Tensor:
@@ -88,12 +89,8 @@ class Apply:
         module: Any = self.model.module
         if not self.model.trains_itself:
             return masked_mean(module.per_example_loss(self(params, batch.inputs), batch.targets), batch.mask)
-        _require_loss(module)
         with self.model.log.of_a_step() as self.logged, logging_to(module, self.model.log.take):
-            if self._live and _are_same(self._whole(params), self.model.params):
-                with self.model.autocast():
-                    return loss_of(module, module.training_step(*step_arguments(module, batch.given, self._step)))
-            return loss_of(module, self._call(params, call_step, batch.given, self._step))
+            return _own_loss(module, partial(self._call, params), batch, self._step)
 
     def scratch(self) -> "Apply":
         """The same model with copies of its buffers, for a further pass in a local step that leaves the buffers as they are. Call it
@@ -140,18 +137,18 @@ class Frozen:
         module: Any = self._model.module
         if not self._model.trains_itself:
             return masked_mean(module.per_example_loss(self(batch.inputs), batch.targets), batch.mask)
-        _require_loss(module)
         with logging_to(module, lambda *value, **options: None):
-            return loss_of(module, self._call(call_step, batch.given, self._step))
+            return _own_loss(module, self._call, batch, self._step)
 
 
-def _require_loss(module: Any) -> None:
-    """Refuse to ask a module with manual optimisation for its loss."""
+def _own_loss(module: Any, call: Callable[..., Any], batch: Batch, step: int) -> Tensor:
+    """The loss that a module's own ``training_step`` returns."""
     if not module.automatic_optimization:
         raise ValueError(
             f"{type(module).__name__} takes its steps itself (automatic_optimization = False), and a method of this run reads its loss: "
             "remove the method, or let training_step return the loss"
         )
+    return loss_of(module, call(call_step, batch.given, step))
 
 
 OwnForward = Callable[[Callable[[Params, Tree], Tensor], Params, Tree], Tensor]

@@ -12,12 +12,12 @@ from flcog.client_module import ClientModule
 from flcog.core.global_streams import kept
 from flcog.core.precision import float64_device, to_float64_device
 from flcog.core.processes import Processes
-from flcog.core.trees import Tree, first_leaf, num_rows
+from flcog.core.trees import Tree, first_leaf, form, num_rows
 from flcog.core.types import Params
 from flcog.data import Federation, Partition, Samples
 from flcog.data.reading import Reader
 from flcog.functional.apply import OwnForward
-from flcog.functional.model_function import ModelFunction, forward, one_tensor
+from flcog.functional.model_function import ModelFunction, forward
 from flcog.metrics import SetFigures, pooled_figures
 
 Kind = Literal["validation", "test"]
@@ -216,7 +216,13 @@ class Evaluator:
         def apply(params: Params, inputs: Tree) -> Tensor:
             return self.model.frozen(params, buffers, forward, inputs)
 
-        return one_tensor(self.model.module, apply(params, inputs) if own is None else own(apply, params, inputs)).float()
+        outputs = apply(params, inputs) if own is None else own(apply, params, inputs)
+        if not isinstance(outputs, Tensor):
+            raise ValueError(
+                f"{type(self.model.module).__name__}.forward returns {form(outputs)}, and outputs are one tensor: write a predict_step, "
+                "whose results trainer.predict returns as they are"
+            )
+        return outputs.float()
 
 
 def rows_within(limit: int | float, count: int, batch_size: int) -> int:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from flcog.client_module import ClientModule, trains_itself
-from flcog.core.trees import Tree, call, divide_again, form, load
+from flcog.core.trees import Tree, call, divide_again, load
 from flcog.core.types import Params
 from flcog.functional.own_steps import StepLog
 
@@ -208,16 +208,6 @@ def is_writable(buffer: Tensor) -> bool:
 def forward(module: Any, inputs: Tree) -> Tensor:
     """Call a module on its inputs, for :meth:`ModelFunction.frozen` and :meth:`ModelFunction.training`."""
     return call(module, inputs) if isinstance(module, ClientModule) else call(module, inputs, "write a predict_step")
-
-
-def one_tensor(module: nn.Module, outputs: Any) -> Tensor:
-    """Refuse the outputs of a module that are several tensors."""
-    if isinstance(outputs, Tensor):
-        return outputs
-    raise ValueError(
-        f"{type(module).__name__}.forward returns {form(outputs)}, and outputs are one tensor: write a predict_step, "
-        "whose results trainer.predict returns as they are"
-    )
 
 
 def without_negative_variances(buffers: Params) -> Params:

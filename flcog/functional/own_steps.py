@@ -29,14 +29,10 @@ def loss_of(module: nn.Module, result: Any) -> Tensor:
     return loss.reshape(())
 
 
-def step_arguments(module: Any, batch: Tree, index: int) -> tuple[Any, ...]:
-    """The arguments of a module's own ``training_step``. As in Lightning, it gets ``batch_idx`` if it has such a parameter."""
-    return (batch, index) if is_param_in_hook_signature(module.training_step, "batch_idx", min_args=2) else (batch,)
-
-
 def call_step(module: Any, batch: Tree, index: int) -> Any:
-    """Call a module's own ``training_step``."""
-    return module.training_step(*step_arguments(module, batch, index))
+    """Call a module's own ``training_step``. As in Lightning, it gets ``batch_idx`` if it has such a parameter."""
+    numbered = is_param_in_hook_signature(module.training_step, "batch_idx", min_args=2)
+    return module.training_step(batch, index) if numbered else module.training_step(batch)
 
 
 class PureTrainer:

@@ -57,11 +57,10 @@ from flcog.method.private_sum import Normal as Normal
 from flcog.method.private_sum import PrivateSum as PrivateSum
 from flcog.method.private_sum import Training as Training
 from flcog.method.private_sum import Withholding as Withholding
-from flcog.method.returned import drawn as drawn
+from flcog.method.returned import as_tensors as as_tensors
 from flcog.method.returned import first_contact as first_contact
 from flcog.method.sealed_sum import RoundKeys as RoundKeys
 from flcog.method.sealed_sum import SealedSum as SealedSum
-from flcog.method.sealed_sum import SealedUploads as SealedUploads
 from flcog.method.selection import AvailabilityModel as AvailabilityModel
 from flcog.method.selection import ClientPool as ClientPool
 from flcog.method.selection import Participants as Participants

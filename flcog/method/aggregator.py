@@ -15,7 +15,7 @@ from flcog.method.method import Method
 
 @dataclass(frozen=True, kw_only=True)
 class AggregationRule(Method, protocol=True):
-    """An :class:`Aggregator` or :class:`UploadAggregator`, in place of the weighted mean. A run has at most one."""
+    """An :class:`Aggregator`, :class:`UploadAggregator` or :class:`SealedSum`, in place of the weighted mean. A run has at most one."""
 
 
 @dataclass(frozen=True, kw_only=True)

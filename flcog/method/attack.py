@@ -8,7 +8,7 @@ from typing import ClassVar
 import torch
 from torch import Generator
 
-from flcog.core.checks import at_least, within
+from flcog.core.checks import option
 from flcog.core.randomness import fold, sample_without_replacement
 from flcog.core.types import Slot
 from flcog.method.client_view import ClientView
@@ -30,16 +30,11 @@ class Attack(Stage, protocol=True):
         clients: the numbers of the attackers, in the place of both.
     """
 
-    fraction: float = 0.1
-    count: int | None = None
+    fraction: float = option(0.1, "[0, 1]")
+    count: int | None = option(None, ">= 0")
     clients: Sequence[int] | None = None
 
     kind: ClassVar[Kind] = "alter"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        within(self, "[0, 1]", "fraction")
-        at_least(self, 0, "count")
 
     def check_clients(self, num_clients: int) -> None:
         """Refuse attackers that do not exist, and a share of clients that rounds to none."""

@@ -12,9 +12,6 @@ from flcog.core.types import Params
 from flcog.functional.apply import Apply
 from flcog.method.context import Optimisation
 
-OWN_COLUMNS = ("round", "train/loss", "val/", "test/", "clients/", "drift/", "comm/", "time/", "staleness/", "privacy/")
-"""flcog's own columns in a round's row, or their beginnings."""
-
 
 class ClientUpload(NamedTuple):
     """The upload of a single client, for methods that declare ``individual_uploads``."""
@@ -84,10 +81,6 @@ class Cohort:
 
     def log(self, name: str, value: Tensor | float) -> None:
         """Add a column to this round's row, such as ``fedexp/eta``."""
-        if name in OWN_COLUMNS or f"{name.split('/')[0]}/" in OWN_COLUMNS:
-            raise ValueError(
-                f"cohort.log got {name!r}, a name of flcog's own columns: begin the name with the method's, as fedexp/eta"
-            )
         self.metrics[name] = float(value)
 
     def rng(self, purpose: str) -> torch.Generator:

@@ -38,8 +38,6 @@ class GradientClip(Method):
     def __post_init__(self) -> None:
         super().__post_init__()
         checks.within(None, "(0, inf]", gradient_clip_val=self.max_value)
-        if self.algorithm not in ("norm", "value"):
-            raise ValueError(f"gradient_clip_algorithm must be norm or value; got {self.algorithm!r}")
 
     def correct_gradient(self, gradient: Params, params: Params, ctx: Context) -> Params:
         if self.algorithm == "norm":

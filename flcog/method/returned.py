@@ -39,14 +39,8 @@ def check_params(method: Method, hook: str, values: Params, like: Params, some: 
     return values
 
 
-def as_tensors(method: Method, hook: str, tree: Any) -> Slot:
-    """Convert the Python numbers of a client's state, messages or random numbers to tensors, and refuse anything else but tensors."""
-    for leaf in pytree.tree_leaves(tree):
-        if not isinstance(leaf, Tensor | int | float):
-            raise ValueError(
-                f"{method.name}.{hook}: what clients keep, send and draw are tensors and numbers; got a {type(leaf).__name__}: use "
-                "torch.as_tensor"
-            )
+def as_tensors(tree: Any) -> Slot:
+    """A client's state or random numbers, with tensors in the place of Python's numbers."""
     return pytree.tree_map_only((int, float), torch.as_tensor, tree)
 
 
@@ -63,12 +57,7 @@ def first_contact(
     """A new client's state and its message to the server, or None for methods without a message."""
     returned = method.init_client(seen_by(method, params, local), dict(buffers), client)
     contact = returned if isinstance(returned, FirstContact) else FirstContact(returned)
-    return contact._replace(state=as_tensors(method, "init_client", contact.state))
-
-
-def drawn(method: Method, rng: torch.Generator, client: ClientView) -> Slot:
-    """A client's random numbers of a round."""
-    return as_tensors(method, "draw", method.draw(rng, client))
+    return contact._replace(state=as_tensors(contact.state))
 
 
 def broadcast_of(method: Method, server: Slot) -> Slot:

@@ -3,11 +3,11 @@
 from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from torch import Tensor
 
-from flcog.method.aggregator import Aggregator
+from flcog.method.aggregator import AggregationRule
 from flcog.wire.packing import message
 
 REFUSED = "refused"
@@ -27,22 +27,8 @@ class RoundKeys(NamedTuple):
     clients: Sequence[int]
 
 
-class SealedUploads(NamedTuple):
-    """The sum of sealed uploads.
-
-    Args:
-        words: the sum of the clients' words.
-        clients: the clients in the sum.
-        keys: of the round.
-    """
-
-    words: Tensor
-    clients: Sequence[int]
-    keys: RoundKeys
-
-
 @dataclass(frozen=True, kw_only=True)
-class SealedSum(Aggregator, protocol=True):
+class SealedSum(AggregationRule, protocol=True):
     """Adds up uploads that clients have sealed. The engine lets each client multiply its values by its weight before ``seal``.
 
     Besides the model, buffers and messages, an upload contains the client's weight, its loss and the length of its change, so that the
@@ -62,20 +48,6 @@ class SealedSum(Aggregator, protocol=True):
     def seal(self, values: Tensor, client: int, keys: RoundKeys) -> Tensor:
         """A client's float64 values [n] as n whole numbers, which tell nothing without the other clients' numbers. *Plain Python.*"""
 
-    def init(self, like: RoundKeys) -> SealedUploads | None:
-        return None
-
-    def add(self, state: SealedUploads | None, values: SealedUploads, weights: Tensor | None = None) -> SealedUploads:
-        """The sum with further clients, whose words are [clients, n]. ``weights`` are not used, because clients have multiplied."""
-        new = values._replace(words=values.words.sum(0, dtype=values.words.dtype))
-        return new if state is None else self.merge([state, new])
-
-    def merge(self, states: Sequence[SealedUploads]) -> SealedUploads:
-        total = states[0].words.clone()
-        for state in states[1:]:
-            total += state.words  # whole numbers of k bits wrap around, which is addition modulo 2^k
-        return SealedUploads(total, [client for state in states for client in state.clients], states[0].keys)
-
     @abstractmethod
-    def finish(self, state: SealedUploads) -> Any:
-        """The sum of the clients' values, float64 [n]."""
+    def finish(self, words: Tensor, clients: Sequence[int], keys: RoundKeys) -> Tensor:
+        """The sum of the values of these clients, float64 [n], from the sum of their words. *Plain Python.*"""

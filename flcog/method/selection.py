@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from flcog.core.checks import positive_and_finite
+from flcog.core.checks import option
 from flcog.core.randomness import fold, fold_each, sample_without_replacement, uniform
 from flcog.core.types import Slot
 from flcog.method.client_view import ClientView
@@ -261,11 +261,7 @@ class AvailabilityModel(Method, protocol=True):
             and the length of a round without clients in runs with one.
     """
 
-    seconds_per_round: float = 600.0
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        positive_and_finite(self, "seconds_per_round")
+    seconds_per_round: float = option(600.0, "(0, inf)")
 
     def check_clients(self, num_clients: int) -> None:
         """Refuse data that do not fit the number of clients. Called once, before round 1."""

@@ -97,11 +97,12 @@ class ClientSide:
             batch_size=batching.batch_size,
             clients=-(-cohort // processes.count),
             chunk_size=settings.chunk_size,
-            memory=chunk_bytes(processes, notes) if settings.chunk_size is None and settings.executor != "loop" else 0,
+            memory=chunk_bytes(processes) if settings.chunk_size is None and settings.executor != "loop" else 0,
             lightning=lambda learner: LightningClient(learner, client.trainer, settings.keep_optimizers),
             compile=settings.compile,
         )
         executor = ChosenExecutor(job, settings.executor, notes, processes)
+        alone = executor.placement if executor.name == "lightning" else Chunks(OneClient(Learner(function, optimizer)))
         size = self.datamodule.eval_batch_size
         own = OwnSteps(client.trainer, function, reader, size)
         return ClientRuntime(
@@ -115,7 +116,7 @@ class ClientSide:
             executor=executor,
             seed=settings.seed,
             evaluator=Evaluator(function, reader, size, processes, settings.limits, own, settings.inference_mode),
-            loop=executor.placement if executor.name == "lightning" else Chunks(OneClient(Learner(function, optimizer))),
+            fine_tune=alone.run,
         )
 
 

@@ -7,7 +7,6 @@ from typing import Any
 
 import torch
 
-from flcog.client.executor import Choice
 from flcog.core.files import OWNER_ONLY, RUN_REMEDY, write_table, write_yaml
 from flcog.core.masking import masked
 from flcog.core.trees import equal, whole
@@ -247,7 +246,6 @@ class Session:
                 self.clients.prune({*pinned, *self.state_files})
 
     def _payload(self, resumable: bool) -> dict[str, Any]:
-        choice = self.engine.clients.executor.choice
         return {
             "format": checkpoint.FORMAT,
             **self.server.state_dict(),
@@ -256,8 +254,6 @@ class Session:
             "frozen": self.frozen.name,
             "methods": [method.name for method in self.methods],
             "exchanged": checkpoint.digests(self.engine.exchanges),
-            "executor": list(choice) if choice else None,
-            "chosen_for": [self.settings.executor, self.processes.device.type],
             "observers": {name: observer.state_dict() for name, observer in checkpoint.named(self.observers)},
             "tracker_run": self.trackers.run_id,
             "resumable": resumable,
@@ -295,9 +291,6 @@ class Session:
     def _resume(self, path: Path, saved: dict[str, Any]) -> None:
         """Restore everything but the model, which :meth:`restore` has restored."""
         server = self.server
-        here = [self.settings.executor, self.processes.device.type]
-        if saved["executor"] and saved["chosen_for"] == here:
-            self.engine.clients.executor.settle(Choice(*saved["executor"]), "as the checkpoint says")
         server.reported = {name: set(clients) for name, clients in saved["reported"].items()}
         server.messages = {name: dict(sent) for name, sent in saved["messages"].items()}
         server.traffic = Traffic.from_state(self.engine.to_device(saved["traffic"]), self.engine.seed)

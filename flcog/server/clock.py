@@ -27,12 +27,10 @@ def uploaded(reply: ClientReply) -> dict[int, int]:
 def timing(
     engine: Engine, server: ServerState, round: Round, tasks: Sequence[ClientTask], up: Mapping[int, int]
 ) -> Timing | None:
-    """The time of a round; None without a clock. Asynchronous rounds know it before their clients train.
+    """The time of a round whose clients start with it; None without a clock.
 
     Clients without an entry in ``up``, the bytes that each client sends, have sent no reply, and nobody waits for them.
     """
-    if round.timing is not None:
-        return round.timing.of(up)
     if clock_of(round.methods) is None:
         return None
     arrived = [task for task in tasks if task.client in up]
@@ -54,7 +52,10 @@ def durations(engine: Engine, server: ServerState, round: Round, tasks: Sequence
     """The seconds that each client needs for its task."""
     clock = clock_of(round.methods)
     assert clock is not None
-    downloads = _downloads(server, round, tasks)
+    had, model = set(round.selection.asked), model_bytes(round.received.params, round.received.buffers)
+    # A client that was asked for its loss has the model.
+    sizes = zip(tasks, downloaded(server, round, tasks), strict=True)
+    downloads = [max(0.0, float(size - model * (task.client in had))) for task, size in sizes]
     return _seconds(clock, engine, [task.client for task in tasks], [task.num_steps for task in tasks], downloads, up)
 
 
@@ -91,13 +92,6 @@ def downloaded(server: ServerState, round: Round, tasks: Sequence[ClientTask]) -
     if any(task.masks for task in tasks):
         return [sum(plain_sizes(server, round.methods, received, [task]).values()) for task in tasks]
     return [sum(plain_sizes(server, round.methods, received, tasks[:1]).values())] * len(tasks)
-
-
-def _downloads(server: ServerState, round: Round, tasks: Sequence[ClientTask]) -> list[float]:
-    """The same without the model, if a client was asked for its loss and therefore has it."""
-    received, sizes = round.received, downloaded(server, round, tasks)
-    had, model = set(round.selection.asked), model_bytes(received.params, received.buffers)
-    return [max(0.0, float(size - model * (task.client in had))) for size, task in zip(sizes, tasks, strict=True)]
 
 
 def _seconds(

@@ -120,9 +120,8 @@ class Engine:
     def optimisation(self, round: int, of_groups: Sequence[float] | None = None) -> Optimisation:
         """The settings of the local optimiser in a round, for methods."""
         group = next(iter(self.optimizer.param_groups), {})  # a module may have no optimiser
-        rate = next(iter(self.rates(round, of_groups)), 0.0) or group.get(
-            "initial_lr", 0.0
-        )  # a scheduler of steps may begin at 0
+        # A scheduler of steps may begin at 0.
+        rate = next(iter(self.rates(round, of_groups)), 0.0) or group.get("initial_lr", 0.0)
         own = {name: group[name] for name in ("dampening", "nesterov") if name in group}
         return Optimisation(rate, group.get("momentum", 0.0), group.get("weight_decay", 0.0), **own)
 

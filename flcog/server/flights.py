@@ -1,5 +1,6 @@
 """Asynchronous rounds: selected clients start, and the next arrivals are the round."""
 
+import itertools
 from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import replace
@@ -101,20 +102,17 @@ def _upload_bytes(engine: Engine, server: ServerState, round: Round, tasks: Sequ
     if not tasks or isinstance(clock_of(round.methods), StepClock):
         return [0] * len(tasks)
     if server.traffic.upload is None:
-        server.traffic = replace(server.traffic, upload=_size_of_an_upload(engine, round.received, tasks))
+        server.traffic = replace(server.traffic, upload=_size_of_an_upload(engine, round.received, tasks[0]))
     assert server.traffic.upload is not None
     total, params = server.traffic.upload
     return [total - masked_bytes(task.masks, params) for task in tasks]
 
 
-def _size_of_an_upload(engine: Engine, received: Download, tasks: Sequence[ClientTask]) -> UploadSize:
+def _size_of_an_upload(engine: Engine, received: Download, task: ClientTask) -> UploadSize:
     """Let a client train for one step, and measure its upload. All uploads of a run have the same size before masks."""
-    for task in tasks:
-        mine = [task._replace(num_steps=1)] if engine.processes.is_first else []
-        with closing(engine.clients.train(received, mine)) as replies:
-            found = [UploadSize(sum(reply.manifest.sizes.values()), reply.manifest.params) for reply in replies]
-        for part in engine.processes.gather(found):
-            if part:
-                size: UploadSize = part[0]
-                return size
-    raise ValueError("no client has replied to a task of one step, which measures the size of uploads: start the clients again")
+    mine = [task._replace(num_steps=1)] if engine.processes.is_first else []
+    with closing(engine.clients.train(received, mine)) as replies:
+        found = [UploadSize(sum(reply.manifest.sizes.values()), reply.manifest.params) for reply in replies]
+    size: UploadSize
+    (size,) = itertools.chain(*engine.processes.gather(found))
+    return size

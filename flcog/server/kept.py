@@ -43,7 +43,8 @@ class KeptUploads:
         leaves, spec = pytree.tree_flatten(dict(values))
         if self._spec is None:
             self._spec, self._places = spec, _places(leaves)
-        rows = torch.empty(len(clients), _width(self._places), dtype=_matrix_dtype(leaves), device=self.home)
+        dtype = reduce(torch.promote_types, (leaf.dtype for leaf in leaves if leaf.is_floating_point()), number_dtype())
+        rows = torch.empty(len(clients), _width(self._places), dtype=dtype, device=self.home)
         whole: dict[int, Tensor] = {}
         for leaf, place in zip(leaves, self._places, strict=True):
             if place.size is None:
@@ -186,7 +187,3 @@ def _places(leaves: Sequence[Tensor]) -> list[Columns]:
 
 def _width(places: Sequence[Columns]) -> int:
     return max((place.start + place.size for place in places if place.size is not None), default=0)
-
-
-def _matrix_dtype(leaves: Sequence[Tensor]) -> torch.dtype:
-    return reduce(torch.promote_types, (leaf.dtype for leaf in leaves if leaf.is_floating_point()), number_dtype())

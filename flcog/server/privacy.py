@@ -112,7 +112,8 @@ def add_noise(engine: Engine, server: ServerState, aggregate: Aggregate, arrived
         )
     normal: Normal = secret_normal
     if not private.secret:
-        normal = partial(_normal, make_rng(engine.seed, server.round, "noise", private.name))
+        rng = make_rng(engine.seed, server.round, "noise", private.name)
+        normal = partial(torch.randn, generator=rng, dtype=torch.float64)
     state = server.servers[private.name]
     total = aggregate.total
     floats = {name: value for name, value in total.buffers.items() if server.buffers[name].is_floating_point()}
@@ -120,10 +121,6 @@ def add_noise(engine: Engine, server: ServerState, aggregate: Aggregate, arrived
     noisy = noisy._replace(buffers={name: noisy.buffers.get(name, value) for name, value in total.buffers.items()})
     aggregate.replace(engine.processes.share_first(noisy))
     server.servers[private.name] = engine.processes.share_first(server.servers[private.name])
-
-
-def _normal(rng: torch.Generator, shape: tuple[int, ...]) -> torch.Tensor:
-    return torch.randn(shape, generator=rng, dtype=torch.float64)
 
 
 def public(engine: Engine, cohort: Cohort) -> Cohort:

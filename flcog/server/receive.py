@@ -50,10 +50,8 @@ def receive(engine: Engine, server: ServerState, round: Round, asked: Asked, dir
     by_client = {task.client: (received, task) for received, tasks in asked for task in tasks}
     tasks = [by_client[client][1] for client in round.plans]
     mine, somebody_idle = [tasks[i] for i in shares[processes.rank]], not all(shares)
-    clocked, stale = (
-        clock_of(round.methods) is not None and round.timing is None,
-        method_of(round.methods, AsynchronousRounds) is not None,
-    )
+    clocked = clock_of(round.methods) is not None and round.timing is None
+    stale = method_of(round.methods, AsynchronousRounds) is not None
     may_be_lost = engine.clients.may_be_lost or method_of(round.methods, Cutoff) is not None
     asked = _with_keys(engine, round, asked)
     engine.progress.begin("training", len(round.plans))

@@ -46,11 +46,6 @@ class Timing:
     starts: Mapping[int, float] = field(default_factory=dict)
     end: float | None = None
 
-    def of(self, clients: Collection[int]) -> "Timing":
-        """The time of the same round, if only these clients have sent a reply."""
-        finishes = {client: time for client, time in self.finishes.items() if client in clients}
-        return replace(self, finishes=finishes, clients=[client for client in self.clients if client in clients])
-
     def taken(self) -> dict[int, float]:
         """The seconds that each client with a task needed."""
         return {client: time - self.starts.get(client, 0.0) for client, time in self.finishes.items()}

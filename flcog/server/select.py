@@ -7,7 +7,6 @@ import numpy as np
 import torch
 
 from flcog.client.messages import Download
-from flcog.client_module import ClientModule
 from flcog.core.precision import float64_device
 from flcog.core.randomness import fold, make_rng
 from flcog.method import (
@@ -130,9 +129,6 @@ def remember(
 
 def _losses(engine: Engine, server: ServerState, clients: Sequence[int]) -> list[float]:
     """The loss of the global model on each client's data. The processes share the clients."""
-    if not isinstance(engine.model.module, ClientModule):
-        kind = type(engine.model.module).__name__
-        raise ValueError(f"a selection by loss needs a flcog.ClientModule, which has per_example_loss; got {kind}")
     round, processes = server.round, engine.processes
     received = Download(round, engine.seed, server.params, server.buffers, {}, engine.rates(round), engine.optimisation(round))
     found = torch.zeros(len(clients), dtype=torch.float64)

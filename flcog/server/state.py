@@ -60,7 +60,8 @@ class ServerState:
         return ServerState(*model, round, self.seconds, traffic=self.traffic, reported=reported, messages=messages)
 
     def state_dict(self) -> dict[str, Any]:
-        """The entries of a checkpoint."""
+        """The entries of a checkpoint. Clients without a message are left out."""
+        sent = {name: {k: message for k, message in kept.items() if message is not None} for name, kept in self.messages.items()}
         return {
             "round": self.round,
             "seconds": self.seconds,
@@ -71,7 +72,7 @@ class ServerState:
             "buffers": self.buffers,
             "servers": self.servers,
             "reported": {name: sorted(clients) for name, clients in self.reported.items()},
-            "messages": self._messages_sent(),
+            "messages": {name: messages for name, messages in sent.items() if messages},
             "ledger": self.ledger.state_dict(),
         }
 
@@ -103,8 +104,3 @@ class ServerState:
         """These clients' first-contact messages to a method."""
         messages = self.messages.get(method.name, {})
         return [messages.get(client) for client in clients]
-
-    def _messages_sent(self) -> dict[str, dict[int, Any]]:
-        """The first-contact messages that are not None."""
-        sent = {name: {k: message for k, message in kept.items() if message is not None} for name, kept in self.messages.items()}
-        return {name: messages for name, messages in sent.items() if messages}

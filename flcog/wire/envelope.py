@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
+from flcog.core.trees import map_once
 from flcog.core.types import Params
 from flcog.wire.packing import message
 
@@ -67,19 +68,12 @@ def map_fields(function: Callable[..., Any], envelope: Envelope, *others: Any) -
     >>> doubled.delta["w"] is doubled.sum["Method"]["delta"]
     True
     """
-    done: dict[int, Any] = {}
-
-    def once(value: Any, *rest: Any) -> Any:
-        if id(value) not in done:
-            done[id(value)] = function(value, *rest)
-        return done[id(value)]
-
-    bare = [each._replace(measured={}) for each in (envelope, *others)]
-    leaves, spec = pytree.tree_flatten(bare[0])
-    columns = [spec.flatten_up_to(each) for each in bare[1:]]
-    return pytree.tree_unflatten([once(*row) for row in zip(leaves, *columns, strict=True)], spec)._replace(
-        measured=envelope.measured
-    )
+    bare, *more = (each._replace(measured={}) for each in (envelope, *others))
+    leaves, spec = pytree.tree_flatten(bare)
+    rows = list(zip(leaves, *map(spec.flatten_up_to, more), strict=True))
+    first = {id(row[0]): row for row in reversed(rows)}
+    mapped: Envelope = map_once(lambda value: function(*first[id(value)]), bare)
+    return mapped._replace(measured=envelope.measured)
 
 
 def changes_of(buffers: Params, received: Params) -> Params:
@@ -91,12 +85,9 @@ def changes_of(buffers: Params, received: Params) -> Params:
     >>> changes_of({"count": torch.tensor(2, dtype=torch.uint8)}, {"count": torch.tensor(5, dtype=torch.uint8)})
     {'count': tensor(-3)}
     """
-    return {name: _change(addable(value), addable(received[name])) for name, value in buffers.items()}
-
-
-def _change(value: Tensor, received: Tensor) -> Tensor:
-    change = value - received
-    return torch.where(received.isfinite(), change, 0.0) if change.is_floating_point() else change
+    changes = {name: addable(value) - addable(received[name]) for name, value in buffers.items()}
+    floating = {name: change for name, change in changes.items() if change.is_floating_point()}
+    return changes | {name: torch.where(received[name].isfinite(), change, 0.0) for name, change in floating.items()}
 
 
 def addable(value: Tensor) -> Tensor:

@@ -69,33 +69,35 @@ def cases() -> list[object]:
     return [pytest.param(name, marks=() if name in quick else pytest.mark.slow) for name in CASES if name not in EVERYBODY]
 
 
-@pytest.mark.parametrize("name", cases())
-def test_clients_elsewhere_compute_the_same(hosts: list[Host], name: str) -> None:
-    local = run(CASES[name], CASES[name].method)
-    remote = prepared(hosts, name, [CASES[name].method])
+def trained_elsewhere(hosts: list[Host], name: str, *more: Method, extra: str = "") -> RecordingTrainer:
+    """A run of a case with further methods, which is that of clients in this process."""
+    local = run(CASES[name], CASES[name].method, *more)
+    remote = prepared(hosts, name, [CASES[name].method, *more], extra)
     remote.rows = [remote.train_round() for _ in range(remote.settings.rounds)]
     assert_same(remote, local)
+    return remote
+
+
+@pytest.mark.parametrize("name", cases())
+def test_clients_elsewhere_compute_the_same(hosts: list[Host], name: str) -> None:
+    remote = trained_elsewhere(hosts, name)
     assert all(isinstance(row.get("train/loss", 0.0), float) for row in remote.rows)
 
 
 @pytest.mark.parametrize("kind", ["SCAFFOLD", "FedDisco", "FedCOG", "FedRep", "FFALoRA"])
 def test_stages_act_where_the_clients_are(hosts: list[Host], kind: str) -> None:
-    name, stages = one_of(kind), EXTRA["stages"]
-    local = run(CASES[name], CASES[name].method, *stages)
-    remote = prepared(hosts, name, [CASES[name].method, *stages], "stages")
-    remote.rows = [remote.train_round() for _ in range(remote.settings.rounds)]
-    assert_same(remote, local)
+    trained_elsewhere(hosts, one_of(kind), *EXTRA["stages"], extra="stages")
 
 
 @pytest.mark.parametrize("name", ["Fedssyn-real", "SCAFFOLD"])
 def test_label_counts_are_summed_where_the_clients_are(hosts: list[Host], name: str) -> None:
     """They are also right after an exchange of samples, which changes the counts."""
-    name, methods = name if name in CASES else one_of(name), EXTRA["labels"]
-    local = run(CASES[name], CASES[name].method, *methods)
-    remote = prepared(hosts, name, [CASES[name].method, *methods], "labels")
-    remote.rows = [remote.train_round() for _ in range(remote.settings.rounds)]
-    assert_same(remote, local)
+    remote = trained_elsewhere(hosts, name if name in CASES else one_of(name), *EXTRA["labels"], extra="labels")
     assert remote.ledger.up["FedDisco"] > 0
+
+
+def test_a_users_aggregator_gets_all_replies_in_the_order_of_tasks(hosts: list[Host]) -> None:
+    trained_elsewhere(hosts, one_of("SCAFFOLD"), Median())
 
 
 def test_a_server_keeps_a_digest_of_the_exchanged_data_and_no_data(hosts: list[Host]) -> None:
@@ -109,14 +111,6 @@ def test_a_server_keeps_a_digest_of_the_exchanged_data_and_no_data(hosts: list[H
         assert any("of a client's samples come from the exchange" in note for note in remote.notes)
     again = prepared(hosts, name, [CASES[name].method]).run.engine.exchanges["Fedssyn"].digest
     assert digests[0] != digests[1] == again != None  # noqa: E711
-
-
-def test_a_users_aggregator_gets_all_replies_in_the_order_of_tasks(hosts: list[Host]) -> None:
-    name = one_of("SCAFFOLD")
-    local = run(CASES[name], CASES[name].method, Median())
-    remote = prepared(hosts, name, [CASES[name].method, Median()])
-    remote.rows = [remote.train_round() for _ in range(remote.settings.rounds)]
-    assert_same(remote, local)
 
 
 @pytest.mark.parametrize("kind", ["Ditto", "FedRep", "FineTune", "Local"])

@@ -97,22 +97,6 @@ def test_a_device_without_float64_gives_the_cpus_figures(methods: list[Any], exe
         assert ours == pytest.approx(cpus, rel=1e-4)
 
 
-def test_a_run_on_it_goes_on_from_its_checkpoint(tmp_path: Path) -> None:
-    options: dict[str, Any] = {"executor": "vmap", "precision": "32-true"}
-    with computing_there():
-        whole, half = (
-            make_trainer(tmp_path / str(rounds), CASES["SCAFFOLD"].method, rounds=rounds, **options) for rounds in (2, 1)
-        )
-        for trainer in (whole, half):
-            trainer.fit(classifier(), TinyData())
-        resumed = make_trainer(tmp_path / "1", CASES["SCAFFOLD"].method, rounds=2, **options)
-        resumed.fit(classifier(), TinyData(), str(half.run_dir))
-        kept = list(resumed.run.method_record("SCAFFOLD").clients)
-        # States of clients that have not trained again are still on the CPU, as loaded. Observers receive all states on the device.
-        assert len(kept) > 5 and all(isinstance(leaf, OnDevice) for leaf in pytree.tree_leaves(kept) if isinstance(leaf, Tensor))
-    assert_close({n: v.here for n, v in resumed.params.items()}, {n: v.here for n, v in whole.params.items()}, 0)
-
-
 def test_its_checkpoints_are_read_anywhere(tmp_path: Path) -> None:
     """All tensors of a checkpoint are on the CPU, because a plain ``torch.load`` needs the device of the tensors that it reads."""
     with computing_there():
@@ -125,23 +109,26 @@ def test_its_checkpoints_are_read_anywhere(tmp_path: Path) -> None:
     assert all(saved["state_dict"][name].data_ptr() == value.data_ptr() for name, value in whole.items()), "written once"
 
 
-def drops(**options: Any) -> Any:
-    return classifier(network=lambda: nn.Sequential(nn.Linear(6, 8), nn.Dropout(0.5), nn.Linear(8, 3)), **options)
-
-
 @pytest.mark.parametrize("executor", ["loop", "vmap"])
 @pytest.mark.slow
-def test_what_a_network_draws_there_is_drawn_again_by_a_run_that_goes_on(executor: str, tmp_path: Path) -> None:
+def test_a_run_on_it_goes_on_from_its_checkpoint(executor: str, tmp_path: Path) -> None:
     """torch's own dropout draws from the device's random stream, which differs from the CPU's."""
+
+    def fitted(rounds: int, folder: str, ckpt_path: str | None = None) -> Any:
+        trainer = make_trainer(tmp_path / folder, CASES["SCAFFOLD"].method, rounds=rounds, executor=executor, precision="32-true")
+        trainer.fit(
+            classifier(network=lambda: nn.Sequential(nn.Linear(6, 8), nn.Dropout(0.5), nn.Linear(8, 3))), TinyData(), ckpt_path
+        )
+        return trainer
+
     with computing_there():
-        options: dict[str, Any] = {"executor": executor, "precision": "32-true"}
-        whole, half = (make_trainer(tmp_path / str(rounds), rounds=rounds, **options) for rounds in (2, 1))
-        for trainer in (whole, half):
-            trainer.fit(drops(), TinyData())
+        whole, half = fitted(2, "whole"), fitted(1, "half")
         torch.manual_seed(1)
         torch.get_device_module(NAME).manual_seed(1)
-        resumed = make_trainer(tmp_path / "1", rounds=2, **options)
-        resumed.fit(drops(), TinyData(), str(half.run_dir))
+        resumed = fitted(2, "half", str(half.run_dir))
+        kept = list(resumed.run.method_record("SCAFFOLD").clients)
+        # States of clients that have not trained again are still on the CPU, as loaded. Observers receive all states on the device.
+        assert len(kept) > 5 and all(isinstance(leaf, OnDevice) for leaf in pytree.tree_leaves(kept) if isinstance(leaf, Tensor))
     assert_close({n: v.here for n, v in resumed.params.items()}, {n: v.here for n, v in whole.params.items()}, 0)
 
 

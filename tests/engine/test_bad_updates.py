@@ -45,6 +45,14 @@ class BadMessage(ByClient):
 
 
 @dataclass(frozen=True)
+class Diverges(ByClient):
+    """The loss, the gradient and so the model of one client are NaN."""
+
+    def loss(self, apply: Any, params: Params, batch: Any, task_loss: Tensor, ctx: Context) -> Tensor:
+        return torch.where(ctx.draws["bad"], torch.nan, 0.0) * task_loss
+
+
+@dataclass(frozen=True)
 class StaysAway(Workload):
     """The client that sends bad numbers in the other run takes no part in this run."""
 
@@ -91,7 +99,7 @@ def test_dropping_a_client_is_a_round_without_it(case: Case) -> None:
 
 
 @both_executors
-@pytest.mark.parametrize("bad", [BadDelta(), BadDelta(value=torch.inf), BadMessage()], ids=lambda bad: bad.name)
+@pytest.mark.parametrize("bad", [BadDelta(), BadDelta(value=torch.inf), BadMessage(), Diverges()], ids=lambda bad: bad.name)
 def test_wherever_it_goes_bad(bad: Method, executor: Any) -> None:
     methods = (FedDisco(), FedExP(), SCAFFOLD())
     options = {"executor": executor, "clients_per_round": 8}

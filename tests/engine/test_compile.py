@@ -199,10 +199,10 @@ def test_nor_are_models_that_draw(programs: list[int]) -> None:
     assert len(programs) == 1
 
 
-def test_graphs_without_cuda(programs: list[int]) -> None:
-    with pytest.warns(UserWarning, match="CUDA graphs need a CUDA device, this run is on cpu; local steps are compiled"):
+def test_graphs_without_cuda() -> None:
+    with pytest.warns(UserWarning, match="run uncompiled: CUDA graphs need a CUDA device, this run is on cpu"):
         trainer = train(executor="vmap", compile="graphs")
-    assert trainer.executor.compiled is True and len(programs) == 1
+    assert trainer.executor.compiled is False
 
 
 @pytest.mark.slow

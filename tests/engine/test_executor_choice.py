@@ -45,22 +45,15 @@ def test_what_cannot_be_vmapped_falls_back_with_one_line() -> None:
 
 
 @dataclass(frozen=True)
-class Fails(Method):
-    """Acts in the second round, and fails."""
-
-    start_round: int = 1
-
+class Branches(Method):
     def loss(self, apply: Any, params: Any, batch: Any, loss: Tensor, ctx: Context) -> Tensor:
-        raise RuntimeError("out of memory")
+        return loss if loss > 0 else -loss
 
 
-def test_a_batched_program_that_has_run_is_never_given_up() -> None:
-    trainer = make_trainer(None, Fails(), executor="vmap")
-    trainer.prepare(classifier(), TinyData())
-    trainer.train_round()
-    with pytest.raises(RuntimeError, match="out of memory"):
-        trainer.train_round()
-    assert trainer.executor.name == "vmap"
+def test_a_hook_that_cannot_be_vmapped_names_the_executor_that_takes_it() -> None:
+    with pytest.raises(RuntimeError, match="data-dependent control flow") as caught:
+        train(Branches(), executor="vmap")
+    assert any("trainer.executor=loop" in note for note in caught.value.__notes__)
 
 
 def test_auto_says_what_it_chose() -> None:

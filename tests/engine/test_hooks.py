@@ -20,7 +20,6 @@ from flcog.method import (
     DataExchange,
     Method,
     Params,
-    Personalisation,
     Upload,
     Workload,
 )
@@ -115,23 +114,6 @@ def test_a_misspelt_hook_is_refused() -> None:
                 return gradient
 
 
-def test_methods_that_cannot_be_folded_are_refused() -> None:
-    @dataclass(frozen=True)
-    class One(Personalisation):
-        def personal(self, params: Any, ctx: Any) -> Any:
-            return params
-
-    @dataclass(frozen=True)
-    class Two(One):
-        pass
-
-    options: dict[str, Any] = {"rounds": 1, "local_steps": 1, "logger": False}
-    with pytest.raises(ValueError, match="One is listed 2 times"):
-        flcog.FederatedTrainer(callbacks=[One(), One()], **options)
-    with pytest.raises(ValueError, match="One and Two both give clients models of their own"):
-        flcog.FederatedTrainer(callbacks=[One(), Two()], **options)
-
-
 WEIGHT, BIAS = "model.hidden.0.weight", "model.hidden.0.bias"
 
 
@@ -146,7 +128,6 @@ WRONG: list[tuple[str, Callable[..., Any], str]] = [
     ("correct_gradient", lambda gradient, *_: {WEIGHT: gradient[WEIGHT]}, f"returned nothing for {BIAS}, and must return [8]"),
     ("wrap_gradient", lambda gradient, ctx: lambda *at: gradient(*at)._replace(values=thin(at[0])), THIN),
     ("after_step", lambda apply, params, before, batch, ctx: (thin(params), ctx.state), THIN),
-    ("init_client", lambda *_: {"mode": "warm"}, "what clients keep, send and draw are tensors and numbers; got a str"),
 ]
 
 

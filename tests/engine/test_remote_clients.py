@@ -21,21 +21,6 @@ OWN: Any = None
 ON_ALL = Question("evaluate", ({}, {}, "val", True))
 
 
-class Host:
-    """A host with one client (of two), which answers evaluations with given figures."""
-
-    def __init__(self, client: int, held_out: int, figures: dict[str, float], joins: Any = None) -> None:
-        self._mine, self._held_out, self._figures, self._joins = torch.arange(2) == client, held_out, figures, joins or {}
-
-    def send(self, name: str, *arguments: Any) -> None:
-        self._asked = name
-
-    def answer(self, limits: Any) -> Any:
-        if self._asked == "begin":
-            return RollCall(10 * self._mine, self._held_out * self._mine, None, 2, "classification", 3)
-        return [Scores(torch.full((2,), torch.nan, dtype=torch.float64), self._figures, self._joins)]
-
-
 class Answers:
     """A host that answers requests in their order, each by its name."""
 
@@ -55,6 +40,13 @@ class Answers:
 def call(*sizes: int, **changes: Any) -> RollCall:
     """The roll call of a host whose clients have these numbers of samples."""
     return RollCall(torch.tensor(sizes), None, None, len(sizes), "classification", 3)._replace(**changes)
+
+
+def held(client: int, held_out: int, figures: dict[str, float], joins: Any = None) -> Answers:
+    """A host with one client (of two) and held-out samples, whose evaluation has these figures."""
+    mine, nobody = torch.arange(2) == client, torch.full((2,), torch.nan, dtype=torch.float64)
+    of_data = RollCall(10 * mine, held_out * mine, None, 2, "classification", 3)
+    return Answers(of_data, evaluate=[Scores(nobody, figures, joins or {})])
 
 
 @pytest.mark.parametrize(
@@ -109,7 +101,7 @@ def test_answers_after_an_error_in_a_round_are_not_taken_for_later_ones() -> Non
     ],
 )
 def test_hosts_without_a_figure_have_no_part_in_it(first: Any, second: Any, figures: dict[str, float]) -> None:
-    clients = RemoteClients([Host(0, *first), Host(1, *second)])
+    clients = RemoteClients([held(0, *first), held(1, *second)])
     clients.begin(OWN, False)
     assert clients.ask([ON_ALL])[0].figures == figures
 
@@ -195,8 +187,8 @@ def test_metrics_that_a_module_logs_are_no_means_over_samples() -> None:
 
 def test_hosts_join_sums_and_maxima_as_such_and_weigh_means_by_the_samples_that_logged_them() -> None:
     kinds = {"sum": ("sum", 1.0), "max": ("max", 1.0), "min": ("min", 1.0)}
-    first = Host(0, 10, {"sum": 1.0, "max": 5.0, "min": 5.0, "some": 1.0}, kinds | {"some": ("mean", 0.1)})
-    second = Host(1, 30, {"sum": 2.0, "max": 3.0, "min": 3.0, "some": 2.0}, kinds | {"some": ("mean", 0.1)})
+    first = held(0, 10, {"sum": 1.0, "max": 5.0, "min": 5.0, "some": 1.0}, kinds | {"some": ("mean", 0.1)})
+    second = held(1, 30, {"sum": 2.0, "max": 3.0, "min": 3.0, "some": 2.0}, kinds | {"some": ("mean", 0.1)})
     clients = RemoteClients([first, second])
     clients.begin(OWN, False)
     assert clients.ask([ON_ALL])[0].figures == {"sum": 3, "max": 5, "min": 3, "some": 7 / 4}

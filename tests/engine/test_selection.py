@@ -4,7 +4,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -17,7 +16,6 @@ from harness import (
     train,
 )
 
-import flcog
 from flcog.callbacks import (
     SCAFFOLD,
     BandedNoise,
@@ -115,12 +113,6 @@ def test_a_selection_of_clients_that_are_not_available_is_refused() -> None:
     """BandedNoise assumes that clients pause between their rounds. Without these pauses, its epsilon would be too small."""
     with pytest.raises(ValueError, match=r"Fixed\.select must return clients for which population.available is true"):
         train(Fixed(), DPFedAvg(noise_multiplier=0.0, noise=BandedNoise(2), repeatable=True), clients_per_round=2, rounds=2)
-
-
-def test_two_selections_are_refused() -> None:
-    options: dict[str, Any] = {"rounds": 1, "local_steps": 1, "logger": False}
-    with pytest.raises(ValueError, match="RoundRobin and Listed both select the clients of a round: keep one of them"):
-        flcog.FederatedTrainer(callbacks=[RoundRobin(), Listed()], **options)
 
 
 def test_unbiased_weights_exclude_other_weights() -> None:

@@ -17,10 +17,10 @@ def counting(first: Any, **hooks: Any) -> Method:
     """A method for which a client's change of the model counts ``n`` times in its ``n``-th round. ``first`` is from ``init_client``."""
 
     def finish(delta: Any, params: Any, ctx: Any) -> Upload:
-        n = ctx.state["n"] + 1
+        n = ctx.state["n"] + ctx.draws["one"]
         return Upload({name: n * value for name, value in delta.items()}, {"n": n})
 
-    return making(init_client=lambda *_: first, finish_client=finish, **hooks)
+    return making(init_client=lambda *_: first, draw=lambda *_: {"one": 1}, finish_client=finish, **hooks)
 
 
 @both

@@ -17,7 +17,7 @@ from torch import Tensor
 from flcog.callbacks import SCAFFOLD, Deadline, FedDisco, FedNova, SecureAggregation
 from flcog.callbacks.secure_aggregation import pair_masks, reveal, stream
 from flcog.client.messages import ClientReply
-from flcog.method import Method, RoundKeys, SealedUploads
+from flcog.method import Method, RoundKeys
 from flcog.server.aggregate import BadUpdate
 
 # With twelve binary digits rounding is visible, and values of two executors that differ in the last bit round to the same number.
@@ -45,7 +45,7 @@ def test_every_proper_subset_of_messages_is_uniform_and_their_sum_is_not(bits: i
     subsets = [[0], [1], [2], [0, 1], [0, 2], [1, 2], [0, 1, 2]]
     # The clients' own masks hide even the sum of all messages until they are revealed.
     assert all(is_uniform(words[rows].sum(0, dtype=words.dtype)) for rows in subsets)
-    found = rule.finish(SealedUploads(words.sum(0, dtype=words.dtype), keys.clients, keys))
+    found = rule.finish(words.sum(0, dtype=words.dtype), keys.clients, keys)
     assert float((found - values.sum(0)).abs().max()) <= 3 * 2.0 ** -(bits // 2 + 1)
     assert not is_uniform((found * 2.0 ** (bits // 2)).to(words.dtype))
 
@@ -55,7 +55,7 @@ def test_a_late_upload_stays_unreadable() -> None:
     values = torch.ones(4, 20_000, dtype=torch.float64)
     words = {client: rule.seal(values[k], client, keys) for k, client in enumerate(keys.clients)}
     arrived = [1, 4, 7]
-    found = rule.finish(SealedUploads(words[1] + words[4] + words[7], arrived, keys))
+    found = rule.finish(words[1] + words[4] + words[7], arrived, keys)
     assert torch.equal(found, torch.full_like(found, 3.0))
     own, pairs = reveal(keys, arrived)
     assert set(own) == {1, 4, 7} and set(pairs) == {(1, 2), (4, 2), (7, 2)}
@@ -151,7 +151,7 @@ def test_limits_leave_room_for_the_sum() -> None:
         rule, keys = SecureAggregation(bits=bits), RoundKeys("5ec3e7", list(range(clients)))
         value = torch.tensor([-rule.limit(clients)], dtype=torch.float64)
         words = [rule.seal(value, client, keys) for client in range(clients)]
-        found = rule.finish(SealedUploads(sum(words[1:], words[0]), keys.clients, keys))
+        found = rule.finish(sum(words[1:], words[0]), keys.clients, keys)
         assert float(found) == pytest.approx(float(clients * value), rel=1e-4)
 
 

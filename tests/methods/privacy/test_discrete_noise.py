@@ -18,7 +18,7 @@ from flcog.callbacks import SCAFFOLD, DPFedAvg, PoissonSampling, SecureAggregati
 from flcog.callbacks.privacy import discrete_noise
 from flcog.callbacks.privacy.discrete_noise import RandomWords, discrete_gaussian, rounded, value_of_one
 from flcog.core.types import Params
-from flcog.method import Context, Method, SealedUploads, Upload
+from flcog.method import Context, Method, Upload
 from methods.server_steps import changed
 
 STILL = partial(torch.optim.SGD, lr=0.0)
@@ -120,9 +120,9 @@ def test_the_server_reads_the_exact_sum_of_the_noisy_whole_numbers() -> None:
         sent.append(DPFedAvg.whole_numbers(self, *arguments))
         return sent[-1]
 
-    def look(self: SecureAggregation, state: SealedUploads) -> Tensor:
-        read.append(SecureAggregation.finish(self, state) / self.step)
-        return SecureAggregation.finish(self, state)
+    def look(self: SecureAggregation, *arguments: Any) -> Tensor:
+        read.append(SecureAggregation.finish(self, *arguments) / self.step)
+        return SecureAggregation.finish(self, *arguments)
 
     for bits in (32, 64):
         sums, noise = changed(SecureAggregation(bits=bits), finish=look), private(bounds={"SCAFFOLD": 0.2})
