@@ -249,7 +249,7 @@ def check_pairs(module: ClientModule, federation: Federation) -> None:
 
 @torch.no_grad()
 def check_outputs(model: ModelFunction, sample: Tree, federation: Federation) -> None:
-    """Refuse a model with fewer outputs than the data have labels.
+    """Refuse values in place of class indices, and a model with fewer outputs than the data have labels.
 
     Cross entropy on a GPU would end the process at such a label without naming it. ``sample`` is one input of the model, [1, ...].
     """
@@ -265,6 +265,11 @@ def check_outputs(model: ModelFunction, sample: Tree, federation: Federation) ->
     for part, samples in federation.sets.items():
         if not isinstance(samples.targets, Tensor):
             continue
+        if module.task == "classification" and samples.targets.is_floating_point():
+            raise ValueError(
+                f"{type(module).__name__} learns class indices, and the {part} set's targets are {samples.targets.dtype}: give integers "
+                "(targets.long()), or use Regressor for values"
+            )
         if outputs.ndim == 2 and (wanted := module.outputs_short_of(outputs, samples.targets)):
             raise ValueError(
                 f"{type(module.model).__name__} has {outputs.shape[1]} outputs, and the {part} set has {wanted}: set the model's "

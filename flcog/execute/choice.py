@@ -10,6 +10,7 @@ import torch
 from flcog.client.executor import Assignment, Choice, Result
 from flcog.core.global_streams import draws_from
 from flcog.core.processes import Processes
+from flcog.core.text import first_line
 from flcog.core.trees import num_bytes
 from flcog.execute.job import Job, activation_bytes
 from flcog.execute.optimizer import ELEMENTWISE
@@ -34,16 +35,22 @@ stream and 0.21 s with two, four or eight."""
 
 
 class ChosenExecutor:
-    """Runs the clients in the placement that was chosen. A round for which a hook has frozen parameters runs in Lightning's loops."""
+    """Runs the clients in the placement that was chosen.
+
+    torch has no error of its own for a program that cannot be batched. So if the first chunk of a batched program fails, because of a
+    method's hook, clients run one after another from then on. If they fail, too, the user sees that error. A round for which a hook has
+    frozen parameters runs in Lightning's loops.
+    """
 
     def __init__(self, job: Job, wanted: Wanted, notes: Notes, processes: Processes) -> None:
-        self._job, self._wanted = job, wanted
+        self._job, self._wanted, self._notes = job, wanted, notes
         self._findings = Findings()
         choice, why = processes.agree(self._chosen())
         self._lightning = make_placement(job, Choice("lightning", 1), notes)
         self.placement: AnyPlacement = self._lightning
         if choice.name != "lightning":
             self.placement = make_placement(self._job, choice, notes, self._findings.logs)
+        self._may_fail = choice.name.startswith("vmap")
         notes.add(Note("executor", f"{choice}{f' ({why})' if why else ''}"))
 
     def _chosen(self) -> tuple[Choice, str]:
@@ -57,12 +64,12 @@ class ChosenExecutor:
             choice = Choice("vmap" if auto else wanted, _chunk(job, patches=wanted == "vmap-patches"), job.compile)
             if not (obstacle := self._probed(choice)):
                 self._leave_uncompiled(self._draw)
-                why = (
-                    "a small model: a step's Python outweighs its arithmetic"
-                    if job.on_cpu
-                    else "clients share the accelerator's kernels"
+                small, shared = (
+                    "a small model: a step's Python outweighs its arithmetic",
+                    "clients share the accelerator's kernels",
                 )
-                return choice._replace(compiled=self._job.compile), why if auto else ""
+                why = [(small if job.on_cpu else shared) * auto, self._tip()]
+                return choice._replace(compiled=self._job.compile), "; ".join(filter(None, why))
         if wanted.startswith("vmap"):
             warnings.warn(f"executor={wanted} falls back to loop: {obstacle}", stacklevel=3)
         return self._loop(obstacle)
@@ -83,7 +90,7 @@ class ChosenExecutor:
         apart = apart or fault or (self._draw if on_threads else "")
         self._leave_uncompiled(fault or self._draw)
         choice = Choice("loop", 1 if apart else at_once, self._job.compile)
-        return choice, "; ".join(filter(None, [apart, why]))
+        return choice, "; ".join(filter(None, [apart, why, self._tip()]))
 
     def _probed(self, choice: Choice) -> str:
         """Why the clients cannot train in this placement. A client module that trains alone is pure by contract."""
@@ -129,6 +136,11 @@ class ChosenExecutor:
         step = f"{type(self._job.model.module).__name__}.training_step" if self._job.model.trains_itself else "the model"
         return f"{step} {draws_from(list(self._findings.draws))}" if self._findings.draws else ""
 
+    def _tip(self) -> str:
+        """The advice to capture the local steps, on a GPU where that is possible; otherwise an empty string."""
+        able = not self._job.compile and _captures(self._job.device) and not self._findings.draws
+        return "trainer.compile=graphs is often several times faster" if able and not self._obstacle(to_compiling=True) else ""
+
     @property
     def name(self) -> str:
         return self.placement.name
@@ -142,8 +154,27 @@ class ChosenExecutor:
         return self.placement.trainer.compiled
 
     def run(self, assignment: Assignment) -> Generator[Result, None, None]:
-        trains_all = all(value.requires_grad for value in self._job.model.params.values())
-        return (self.placement if trains_all else self._lightning).run(assignment)
+        if not all(value.requires_grad for value in self._job.model.params.values()):
+            return self._lightning.run(assignment)
+        return self._run_or_fall_back(assignment) if self._may_fail else self.placement.run(assignment)
+
+    def _run_or_fall_back(self, assignment: Assignment) -> Generator[Result, None, None]:
+        """The results of a batched program that has not run yet, or of the loop."""
+        results, first, reason = self.placement.run(assignment), None, ""
+        try:
+            first = next(results, None)
+        except RuntimeError as error:
+            reason = first_line(error)
+        if reason:  # the error keeps the chunk's tensors alive until the block above has ended
+            self.placement = make_placement(self._job, Choice("loop", 1), self._notes)
+            results = self.placement.run(assignment)
+            first = next(results, None)
+            self._notes.add(Note("executor", f"loop, 1 client at a time ({reason})"))
+            warnings.warn(f"executor=vmap falls back to loop: this model or method cannot be vectorised ({reason})", stacklevel=2)
+        self._may_fail = False
+        if first is not None:
+            yield first
+            yield from results
 
 
 def _captures(device: torch.device) -> bool:

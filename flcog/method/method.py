@@ -8,7 +8,7 @@ assigns parameters, gradients, losses or weights.
 
 import inspect
 from abc import ABC
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, TypeVar
 
@@ -90,7 +90,10 @@ class Method(Callback, ABC):
             return
         known = {name for base in cls.__mro__[1:] for name in dir(base) if not name.startswith("_")}
         for name, value in vars(cls).items():
-            if name.startswith("_") or name in known or not inspect.isfunction(value):
+            if name.startswith("_") or not inspect.isfunction(value):
+                continue
+            if name in known:
+                check_arguments(cls.__name__, value, getattr(super(cls, cls), name))
                 continue
             hint = guess(name, HOOKS + OBSERVER_HOOKS) or f" Hooks are: {', '.join(HOOKS)}; flcog.method has classes with others."
             raise TypeError(f"{cls.__name__} defines {name!r}, which is no hook.{hint} Helpers start with an underscore.")
@@ -220,6 +223,18 @@ HOOKS = [
 OBSERVER_HOOKS = [name for name, value in vars(Callback).items() if inspect.isfunction(value) and name.startswith("on_")]
 SERVER_HOOKS = ("weights", "broadcast", "server_step")
 CLIENT_HOOKS = ("start", "loss", "wrap_gradient", "correct_gradient", "after_step", "finish_client", "draw")
+
+
+def check_arguments(owner: str, hook: Callable[..., Any], base: Callable[..., Any]) -> None:
+    """Refuse a hook whose arguments differ from the base class."""
+    names = list(inspect.signature(base).parameters)
+    try:
+        inspect.signature(hook).bind(*names)
+    except TypeError:
+        written = ", ".join(inspect.signature(hook).parameters)
+        raise TypeError(
+            f"{owner}.{base.__name__}({written}) must take these arguments: {base.__name__}({', '.join(names)})"
+        ) from None
 
 
 def with_measures(envelope: Envelope, methods: Sequence[Method]) -> Envelope:

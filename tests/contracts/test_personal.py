@@ -1,4 +1,4 @@
-"""Personal models beat the global model if clients have opposed tasks."""
+"""Personal models: a run has one kind of them, and they beat the global model if clients have opposed tasks."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -13,6 +13,11 @@ from flcog.callbacks.personal.fedrep import FedRep
 from flcog.callbacks.personal.fine_tune import FineTune
 
 pytestmark = pytest.mark.filterwarnings("error")
+
+
+def test_a_run_has_one_kind_of_personal_model() -> None:
+    with pytest.raises(ValueError, match="FineTune and Ditto both give clients models of their own"):
+        train(FineTune(), Ditto())
 
 
 @pytest.mark.slow

@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from harness import RAGGED, SGD, BatchNormMLP, assert_close, classifier, problem_of, train
+from harness import RAGGED, SGD, BatchNormMLP, TinyData, assert_close, classifier, problem_of, train
 from reference.common import Problem, State, average, shares
 from reference.common import train as train_client
 from torch import Tensor
 
 import flcog
-from flcog import Aggregator, Batch, Context, Gradient, GradientFunction, Method, Params, Slot, Upload
+from flcog import Aggregator, Batch, Context, Gradient, GradientFunction, Method, ParameterMask, Params, Slot, Upload
 from flcog.functional.apply import masked_mean
 
 pytestmark = pytest.mark.filterwarnings("error")
@@ -117,6 +117,52 @@ def test_an_aggregator_replaces_the_mean(options: dict[str, Any]) -> None:
     problem = problem_of(trainer, classifier(), SGD)
     ends = [train_client(problem, problem.model, client).state_dict() for client in problem.rounds[0]]
     assert_close(trainer.state, {n: torch.stack([end[n] for end in ends]).median(0).values for n in ends[0]})
+
+
+def test_a_mask_alone_starts_each_round_from_the_global_value() -> None:
+    """As the docstring of ``ParameterMask`` says, a trained value is lost if it is neither sent nor kept in the client's state."""
+
+    @dataclass(frozen=True)
+    class Masked(ParameterMask):
+        def mask(self, params: Params, client: int) -> Params:
+            return {name: torch.tensor(False) for name in params if "head" in name}
+
+        def finish_client(self, delta: Params, params: Params, ctx: Context) -> Upload:
+            trained = sum(value.abs().sum() for name, value in delta.items() if "head" in name)
+            return Upload(delta, ctx.state, mean={"trained": trained})
+
+        def server_step(self, server: Slot, params: Params, delta: Params, messages: Any, cohort: Any) -> tuple[Params, Slot]:
+            assert float(messages.mean["trained"]) > 0
+            return delta, server
+
+    trainer = train(Masked(), data=TinyData())
+    initial = classifier().double().state_dict()
+    assert all(torch.equal(value, initial[name]) == ("head" in name) for name, value in trainer.params.items())
+
+
+@dataclass(frozen=True)
+class CountsRounds(Method):
+    """Keeps Python numbers in a client's state and draws one; a client's change counts 1.5 times as much in each later round."""
+
+    def init_client(self, params: Params, buffers: Params, client: flcog.ClientView) -> Slot:
+        return {"rounds": 0, "factor": 1.0}
+
+    def draw(self, rng: torch.Generator, client: flcog.ClientView) -> Slot:
+        return {"half": 0.5}
+
+    def finish_client(self, delta: Params, params: Params, ctx: Context) -> Upload:
+        factor = 1 + ctx.draws["half"] * ctx.state["rounds"]
+        return Upload(
+            {name: value * factor for name, value in delta.items()}, {"rounds": ctx.state["rounds"] + 1, "factor": factor}
+        )
+
+
+@everywhere
+def test_python_numbers_in_states_and_draws(options: dict[str, Any]) -> None:
+    trainer = train(CountsRounds(), rounds=3, **options)
+    states = [kept["CountsRounds"] for kept in trainer.run.clients.by_client.values()]
+    assert {float(state["rounds"]) for state in states} == {1, 2, 3}
+    assert all(float(state["factor"]) == 1 + 0.5 * (float(state["rounds"]) - 1) for state in states)
 
 
 @everywhere

@@ -15,7 +15,7 @@ import torch
 from contracts.registry import CASES, client_states, run
 from fake_device import computing_there, waits
 from harness import MOMENTUM, ODD_BATCHES, RAGGED, BatchNormMLP, TinyData, assert_close, classifier, needs_compiler, train
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -200,6 +200,17 @@ def test_what_cannot_be_captured_runs_as_it_is(device: StandIn) -> None:
         graphs = train(executor="loop", compile="graphs")
     assert len(caught) == 1 and graphs.executor.compiled is False
     assert_close(graphs.params, train(executor="loop").params, 1e-11)
+
+
+@pytest.mark.parametrize("executor", ["loop", "vmap"])
+def test_a_run_on_a_gpu_recommends_them_where_they_are_possible(executor: str, device: StandIn) -> None:
+    def recommended(network: Any = None, **options: Any) -> bool:
+        trainer = train(module=classifier(network=network), executor=executor, rounds=1, **options)
+        return any("trainer.compile=graphs is often several times faster" in note for note in trainer.notes)
+
+    assert recommended()
+    assert not recommended(compile="graphs")
+    assert not recommended(lambda: nn.Sequential(nn.Linear(6, 3), nn.Dropout(0.5))), "its draws cannot be captured"
 
 
 def test_a_graph_reads_no_number_from_the_cpu() -> None:
