@@ -79,8 +79,7 @@ class Partition:
         """The partition in a file that :meth:`save` wrote."""
         try:
             with arrays_in(path) as arrays:
-                partition = cls(arrays["indices"], arrays["offsets"])
-            return cls(partition.indices.astype(np.int64), partition.offsets.astype(np.int64))
+                return cls(arrays["indices"].astype(np.int64), arrays["offsets"].astype(np.int64))
         except Exception as error:  # a damaged archive raises nearly every kind
             raise ValueError(f"{path} is not a saved partition (.npz with 'indices' and 'offsets'): {error}") from error
 

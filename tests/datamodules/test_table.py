@@ -91,8 +91,8 @@ def test_a_part_is_held_out_for_testing() -> None:
 @pytest.mark.parametrize(
     ("make", "what"),
     [
-        (lambda: Table(frame(), target="y"), "train has no column 'y'; it has x0, x1"),
-        (lambda: Table(frame(), target="label", users="who", features=["x9"]), "train has no column 'x9' and no 'who'"),
+        (lambda: Table(frame(), target="y"), "train has no 'y'; it has x0, x1"),
+        (lambda: Table(frame(), target="label", users="who", features=["x9"]), "train has no 'x9' and no 'who'"),
         (lambda: Table(frame(x0=[np.nan, *range(59)]), target="label"), "'x0' of train has 1 missing values, the first in row 0"),
         (
             lambda: Table(frame(), target="label", test=frame(x0=["a"] * 60)),
