@@ -313,12 +313,7 @@ def test_resnet_loads_torchvision_weights(torchvision_state) -> None:
     assert other_head(x).shape == (2, 3)
 
 
-@pytest.mark.slow
-def test_resnet_refuses_other_files(torchvision_state, tmp_path) -> None:
-    path, _ = torchvision_state
-    for settings in ({"stem": "3x3"}, {"norm": "group"}, {"in_channels": 1}):
-        with pytest.raises(ValueError, match=r"^[^\n]*holds another network: set stem, norm and in_channels to its own[^\n]*$"):
-            ResNet18(num_classes=7, weights=path, **settings)
+def test_resnet_refuses_other_files(tmp_path) -> None:
     (tmp_path / "text.pt").write_text("not a state dict")
     for name in ("missing.pt", "text.pt"):
         with pytest.raises(ValueError, match=r"^ResNet18: weights='[^\n]*' is no readable file of weights [^\n]*: give [^\n]*$"):

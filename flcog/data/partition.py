@@ -24,12 +24,6 @@ class Partition:
     indices: np.ndarray
     offsets: np.ndarray
 
-    def __post_init__(self) -> None:
-        if self.offsets[0] != 0 or self.offsets[-1] != len(self.indices) or (np.diff(self.offsets) < 0).any():
-            raise ValueError(
-                f"a partition's offsets must rise from 0 to the number of indices, {len(self.indices)}; got {self.offsets}"
-            )
-
     @classmethod
     def from_clients(cls, clients: list[np.ndarray]) -> "Partition":
         """A partition from one index array per client."""
