@@ -262,23 +262,6 @@ def test_dropout_scales_values_and_gradients() -> None:
     assert dropout(x.detach().bfloat16()).dtype == torch.bfloat16
 
 
-def test_dropout_under_vmap() -> None:
-    template, keys, x = Dropout(0.4), torch.tensor([0, 3, -9]), torch.randn(3, 6, 7)
-
-    def twice(key: Tensor, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        buffers = {"dropout_key": key.clone()}
-        first = functional_call(template, buffers, (x,))
-        return first, functional_call(template, buffers, (x,)), buffers["dropout_key"]
-
-    firsts, seconds, moved = vmap(twice)(keys, x)
-    assert torch.equal(moved, keys + 2)
-    for k, key in enumerate(keys):
-        single = Dropout(0.4)
-        single.dropout_key.copy_(key)
-        assert torch.equal(single(x[k]), firsts[k])
-        assert torch.equal(single(x[k]), seconds[k])
-
-
 def test_dropout_leaves_streams_checkpoints_and_evaluation_alone() -> None:
     dropout, x = Dropout(), torch.randn(4, 4)
     before = torch.get_rng_state()

@@ -9,12 +9,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 
 import flcog.datamodules
 from datamodules.common import one_line, parse
 from flcog.data import FederatedDataModule
-from flcog.data.preprocess import moments
 from flcog.datamodules import CIFAR10, IID, ArrayData, Dirichlet, Natural, RandomData
 
 EXPORTED = {name: getattr(flcog.datamodules, name) for name in flcog.datamodules.__all__}
@@ -75,11 +73,6 @@ def test_missing_files_are_named(name: str, tmp_path: Path) -> None:
 def test_held_out_parts_are_fractions(shares: dict[str, float]) -> None:
     with pytest.raises(ValueError, match=r"client_.* must lie in \[0, 1\)"):
         RandomData(**shares)
-
-
-def test_constant_columns_keep_their_scale() -> None:
-    mean, std = moments(torch.tensor([[1.0, 5], [3, 5]]))
-    assert mean == (2, 5) and std == (1, 1)
 
 
 MY_MODULE = """

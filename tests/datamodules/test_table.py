@@ -9,7 +9,7 @@ import pytest
 import torch
 from harness import distance
 
-from datamodules.common import everything, one_line
+from datamodules.common import one_line
 from datamodules.test_torch_dataset import COMMON, FEATURES, LABELS, trained
 from flcog.datamodules import IID, ArrayData, Table
 
@@ -65,13 +65,6 @@ def test_several_columns_are_predicted(left: float, right: float, task: str) -> 
     assert data.task == task and data.train.targets.tolist() == targets and data.test.targets.tolist() == targets[:9]  # type: ignore[union-attr]
     others = Table(rows, target=["right", "left"], num_clients=2).federation.train.inputs
     assert others.shape == (60, 6 + len(["label"]) + len(set(OWNERS)))
-
-
-def test_features_are_standardised_by_the_training_set() -> None:
-    federation = Table(frame(label=FEATURES[:, 0].astype(float)), target="label", features=["x1", "x2"], num_clients=2).federation
-    inputs, _ = everything(federation, federation.train)
-    expected = (FEATURES[:, 1:3] - FEATURES[:, 1:3].mean(0)) / FEATURES[:, 1:3].std(0)
-    assert federation.task == "regression" and np.allclose(inputs, expected, atol=1e-5)
 
 
 def test_a_part_is_held_out_for_testing() -> None:
