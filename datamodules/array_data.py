@@ -14,7 +14,7 @@ from flcog.core.files import arrays_in
 from flcog.data import Preprocess, Samples, Splits
 from flcog.data.preprocess import moments
 from flcog.datamodules.augmentations import Augmentation, AugmentedImages
-from flcog.datamodules.files import reading, require_files
+from flcog.datamodules.files import reading, require_files, require_names
 from flcog.datamodules.targets import Targets, WithTargets, read_targets
 
 # An np.ndarray or a Tensor. With those types the command line's help would list all of their subclasses, for each argument.
@@ -86,8 +86,6 @@ class ArrayData(WithTargets, AugmentedImages):
             "val_targets": val_targets,
         }
         self._given = {name: np.asanyarray(array) for name, array in arrays.items() if array is not None}
-        if (path is None) == (not self._given):
-            raise ValueError("ArrayData reads either a path or arrays (train_inputs and train_targets): give only one")
         one_of(self, ("NHWC", "NCHW"), layout=layout)
         self.path, self.augmentation, self.train_users, self.layout = path, augmentation, train_users, layout
         self.mean, self.std, self._task, self._num_classes = mean, std, task, num_classes
@@ -106,12 +104,13 @@ class ArrayData(WithTargets, AugmentedImages):
     def _read(self) -> tuple[Targets, Splits]:
         source = "ArrayData" if self.path is None else self.path
         arrays = self._given if self.path is None else _read_archive(Path(self.path))
-        names = {part: pair for part in _PARTS if (pair := _names_of(part, arrays, source)) is not None}
-        targets = {part: (arrays[name], f"{source}: {name}") for part, (_, name) in names.items()}
+        parts = [part for part in _PARTS if part == "train" or f"{part}_inputs" in arrays or f"{part}_targets" in arrays]
+        require_names(arrays, [f"{part}_{kind}" for part in parts for kind in ("inputs", "targets")], source)
+        targets = {part: (arrays[f"{part}_targets"], f"{source}: {part}_targets") for part in parts}
         learnt = read_targets(targets, self._task, self._num_classes)
         samples = {}
-        for part, (name, _) in names.items():
-            inputs = _inputs(arrays[name], f"{source}: {name}", self.layout)
+        for part in parts:
+            inputs = _inputs(arrays[f"{part}_inputs"], f"{source}: {part}_inputs", self.layout)
             samples[part] = Samples(inputs, learnt.tensors[part], self.train_users if part == "train" else None)
         kinds = {part: str(each.inputs.dtype).removeprefix("torch.") for part, each in samples.items()}
         if len(set(kinds.values())) > 1:
@@ -126,25 +125,12 @@ _PARTS = ("train", "test", "val")
 
 
 def _read_archive(path: Path) -> dict[str, np.ndarray]:
-    """The arrays of an .npz file that ``ArrayData`` knows."""
+    """The arrays of an .npz file that ``ArrayData`` knows, named as its arguments."""
     require_files("ArrayData", [path], "check --data.path; the help of ArrayData describes the file")
-    known = {f"{part}_{kind}" for part in _PARTS for kind in ("images", "inputs", "labels", "targets")}
+    kinds = {"images": "inputs", "inputs": "inputs", "labels": "targets", "targets": "targets"}
+    known = {f"{part}_{kind}": f"{part}_{name}" for part in _PARTS for kind, name in kinds.items()}
     with reading(path), arrays_in(path) as archive:
-        return {name: archive[name] for name in archive.files if name in known}
-
-
-def _names_of(part: str, arrays: dict[str, np.ndarray], source: str) -> tuple[str, str] | None:
-    """What the inputs and the targets of this part are called, or None if there are none."""
-    inputs = next((name for name in (f"{part}_images", f"{part}_inputs") if name in arrays), None)
-    targets = next((name for name in (f"{part}_labels", f"{part}_targets") if name in arrays), None)
-    if inputs is not None and targets is not None:
-        return inputs, targets
-    if part == "train" or inputs is not None or targets is not None:
-        raise ValueError(
-            f"{source} needs {part}_images (or {part}_inputs) and {part}_labels (or {part}_targets) together; it has "
-            f"{', '.join(sorted(arrays)) or 'neither'}"
-        )
-    return None
+        return {known[name]: archive[name] for name in archive.files if name in known}
 
 
 def _inputs(inputs: np.ndarray, where: str, layout: str) -> Tensor | np.ndarray:

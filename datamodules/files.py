@@ -20,11 +20,12 @@ def missing_files(data_set: str, missing: Sequence[Path], remedy: str) -> FileNo
     return FileNotFoundError(f"{data_set} found no {names}{more} (looked for from {Path.cwd()}): {remedy}")
 
 
-def require_columns(there: Iterable[str], names: Iterable[str], where: str) -> None:
-    """Raise a one-line error that names the columns that are missing."""
+def require_names(there: Iterable[str], names: Iterable[str], where: str) -> None:
+    """Raise a one-line error that names the columns or arrays that are missing."""
     if missing := [name for name in names if name not in there]:
-        columns = ", ".join(map(str, there))
-        raise ValueError(f"{where} has no column {' and no '.join(map(repr, missing))}; it has {columns}")
+        raise ValueError(
+            f"{where} has no {' and no '.join(map(repr, missing))}; it has {', '.join(map(str, there)) or 'neither'}"
+        )
 
 
 def names_of(frame: Any, known: Iterable[str | None]) -> Sequence[Any]:

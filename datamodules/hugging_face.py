@@ -14,7 +14,7 @@ from flcog.core.extras import require
 from flcog.core.text import reason
 from flcog.core.trees import Tree
 from flcog.data import NewInputs
-from flcog.datamodules.files import names_of, require_columns, require_files
+from flcog.datamodules.files import names_of, require_files, require_names
 from flcog.datamodules.item_sets import ItemSets
 from flcog.datamodules.items import ItemSet, as_array
 from flcog.datamodules.row_file import IN_MEMORY_BYTES
@@ -131,7 +131,7 @@ class HuggingFace(ItemSets):
                 raise ValueError(f"HuggingFace reads the columns {', '.join(columns.values())}: give a table with these columns")
             names, rows = range(len(rows)), dict.fromkeys(columns.values(), rows)
         else:
-            require_columns(rows.columns, columns.values(), "HuggingFace: inputs")
+            require_names(rows.columns, columns.values(), "HuggingFace: inputs")
             names = names_of(rows, [*columns.values(), self.target, self.users])
             rows = {column: rows[column].tolist() for column in columns.values()}
         datasets = require("datasets", "HuggingFace", "datasets")
@@ -145,7 +145,7 @@ class HuggingFace(ItemSets):
         parts = {}
         for part, rows in self._rows.items():
             owners = [self.users] if self.users and part == "train" else []
-            require_columns(
+            require_names(
                 rows.column_names, [*_columns_of(self.input).values(), self.target, *owners], f"HuggingFace: the {part} set"
             )
             targets = _label_sets(rows, self.target)

@@ -47,8 +47,6 @@ def with_datamodule(
         raise ValueError(f"{verb} takes a data module or loaders; got both: leave one of them out")
     if part not in loaders:
         raise ValueError(f"{verb} needs a training set; got a validation set alone: give train_dataloaders, too")
-    if not loaders[part]:
-        raise ValueError(f"{verb} got no loader in {given[part]!r}: give one, as in trainer.{verb}(model, loader)")
     if part != "train":
         return rest, named | {"datamodule": _evaluated(_given(**{"train": loaders[part][:1]} | loaders), clients)}
     return rest, named | {"datamodule": _given(**loaders)}

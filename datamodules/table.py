@@ -12,7 +12,7 @@ from flcog.core.checks import within
 from flcog.core.extras import require
 from flcog.core.trees import Tree
 from flcog.data import NewInputs, Preprocess, Samples, Splits
-from flcog.datamodules.files import names_of, reading, require_columns, require_files
+from flcog.datamodules.files import names_of, reading, require_files, require_names
 from flcog.datamodules.targets import Targets, WithTargets, read_targets
 
 MOST_VALUES = 1000
@@ -120,7 +120,7 @@ class Table(WithTargets):
             frames["train"], frames["test"] = self._divided(frames["train"])
         others = [name for name in frames["train"].columns if name not in (*self._targets, self.users)]
         columns = others if self.features is None else self.features
-        require_columns(columns, self.categories, "Table: features")
+        require_names(columns, self.categories, "Table: features")
         values = {part: _target(frame, self._targets, part) for part, frame in frames.items()}
         learnt = read_targets(values, self._task, self._num_classes, self.classes)
         kinds = {name: _categories(frames["train"], name, self.categories.get(name)) for name in columns}
@@ -133,7 +133,7 @@ class Table(WithTargets):
     def _frame(self, part: str, given: Any, wanted: Iterable[str]) -> Any:
         """Return the rows of a part after checking that they have the required columns."""
         frame = read_frame(Path(given)) if isinstance(given, str | Path) else given
-        require_columns(frame.columns, wanted, f"Table: {part}")
+        require_names(frame.columns, wanted, f"Table: {part}")
         return frame
 
     def _divided(self, frame: Any) -> tuple[Any, Any]:
@@ -165,7 +165,7 @@ def _target(frame: Any, names: list[str], part: str) -> tuple[np.ndarray, str]:
 
 def _column(frame: Any, name: str, part: str) -> np.ndarray:
     """Return a column; refuse missing values."""
-    require_columns(frame.columns, [name], f"Table: {part}")
+    require_names(frame.columns, [name], f"Table: {part}")
     values = frame[name]
     if missing := int(values.isna().sum()):
         row = int(values.isna().to_numpy().argmax())

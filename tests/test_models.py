@@ -262,23 +262,6 @@ def test_dropout_scales_values_and_gradients() -> None:
     assert dropout(x.detach().bfloat16()).dtype == torch.bfloat16
 
 
-def test_dropout_under_vmap() -> None:
-    template, keys, x = Dropout(0.4), torch.tensor([0, 3, -9]), torch.randn(3, 6, 7)
-
-    def twice(key: Tensor, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        buffers = {"dropout_key": key.clone()}
-        first = functional_call(template, buffers, (x,))
-        return first, functional_call(template, buffers, (x,)), buffers["dropout_key"]
-
-    firsts, seconds, moved = vmap(twice)(keys, x)
-    assert torch.equal(moved, keys + 2)
-    for k, key in enumerate(keys):
-        single = Dropout(0.4)
-        single.dropout_key.copy_(key)
-        assert torch.equal(single(x[k]), firsts[k])
-        assert torch.equal(single(x[k]), seconds[k])
-
-
 def test_dropout_leaves_streams_checkpoints_and_evaluation_alone() -> None:
     dropout, x = Dropout(), torch.randn(4, 4)
     before = torch.get_rng_state()
@@ -313,12 +296,7 @@ def test_resnet_loads_torchvision_weights(torchvision_state) -> None:
     assert other_head(x).shape == (2, 3)
 
 
-@pytest.mark.slow
-def test_resnet_refuses_other_files(torchvision_state, tmp_path) -> None:
-    path, _ = torchvision_state
-    for settings in ({"stem": "3x3"}, {"norm": "group"}, {"in_channels": 1}):
-        with pytest.raises(ValueError, match=r"^[^\n]*holds another network: set stem, norm and in_channels to its own[^\n]*$"):
-            ResNet18(num_classes=7, weights=path, **settings)
+def test_resnet_refuses_other_files(tmp_path) -> None:
     (tmp_path / "text.pt").write_text("not a state dict")
     for name in ("missing.pt", "text.pt"):
         with pytest.raises(ValueError, match=r"^ResNet18: weights='[^\n]*' is no readable file of weights [^\n]*: give [^\n]*$"):

@@ -10,7 +10,6 @@ from torch import nn
 import flcog
 from flcog.callbacks import MOON, FedDecorr
 from flcog.models import Timm
-from flcog.models.base import Dropout
 
 pytestmark = pytest.mark.slow
 timm = pytest.importorskip("timm")
@@ -83,15 +82,6 @@ def test_both_executors_train_it(model: dict[str, object]) -> None:
     assert [run.executor.name for run in runs] == ["loop", "loop", "vmap"] and runs[1].executor.clients_at_once == 2
     assert_close(runs[1].state, runs[0].state, 0)
     assert_close(runs[2].state, runs[0].state, 1e-9)
-
-
-def test_dropout_is_ours() -> None:
-    network = Timm(**VIT)
-    assert any(isinstance(layer, Dropout) and layer.p == 0.1 for layer in network.modules())
-    images = torch.randn(2, 3, 16, 16)
-    state = torch.get_rng_state()
-    network.train()(images)
-    assert torch.equal(torch.get_rng_state(), state)
 
 
 def test_what_it_refuses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

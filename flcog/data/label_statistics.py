@@ -21,10 +21,12 @@ def label_table(federation: Federation, partition: Partition | None = None) -> s
     partition = partition or federation.partition
     shape = (partition.num_clients, federation.num_classes)
     counts = sparse.csr_array(shape, dtype=np.int64)
-    for first in range(0, len(partition.indices), BLOCK):
-        offsets = partition.offsets.clip(first, first + BLOCK)
+    # A copy of all rows would double the memory of the targets of 1,628 labels.
+    block = max(1, BLOCK // 64) if federation.task == "multilabel" else BLOCK
+    for first in range(0, len(partition.indices), block):
+        offsets = partition.offsets.clip(first, first + block)
         client = np.repeat(np.arange(partition.num_clients), np.diff(offsets))
-        position, label = _labels_of(federation, partition.indices[first : first + BLOCK])
+        position, label = _labels_of(federation, partition.indices[first : first + block])
         counts += sparse.coo_array((np.ones(len(label), dtype=np.int64), (client[position], label)), shape=shape).tocsr()
     return counts
 
@@ -50,11 +52,8 @@ def _labels_of(federation: Federation, indices: np.ndarray) -> tuple[np.ndarray,
     """Pairs of a position in ``indices`` and a label. A sample with several labels appears once for each of them."""
     targets = federation.train.labels.cpu()
     if federation.task == "multilabel":
-        # In blocks, because a copy of all rows would double the memory of the targets of 1,628 labels.
-        rows = range(0, len(indices), 2**16)
-        found = [np.nonzero(targets.numpy()[indices[row : row + 2**16]]) for row in rows]
-        position = np.concatenate([row + part[0] for row, part in zip(rows, found, strict=True)] or [np.zeros(0, np.int64)])
-        return position, np.concatenate([part[1] for part in found] or [np.zeros(0, np.int64)])
+        position, label = np.nonzero(targets.numpy()[indices])
+        return position, label
     if federation.task == "regression":
         label = np.searchsorted(federation.bin_edges.cpu().numpy(), federation.values.cpu().numpy()[indices])
     else:

@@ -140,10 +140,12 @@ class FederatedDataModule(TopicList, L.LightningDataModule):
                 "use fewer clients, a larger beta, or a partitioner with a minimum size"
             )
         test = splits.test
-        if self.reweighted_test:
-            self._require_test_classes(test, "client_test=reweighted weighs", "give a fraction")
-        if self.test_like_clients:
-            test = self._require_test_classes(test, "test_like_clients needs", "leave it out")
+        if (self.reweighted_test or self.test_like_clients) and (test is None or self.task != "classification"):
+            lack = "no test set" if test is None else f"the task {self.task}"
+            raise ValueError(
+                f"client_test=reweighted and test_like_clients need a test set of classes; {type(self).__name__} has {lack}"
+            )
+        if test is not None and self.test_like_clients:
             test = _with_shares_of(test, splits.train.labels[whole.indices], self.partition_seed)
         self._federation = Federation(
             train=splits.train,
@@ -173,13 +175,6 @@ class FederatedDataModule(TopicList, L.LightningDataModule):
         preprocess = self._federation.preprocess
         if isinstance(preprocess, Preprocess) and preprocess.fitted:
             preprocess.take(*standardisation(partial(self._federation.sums, range(self._federation.num_clients))))
-
-    def _require_test_classes(self, test: Samples | None, option: str, fix: str) -> Samples:
-        """Return the test set, or refuse an option that needs its classes."""
-        if test is None or self.task != "classification":
-            lack = "no test set" if test is None else f"the task {self.task}"
-            raise ValueError(f"{option} the classes of a test set; {type(self).__name__} has {lack}: {fix}")
-        return test
 
     def _topics(self) -> Iterator[tuple[str, str]]:
         yield "split", f"{self.num_clients:,} clients by {self.partitioner or 'default'}, seed {self.partition_seed}"

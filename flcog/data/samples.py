@@ -139,8 +139,6 @@ def _as_tensor(targets: Any) -> Any:
     """Return an array of numbers as a tensor, and anything else as it is."""
     if not isinstance(targets, np.ndarray):
         return targets
-    if targets.dtype.kind not in "biuf":
-        raise ValueError(f"the targets have type {targets.dtype}: give numbers, such as class indices (int64)")
     return torch.from_numpy(targets if targets.flags.writeable else targets.copy())
 
 

@@ -69,13 +69,7 @@ class CausalLM(nn.Module):
         return self.body(input_ids=input_ids, position_ids=position_ids, use_cache=False).logits
 
     def _check(self) -> None:
-        """Refuse a precision that does not fit the weights, and a pass that the backward pass could not repeat."""
-        if self.weights == "bfloat16" and not torch.is_autocast_enabled(self.body.device.type):
-            wrong = next((p.dtype for p in self.parameters() if p.requires_grad and p.dtype != torch.bfloat16), None)
-            if wrong is not None:
-                raise ValueError(
-                    f"CausalLM: weights=bfloat16 needs trainer.precision=bf16-mixed or bf16-true, and the trained parameters are {wrong}"
-                )
+        """Refuse a pass that the backward pass could not repeat."""
         # With other tensors in place of the parameters, the backward pass would compute the layers again with the parameters.
         repeats = self.checkpointing and self.training and torch.is_grad_enabled()
         if repeats and any(not isinstance(value, nn.Parameter) for value in _parameters(self)):

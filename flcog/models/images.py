@@ -11,7 +11,6 @@ import torch
 from torch import Tensor, nn
 
 from flcog.core.checks import all_at_least, at_least, one_of
-from flcog.core.text import reason
 from flcog.models.base import Dropout, FeatureModel, fully_connected
 from flcog.models.loading import read_weights
 
@@ -308,12 +307,7 @@ class ResNet18(FeatureModel):
             if name not in loaded or loaded[name].shape != initial.shape:
                 _log.info("%s of %s does not fit %s classes and keeps its initial values", name, weights, len(initial))
                 loaded[name] = initial
-        try:
-            self.load_state_dict(loaded)
-        except RuntimeError as error:
-            raise ValueError(
-                f"{weights} holds another network: set stem, norm and in_channels to its own; {reason(error)}"
-            ) from None
+        self.load_state_dict(loaded)
 
 
 def _imagenet_state() -> dict[str, Tensor]:

@@ -9,14 +9,10 @@ import pytest
 import torch
 
 from datamodules.common import everything, one_line, save
-from flcog.datamodules import AGNews, BiasedUnbiased, ag_news
+from flcog.datamodules import AGNews, ag_news
 
 NEWS = [
-    (
-        3,
-        "Wall St. Bears Claw Back Into the Black (Reuters)",
-        "Reuters - Short-sellers, Wall Street's dwindling\\band of ultra-cynics.",
-    ),
+    (3, "Wall St. Bears Claw Back Into the Black (Reuters)", "Short-sellers, Wall Street's dwindling\\band of ultra-cynics."),
     (1, "Oil prices, oil", 'A "quoted" word; the oil.'),
     (2, "Goal", "The the THE"),
     (4, "CPU", ""),
@@ -48,40 +44,14 @@ def test_ag_news(tmp_path: Path, header: bool) -> None:
 
 
 def test_ag_news_words() -> None:
-    assert ag_news.tokenize("Wall St. Bears' #39;s \u00fcber-cool") == [
-        "wall",
-        "st",
-        ".",
-        "bears",
-        "'",
-        "#",
-        "39",
-        ";",
-        "s",
-        "über",
-        "-",
-        "cool",
-    ]
+    words = ag_news.tokenize("Wall St. Bears' #39;s \u00fcber-cool")
+    assert " ".join(words) == "wall st . bears ' # 39 ; s über - cool"
     assert ag_news.vocabulary([["b", "a", "c"], ["c"]], size=4) == {"c": 2, "a": 3}
-
-
-def test_ag_news_as_in_feddisco(tmp_path: Path) -> None:
-    with (tmp_path / "train.csv").open("w", newline="") as file:
-        csv.writer(file).writerows((1 + k % 4, f"title {k}", "text") for k in range(400))
-    (tmp_path / "test.csv").write_bytes((tmp_path / "train.csv").read_bytes())
-    federation = AGNews(str(tmp_path), num_clients=5, partitioner=BiasedUnbiased(4, 1, 2)).federation
-    assert [int((federation.label_counts(k) > 0).sum()) for k in range(5)] == [2, 2, 2, 2, 4]
 
 
 def test_ag_news_token_arrays(tmp_path: Path) -> None:
     tokens = np.random.default_rng(0).integers(0, 40, (8, 20)).astype(np.int32)
-    arrays = {
-        "tokens_train": tokens,
-        "y_train": np.arange(8) % 4,
-        "len_train": np.full(8, 20),
-        "tokens_test": tokens[:4],
-        "y_test": np.arange(4),
-    }
+    arrays = {"tokens_train": tokens, "y_train": np.arange(8) % 4, "tokens_test": tokens[:4], "y_test": np.arange(4)}
     path = save(tmp_path / "tokens.npz", **arrays)
     federation = AGNews(tokens=path, vocab_size=40, max_length=15, num_clients=2).federation
     assert np.array_equal(federation.train.inputs, tokens[:, :15])

@@ -8,14 +8,7 @@ from torchvision.transforms import functional as F
 
 from flcog.data import Augment
 from flcog.datamodules import Digits
-from flcog.datamodules.augmentations import (
-    CropFlip,
-    Rotate,
-    augmentation,
-    crop_and_flip,
-    jitter_colours,
-    rotate,
-)
+from flcog.datamodules.augmentations import CropFlip, Rotate, augmentation, crop_and_flip, jitter_colours, rotate
 
 NAMES = ("flip", "crop-flip", "crop-flip-rotate", "dermoscopy")
 
@@ -48,13 +41,6 @@ def test_crop_and_flip_is_torchvision_s(shape: tuple[int, ...], padding: int, dt
         expected = F.hflip(expected) if mirrored[k] else expected
         expected = F.vflip(expected) if upside_down[k] else expected
         assert torch.equal(outputs[k].permute(2, 0, 1), expected)
-
-
-@pytest.mark.parametrize("mirrored", [False, True])
-def test_one_image_that_is_mirrored_or_not(mirrored: bool) -> None:
-    inputs = images(1, 5, 5, 3)
-    outputs = crop_and_flip(inputs, 1, np.array([1]), np.array([1]), np.array([mirrored]))
-    assert torch.equal(outputs, inputs.flip(2) if mirrored else inputs)
 
 
 @pytest.mark.parametrize("shape", [(12, 32, 32, 3), (12, 15, 20, 1)])

@@ -167,14 +167,6 @@ def test_fedcogs_setting_runs_from_its_configs(tmp_path: Path, capsys: pytest.Ca
     assert "2 of 2" in capsys.readouterr().out
 
 
-def test_a_second_start_reads_no_jpeg(tmp_path: Path, entries: list[dict[str, Any]]) -> None:
-    first = FLAIR(str(tmp_path), image_size=32).federation.train.inputs
-    for file in (tmp_path / "small_images").iterdir():
-        file.unlink()
-    assert np.array_equal(FLAIR(str(tmp_path), image_size=32).federation.train.inputs, first)
-    assert len(list((tmp_path / "decoded").glob("*.rows"))) == 3
-
-
 def test_a_killed_decode_goes_on_where_it_stopped(tmp_path: Path) -> None:
     write_flair(tmp_path, {"train0": 40, "val0": 1, "test0": 1}, image_size=16)
 
@@ -241,17 +233,6 @@ def test_images_of_other_sizes(tmp_path: Path) -> None:
     assert load((10, 30), mode="L").shape == (2, 10, 30, 1)
     with pytest.raises(ValueError, match=r"wide.png is 30x10, unlike the first image of 10x10: set an image_size"):
         load((10, 10), shape_by="reject")
-
-
-def test_broken_and_missing_files_are_named(tmp_path: Path, entries: list[dict[str, Any]]) -> None:
-    image = tmp_path / "small_images" / f"{entries[0]['image_id']}.jpg"
-    whole = image.read_bytes()
-    image.write_bytes(whole[: len(whole) // 2])
-    with pytest.raises(ValueError, match=rf"{image.name} cannot be read, get it again"):
-        FLAIR(str(tmp_path), image_size=32).prepare_data()
-    image.unlink()
-    with pytest.raises(FileNotFoundError, match=image.name):
-        FLAIR(str(tmp_path), image_size=32).prepare_data()
 
 
 def test_images_are_decoded_when_they_are_read(tmp_path: Path, entries: list[dict[str, Any]]) -> None:

@@ -181,7 +181,7 @@ def test_another_transform_for_evaluation(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "what"),
     [
-        ({"input": "pixels"}, "HuggingFace: the train set has no column 'pixels'; it has x, label, kind, owner, text"),
+        ({"input": "pixels"}, "HuggingFace: the train set has no 'pixels'; it has x, label, kind, owner, text"),
         ({"val": "validation"}, "there is no split 'validation'; the data set has train: set data.val"),
         (
             {"input": "text"},

@@ -134,7 +134,7 @@ def test_a_modules_own_results_have_names_in_the_file(tmp_path: Path) -> None:
 
 
 WRONG: dict[str, tuple[Any, str]] = {
-    "a column is missing": (NEW.drop(columns="age"), "inputs has no column 'age'; it has id, colour"),
+    "a column is missing": (NEW.drop(columns="age"), "inputs has no 'age'; it has id, colour"),
     "text for numbers": (NEW.assign(age="old"), "column 'age' holds numbers in train, and in inputs values such as old"),
     "a missing value": (NEW.assign(age=[1, None, 2]), "column 'age' of inputs has 1 missing values, the first in row 1"),
     "no file": ("none.csv", "predict found no none.csv"),

@@ -129,11 +129,10 @@ REGRESSION = np.random.Generator(np.random.PCG64(2)).normal(size=900).astype(np.
 )
 def test_multilabel_and_regression_targets(partitioner: Partitioner, targets: np.ndarray) -> None:
     samples = samples_of(targets)
+    num_clients = 8
     if isinstance(partitioner, BiasedUnbiased):
-        partitioner = BiasedUnbiased(class_labels(samples).max() + 1, 0, labels_per_client=1)
-        num_clients = partitioner.biased
-    else:
-        num_clients = 8
+        num_clients = class_labels(samples).max() + 1
+        partitioner = BiasedUnbiased(num_clients, 0, labels_per_client=1)
     partition = partitioner(samples, num_clients, 0)
     assert len(np.unique(partition.indices)) == len(partition.indices)
     assert partition.num_clients == num_clients and partition.sizes.min() >= 1
@@ -252,15 +251,15 @@ def test_a_long_tail_gives_each_client_the_samples_that_feddiscos_code_gives_it(
     assert expected == (draws, [partition.client(k).tolist() for k in range(10)])
 
 
+SIZES = 10, 10, 15, 20, 30, 35
+
+
 @pytest.mark.parametrize(
     ("ours", "theirs"),
     [
         (Dirichlet(0.3, min_size=0), lambda labels, rng: reference.niid_bench(labels, 6, 0.3, rng)),
         (ClientDirichlet(0.3), lambda labels, rng: reference.one_client_after_another(labels, 6, 0.3, rng)),
-        (
-            InnerDirichlet(0.3, sizes=(10, 10, 15, 20, 30, 35)),
-            lambda labels, rng: reference.clients_side_by_side(labels, [10, 10, 15, 20, 30, 35], 0.3, rng),
-        ),
+        (InnerDirichlet(0.3, sizes=SIZES), lambda labels, rng: reference.clients_side_by_side(labels, [*SIZES], 0.3, rng)),
     ],
     ids=["capped", "client", "inner"],
 )
@@ -436,12 +435,11 @@ def test_quantity_has_dirichlet_sizes_and_iid_labels() -> None:
     assert Quantity(0.01)(samples, 1000, 0).sizes.min() == 1
 
 
-def test_natural_follows_the_users() -> None:
-    users = np.array(["bo", "al", "bo", "cy", "bo", "al"])
-    samples = samples_of(np.zeros(6, np.int64), users)
-    partition = Natural()(samples, 99, 0)
-    assert [partition.client(k).tolist() for k in range(3)] == [[1, 5], [0, 2, 4], [3]]
-    assert [Natural(min_samples=2)(samples, 99, 0).client(k).tolist() for k in range(2)] == [[1, 5], [0, 2, 4]]
+@pytest.mark.parametrize(("least", "expected"), [(1, [[1, 5], [0, 2, 4], [3]]), (2, [[1, 5], [0, 2, 4]])])
+def test_natural_follows_the_users(least: int, expected: list[list[int]]) -> None:
+    samples = samples_of(np.zeros(6, np.int64), np.array(["bo", "al", "bo", "cy", "bo", "al"]))
+    partition = Natural(min_samples=least)(samples, 99, 0)
+    assert [partition.client(k).tolist() for k in range(partition.num_clients)] == expected
 
 
 def test_natural_draws_users() -> None:
@@ -452,12 +450,6 @@ def test_natural_draws_users() -> None:
     assert all(len(own) == 1 for own in drawn), "a client is one user"
     assert [partition.sizes[k] for k in range(20)] == [own[0] + 1 for own in drawn], "with all of its samples"
     assert min(own[0] for own in drawn) >= 10 and np.diff(np.concatenate(drawn)).min() > 0
-
-
-def test_by_class() -> None:
-    samples = balanced(100, 10)
-    counts = table(ByClass()(samples, 10, 0), class_labels(samples))
-    np.testing.assert_array_equal(counts, 10 * np.eye(10, dtype=int))
 
 
 def test_digits_and_cross_device_sizes_are_possible() -> None:
@@ -584,24 +576,13 @@ def test_held_out_parts_are_disjoint_and_complete() -> None:
         assert len(parts[1]) == round(0.2 * whole.sizes[k]) and len(parts[2]) == round(0.1 * whole.sizes[k])
 
 
-@pytest.mark.parametrize(
-    ("config", "expected"),
-    [
-        ({"class_path": "Dirichlet", "init_args": {"beta": 0.1}}, Dirichlet(0.1)),
-        (
-            {
-                "class_path": "LongTail",
-                "init_args": {"rho": 20, "split": {"class_path": "InnerDirichlet", "init_args": {"beta": 1, "sizes": [3, 4]}}},
-            },
-            LongTail(20.0, InnerDirichlet(1.0, sizes=(3, 4))),
-        ),
-    ],
-)
-def test_configuration_files_name_partitioners(config: dict[str, object], expected: Partitioner) -> None:
+def test_configuration_files_name_partitioners() -> None:
+    split = {"class_path": "InnerDirichlet", "init_args": {"beta": 1, "sizes": [3, 4]}}
     parser = ArgumentParser(exit_on_error=False)
     parser.add_class_arguments(Toy, "data")
-    parsed = instantiated(parser, parser.parse_object({"data": {"partitioner": config}}))
-    assert parsed.data.partitioner == expected
+    config = {"data": {"partitioner": {"class_path": "LongTail", "init_args": {"rho": 20, "split": split}}}}
+    parsed = instantiated(parser, parser.parse_object(config))
+    assert parsed.data.partitioner == LongTail(20.0, InnerDirichlet(1.0, sizes=(3, 4)))
 
 
 MANY = 1_000_000

@@ -7,7 +7,7 @@ import torch
 import yaml
 from torch import Tensor
 
-from datamodules.common import everything, one_line, parse
+from datamodules.common import everything, one_line
 from flcog.commands.cli import main
 from flcog.data import Samples
 from flcog.datamodules import RandomData
@@ -73,11 +73,6 @@ def test_a_seed_fixes_the_samples(kind: dict) -> None:
 def test_what_cannot_be_drawn(options: dict, message: str) -> None:
     with one_line(ValueError, message):
         _ = RandomData(**options).federation
-
-
-def test_the_command_line_takes_a_shape() -> None:
-    data = parse("--data", "RandomData", "--data.shape", "[200]", "--data.vocab_size", "50", "--data.num_samples", "20")
-    assert isinstance(data, RandomData) and data.shape == (200,) and data.federation.train.inputs.shape == (20, 200)
 
 
 RUN = """

@@ -9,7 +9,7 @@ import pytest
 import torch
 from harness import distance
 
-from datamodules.common import everything, one_line
+from datamodules.common import one_line
 from datamodules.test_torch_dataset import COMMON, FEATURES, LABELS, trained
 from flcog.datamodules import IID, ArrayData, Table
 
@@ -67,13 +67,6 @@ def test_several_columns_are_predicted(left: float, right: float, task: str) -> 
     assert others.shape == (60, 6 + len(["label"]) + len(set(OWNERS)))
 
 
-def test_features_are_standardised_by_the_training_set() -> None:
-    federation = Table(frame(label=FEATURES[:, 0].astype(float)), target="label", features=["x1", "x2"], num_clients=2).federation
-    inputs, _ = everything(federation, federation.train)
-    expected = (FEATURES[:, 1:3] - FEATURES[:, 1:3].mean(0)) / FEATURES[:, 1:3].std(0)
-    assert federation.task == "regression" and np.allclose(inputs, expected, atol=1e-5)
-
-
 def test_a_part_is_held_out_for_testing() -> None:
     rows = frame(number=np.arange(60.0))
     data = Table(
@@ -91,8 +84,8 @@ def test_a_part_is_held_out_for_testing() -> None:
 @pytest.mark.parametrize(
     ("make", "what"),
     [
-        (lambda: Table(frame(), target="y"), "train has no column 'y'; it has x0, x1"),
-        (lambda: Table(frame(), target="label", users="who", features=["x9"]), "train has no column 'x9' and no 'who'"),
+        (lambda: Table(frame(), target="y"), "train has no 'y'; it has x0, x1"),
+        (lambda: Table(frame(), target="label", users="who", features=["x9"]), "train has no 'x9' and no 'who'"),
         (lambda: Table(frame(x0=[np.nan, *range(59)]), target="label"), "'x0' of train has 1 missing values, the first in row 0"),
         (
             lambda: Table(frame(), target="label", test=frame(x0=["a"] * 60)),
