@@ -2,7 +2,6 @@
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -11,7 +10,6 @@ from flcog.core.checks import option
 from flcog.core.precision import number_dtype
 from flcog.core.types import Slot
 from flcog.method import Context, Stage
-from flcog.method.stage import Kind
 from flcog.wire.envelope import Envelope
 
 
@@ -39,7 +37,7 @@ class ClipUpdate(Stage):
 
     norm: float = option(1.0, "> 0")
 
-    kind: ClassVar[Kind] = "bound"
+    kind = "bound"
 
     def send(self, envelope: Envelope, ctx: Context) -> tuple[Envelope, Slot]:
         factor = clip_factor(envelope.delta.values(), self.norm)

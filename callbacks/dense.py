@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -83,9 +82,9 @@ class DENSE(Method):
     latent: int = option(256, ">= 1")
     width: int = option(64, ">= 1")
 
-    individual_uploads: ClassVar[bool] = True
-    tasks: ClassVar[tuple[str, ...]] = ("classification",)
-    plain_batches: ClassVar[bool] = True
+    individual_uploads = True
+    tasks = ("classification",)
+    plain_batches = True
 
     def draw(self, rng: torch.Generator, client: ClientView) -> Slot:
         return {"shape": torch.tensor(example_of(client).shape[1:])}

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 import torch
 from torch import Generator, Tensor
@@ -104,7 +104,7 @@ class FedDisco(DataExchange):
         0.5
     """
 
-    tasks: ClassVar[tuple[str, ...]] = LABELLED
+    tasks = LABELLED
 
     a: float = option(0.5, ">= 0")
     b: float = option(0.1, ">= 0")

@@ -1,7 +1,6 @@
 """FedDM: clients send no weights but a few images each, chosen so that the model behaves on them as on the clients' data."""
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -88,9 +87,9 @@ class FedDM(Method):
     server_momentum: float = option(0.9, "[0, 1)")
     server_weight_decay: float = option(5e-4, ">= 0")
 
-    individual_uploads: ClassVar[bool] = True
-    tasks: ClassVar[tuple[str, ...]] = ("classification",)
-    plain_batches: ClassVar[bool] = True
+    individual_uploads = True
+    tasks = ("classification",)
+    plain_batches = True
 
     def draw(self, rng: torch.Generator, client: ClientView) -> Slot:
         example_of(client)  # raises an error for token ids

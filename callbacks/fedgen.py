@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -84,8 +83,8 @@ class FedGen(Method):
     weight_decay: float = option(0.01, ">= 0")
     seed: int = option(0, ">= 0")
 
-    individual_uploads: ClassVar[bool] = True
-    tasks: ClassVar[tuple[str, ...]] = ("classification",)
+    individual_uploads = True
+    tasks = ("classification",)
 
     def init_server(self, params: Params) -> Slot:
         head = head_weight(self, params)

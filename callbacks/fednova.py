@@ -1,8 +1,6 @@
 """FedNova: normalises updates by each client's number of local steps before they are averaged."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -33,7 +31,7 @@ class FedNova(Method):
         >>> trainer = flcog.FederatedTrainer(rounds=1, local_epochs=2, callbacks=[FedNova()], logger=False)
     """
 
-    excludes: ClassVar[Mapping[str, str]] = dict.fromkeys(
+    excludes = dict.fromkeys(
         ("DENSE", "FedDC", "FedDyn", "FedExP", "FedGen", "FlexLoRA", "LocalModels"),
         "it reads the changes of clients' models, and FedNova's clients send theirs divided by their numbers of steps",
     )

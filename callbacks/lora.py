@@ -1,8 +1,7 @@
 """FFALoRA and FlexLoRA: clients train LoRA's adapters."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -35,7 +34,7 @@ class FFALoRA(Method):
         False
     """
 
-    needs_adapters: ClassVar[bool] = True
+    needs_adapters = True
 
     def configure_model(self, model: ClientModule) -> ClientModule:
         for _, adapter in adapters(model):
@@ -93,9 +92,9 @@ class FlexLoRA(ParameterMask):
 
     ranks: Sequence[int] = option((2, 4, 8), ">= 1")
 
-    individual_uploads: ClassVar[bool] = True
-    needs_adapters: ClassVar[bool] = True
-    excludes: ClassVar[Mapping[str, str]] = dict.fromkeys(
+    individual_uploads = True
+    needs_adapters = True
+    excludes = dict.fromkeys(
         ("FedDC", "FedDyn", "FedPVR", "FedReg", "SCAFFOLD"),
         "it compares clients' adapters with the global ones, of which a client has only the part of its rank",
     )

@@ -4,7 +4,6 @@ import copy
 import functools
 import math
 from dataclasses import dataclass
-from typing import ClassVar
 
 import numpy as np
 import torch
@@ -96,8 +95,8 @@ class VHL(Method):
     std: float = option(0.5, ">= 0")
     seed: int = option(0, ">= 0")
 
-    tasks: ClassVar[tuple[str, ...]] = ("classification",)
-    plain_batches: ClassVar[bool] = True
+    tasks = ("classification",)
+    plain_batches = True
 
     def configure_model(self, model: ClientModule) -> ClientModule:
         model = copy.deepcopy(model)  # The user's module may serve another run.

@@ -1,14 +1,12 @@
 """WorkerMomentum: each client sends a running sum of its updates."""
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 
 from flcog.core.checks import option
 from flcog.core.types import Params, Slot
 from flcog.method import ClientView, Context, Envelope, Stage
-from flcog.method.stage import Kind
 
 
 @dataclass(frozen=True)
@@ -35,7 +33,7 @@ class WorkerMomentum(Stage):
 
     beta: float = option(0.9, "[0, 1)")
 
-    kind: ClassVar[Kind] = "smooth"
+    kind = "smooth"
 
     def init_client(self, params: Params, buffers: Params, client: ClientView) -> Slot:
         return {"m": {name: torch.zeros_like(value) for name, value in params.items()}}

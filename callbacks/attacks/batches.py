@@ -1,7 +1,6 @@
 """LabelFlip and Backdoor: attackers train on changed samples."""
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 from torch import Generator, Tensor
@@ -28,8 +27,8 @@ class LabelFlip(Attack):
         5
     """
 
-    tasks: ClassVar[tuple[str, ...]] = ("classification",)
-    plain_batches: ClassVar[bool] = True
+    tasks = ("classification",)
+    plain_batches = True
 
     def draw(self, rng: Generator, client: ClientView) -> Slot:
         return super().draw(rng, client) | {"num_classes": torch.tensor(client.num_classes)}
@@ -81,8 +80,8 @@ class Backdoor(Attack):
     value: float = 2.5
     boost: float = option(1.0, "> 0")
 
-    tasks: ClassVar[tuple[str, ...]] = ("classification",)
-    plain_batches: ClassVar[bool] = True
+    tasks = ("classification",)
+    plain_batches = True
 
     def wrap_gradient(self, gradient: GradientFunction, ctx: Context) -> GradientFunction:
         def poisoned(params: Params, batch: Batch) -> Gradient:

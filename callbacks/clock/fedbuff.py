@@ -1,9 +1,7 @@
 """FedBuff: buffered asynchronous aggregation."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from math import ceil
-from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -56,7 +54,7 @@ class FedBuff(AsynchronousRounds):
     momentum: float = option(0.0, "[0, 1)")
     arrival_rate: float | None = option(None, "(0, inf)")
 
-    excludes: ClassVar[Mapping[str, str]] = {
+    excludes = {
         "PoissonSampling": "it does not select a given number of clients for the free places",
     }
 

@@ -4,7 +4,7 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import count
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -13,7 +13,6 @@ from torch.utils import _pytree as pytree
 from flcog.callbacks.parts.noise import draw_key, uniform, words
 from flcog.core.types import Params, Slot
 from flcog.method import ClientView, Context, GlobalModel, Stage
-from flcog.method.stage import Kind
 from flcog.wire.envelope import Envelope, Field, map_fields, message_bytes
 
 TINY = 16
@@ -55,7 +54,7 @@ class Codec(Stage, ABC, protocol=True):
 
     error_feedback: bool = False
 
-    kind: ClassVar[Kind] = "encode"
+    kind = "encode"
 
     @abstractmethod
     def encode(self, values: Tensor, noise: Noise) -> Slot:

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import count
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -46,7 +46,7 @@ class EncodedBroadcast(BroadcastStage):
 
     codec: Codec = field(default_factory=Quantize)
 
-    excludes: ClassVar[Mapping[str, str]] = {
+    excludes = {
         "LocalParts": "its clients receive the shared parts of the model alone, and the broadcast is encoded whole for all clients",
         "ParameterMask": "its clients receive different parts of the model, and the broadcast is encoded once for all clients",
         "PowerOfChoice": "its candidates download the model before the broadcast is encoded",

@@ -15,13 +15,7 @@ from torch import Tensor
 from flcog.callbacks.fedssyn.generators.base import DataGenerator, Form
 from flcog.callbacks.fedssyn.generators.beta_vae import BetaVAE
 from flcog.callbacks.fedssyn.generators.private_training import PrivateTraining
-from flcog.callbacks.fedssyn.shuffling import (
-    SampleExchange,
-    answer_of_shuffle,
-    mix_real,
-    share_real,
-    share_synthetic,
-)
+from flcog.callbacks.fedssyn.shuffling import SampleExchange, answer_of_shuffle, mix_real, share_real, share_synthetic
 from flcog.callbacks.fedssyn.synthesis_cache import Synthesis, export_images, synthetic_sets, training_logs
 from flcog.callbacks.parts.image_grid import image_grid
 from flcog.core.checks import option

@@ -4,16 +4,7 @@ from dataclasses import dataclass
 
 from flcog.core.checks import option
 from flcog.core.types import Batch, Params, Slot
-from flcog.method import (
-    ClientView,
-    Cohort,
-    Context,
-    Gradient,
-    GradientFunction,
-    Messages,
-    Personal,
-    Personalisation,
-)
+from flcog.method import ClientView, Cohort, Context, Gradient, GradientFunction, Messages, Personal, Personalisation
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@
 import math
 import secrets
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -59,8 +59,8 @@ class DPSGD(Withholding):
     delta: float = option(1e-5, "(0, 1)")
     repeatable: bool = False
 
-    maps_gradient: ClassVar[bool] = True
-    excludes: ClassVar[dict[str, str]] = {
+    maps_gradient = True
+    excludes = {
         **dict.fromkeys(("FedSAM", "FedReg", "FedDM", "PerFedAvg", "PFedMe"), SECOND_GRADIENT),
         **dict.fromkeys(("FedDisco", "FedWalk", "Fedssyn", "FedCOG", "FedGen", "PowerOfChoice"), OTHER_READS),
         **dict.fromkeys(("AFL", "FedALA", "FedDBE", "FedProto", "FedRoD", "IFCA", "QFFL"), OTHER_READS),

@@ -1,7 +1,6 @@
 """Oort: clients whose data have high losses take part more often, and others are explored."""
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import numpy as np
 import torch
@@ -58,7 +57,7 @@ class Oort(Selection):
     pacer_step: int | None = option(None, ">= 1")
     pacer_delta: float = option(0.1, "(0, 1]")
 
-    reads_losses: ClassVar[bool] = True
+    reads_losses = True
 
     def init_selection(self, num_clients: int) -> Slot:
         loss, seconds = torch.zeros(num_clients), torch.zeros(num_clients)

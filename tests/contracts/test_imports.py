@@ -10,7 +10,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 
 
-LATE = {"sklearn", "pandas"}
+LATE = {"sklearn", "pandas", "diffusers", "opacus", "dp_accounting"}
 """Packages that are slow to import and not needed in the first round of a run."""
 
 FIRST_ROUND = f"""
@@ -21,6 +21,9 @@ class Look(flcog.Callback):
     def on_round_start(self, run, round, cohort):
         assert not (early := {LATE} & sys.modules.keys()), early
 
+import flcog.callbacks
+
+all(getattr(flcog.callbacks, name) for name in flcog.callbacks.__all__)
 trainer = flcog.FederatedTrainer(rounds=1, local_steps=1, accelerator="cpu", callbacks=[Look()])
 trainer.fit(flcog.Classifier(flcog.models.SimpleCNN(1, 10)), flcog.datamodules.Digits(num_clients=2))
 """

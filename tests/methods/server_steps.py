@@ -1,10 +1,19 @@
-"""Methods that record what their functions get and return, for tests that repeat a step by the paper."""
+"""Methods that record what their functions get and return, for tests that repeat a step by the paper, and the states of both sides."""
 
 from collections.abc import Callable
 from dataclasses import fields
 from typing import Any, NamedTuple
 
+from harness import RecordingTrainer, states_by_client
+
 from flcog.method import Cohort, Messages, Method, Params, Slot
+
+
+def gap_to_clients(trainer: RecordingTrainer, method: str, at_server: str, at_clients: str) -> Params:
+    """The server's state minus the mean of all clients' states, which is 0 for clients that have not taken part."""
+    states, clients = states_by_client(trainer, method, at_clients).values(), trainer.run.federation.num_clients
+    server = trainer.servers[method][at_server].items()
+    return {name: value - sum(state[name.removeprefix("model.")] for state in states) / clients for name, value in server}
 
 
 class ServerStep(NamedTuple):

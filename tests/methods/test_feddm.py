@@ -5,18 +5,7 @@ from typing import Any
 import pytest
 import torch
 from contracts.case import Case
-from harness import (
-    MOMENTUM,
-    NUM_CLASSES,
-    ODD_BATCHES,
-    RAGGED,
-    Clusters,
-    TinyData,
-    assert_close,
-    classifier,
-    problem_of,
-    train,
-)
+from harness import MOMENTUM, NUM_CLASSES, ODD_BATCHES, RAGGED, Clusters, TinyData, assert_close, classifier, problem_of, train
 from reference import feddm
 
 from flcog.callbacks import Ditto, FedDM, GradientNoise

@@ -7,18 +7,7 @@ import pytest
 import torch
 import yaml
 from contracts.case import Case
-from harness import (
-    NUM_CLASSES,
-    ODD_BATCHES,
-    RAGGED,
-    ROOT,
-    Clusters,
-    RecordingTrainer,
-    assert_close,
-    classifier,
-    distance,
-    train,
-)
+from harness import NUM_CLASSES, ODD_BATCHES, RAGGED, ROOT, Clusters, RecordingTrainer, assert_close, classifier, distance, train
 from reference import fedgen
 from torch import nn
 

@@ -1,4 +1,4 @@
-"""The random numbers that codecs draw in a float64 run with seed 0, for the references."""
+"""Encoding and decoding of a vector, and the random numbers that codecs draw in a float64 run with seed 0, for the references."""
 
 from functools import partial
 from typing import Any
@@ -6,10 +6,16 @@ from typing import Any
 import numpy as np
 import torch
 
-from flcog.callbacks.codecs.codec import Noise
+from flcog.callbacks.codecs.codec import Codec, Noise
 from flcog.callbacks.parts.noise import draw_key, words
 from flcog.core.precision import default_dtype
 from flcog.core.randomness import make_rng
+from flcog.wire.envelope import Field
+
+
+def decoded(codec: Codec, v: torch.Tensor, key: torch.Tensor | int = 0) -> torch.Tensor:
+    """The vector that the receiver sees."""
+    return codec.decode(codec.encode(v, Noise(torch.as_tensor(key), 0)), Field((len(v),), v.dtype))
 
 
 def noise_of(method: str, round: int, client: int, place: int) -> Noise:

@@ -5,10 +5,11 @@ from typing import Any
 
 import pytest
 import torch
-from harness import Clusters, classifier, make_trainer, states_by_client, train
+from harness import Clusters, classifier, make_trainer, train
 
 from flcog.callbacks import SCAFFOLD, EncodedBroadcast, FedDC, FedDyn, FedProx, FedPVR, TopK
 from flcog.method import Method
+from methods.server_steps import gap_to_clients
 
 CODEC = TopK(fraction=0.2)
 FED_BACK = TopK(fraction=0.2, error_feedback=True)
@@ -26,9 +27,7 @@ SUMS: dict[str, tuple[Method, str, str, str, float]] = {
 def gaps(codec: TopK, method: Method, at_server: str, at_client: str, **options: Any) -> tuple[Any, dict[str, torch.Tensor]]:
     """The trainer, and the server's state minus the mean of the eight clients' states."""
     trainer = train(method, codec, **options)
-    states = states_by_client(trainer, method.name, at_client).values()
-    server = trainer.servers[method.name][at_server]
-    return trainer, {n: v - sum(state[n.removeprefix("model.")] for state in states) / 8 for n, v in server.items()}
+    return trainer, gap_to_clients(trainer, method.name, at_server, at_client)
 
 
 @pytest.mark.parametrize("name", SUMS)

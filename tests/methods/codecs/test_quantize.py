@@ -9,10 +9,8 @@ from harness import BatchNormMLP, classifier
 from reference import codecs
 
 from flcog.callbacks import Quantize
-from flcog.callbacks.codecs.codec import Noise
 from flcog.callbacks.codecs.quantize import num_levels
-from flcog.wire.envelope import Field
-from methods.codecs.draws import uniforms_of
+from methods.codecs.draws import decoded, uniforms_of
 
 wide = partial(classifier, network=BatchNormMLP)
 CASES: dict[str, Case] = {
@@ -37,10 +35,6 @@ CASES: dict[str, Case] = {
         Quantize(bits=5, stochastic=False), partial(codecs.run, compress=partial(codecs.nearest, bits=5)), module=wide
     ),
 }
-
-
-def decoded(codec: Quantize, v: torch.Tensor, key: torch.Tensor | int = 0) -> torch.Tensor:
-    return codec.decode(codec.encode(v, Noise(torch.as_tensor(key), 0)), Field((len(v),), v.dtype))
 
 
 @pytest.mark.parametrize(("bits", "size"), [(2, 40), (4, 1000), (8, 300)])

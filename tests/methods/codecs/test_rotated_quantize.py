@@ -8,10 +8,8 @@ from contracts.case import Case
 from reference import codecs
 
 from flcog.callbacks import Quantize, RotatedQuantize
-from flcog.callbacks.codecs.codec import Codec, Noise
 from flcog.callbacks.codecs.quantize import rotated
-from flcog.wire.envelope import Field
-from methods.codecs.draws import signs_and_uniforms
+from methods.codecs.draws import decoded, signs_and_uniforms
 
 CASES: dict[str, Case] = {
     "RotatedQuantize": Case(
@@ -27,13 +25,6 @@ CASES: dict[str, Case] = {
 }
 
 
-def draws_of(codec: Codec, v: torch.Tensor, count: int = 2000) -> torch.Tensor:
-    def decoded(key: torch.Tensor) -> torch.Tensor:
-        return codec.decode(codec.encode(v, Noise(key, 0)), Field((len(v),), v.dtype))
-
-    return torch.func.vmap(decoded)(torch.arange(count))
-
-
 def test_the_rotation_keeps_the_norm_and_is_its_own_inverse() -> None:
     rows = torch.randn(3, 128, dtype=torch.float64)
     torch.testing.assert_close(rotated(rotated(rows)), rows)
@@ -43,7 +34,8 @@ def test_the_rotation_keeps_the_norm_and_is_its_own_inverse() -> None:
 def test_the_mean_is_right_and_an_outlier_costs_no_precision() -> None:
     v = torch.randn(200, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     v[3] = 50.0
-    turned, plain = (draws_of(codec, v) for codec in (RotatedQuantize(bits=4), Quantize(bits=4)))
+    codecs = (RotatedQuantize(bits=4), Quantize(bits=4))
+    turned, plain = (torch.func.vmap(partial(decoded, codec, v))(torch.arange(2000)) for codec in codecs)
     errors = [float((each - v).square().sum(1).mean() / v.square().sum()) for each in (turned, plain)]
     assert errors[0] < errors[1] and errors[0] < 2 * torch.log(torch.tensor(256.0)) / 7**2
     standard = turned.std(0) / 2000**0.5

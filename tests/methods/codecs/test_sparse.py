@@ -10,9 +10,8 @@ from reference import codecs
 
 from flcog.callbacks import Quantize, RandomK, TopK
 from flcog.callbacks.codecs.bits import num_kept, pack_positions, unpack_positions
-from flcog.callbacks.codecs.codec import Codec, Noise, encoded_bytes
-from flcog.wire.envelope import Field
-from methods.codecs.draws import positions, uniforms_of
+from flcog.callbacks.codecs.codec import encoded_bytes
+from methods.codecs.draws import decoded, positions, uniforms_of
 
 FRACTION = 0.3
 
@@ -64,10 +63,6 @@ def test_codecs_that_cannot_be_nested_are_refused() -> None:
     assert str(error.value) == (
         "TopK and RandomK cannot be nested, because both choose numbers: multiply their fractions, and keep one"
     )
-
-
-def decoded(codec: Codec, v: torch.Tensor, key: torch.Tensor | int = 0) -> torch.Tensor:
-    return codec.decode(codec.encode(v, Noise(torch.as_tensor(key), 0)), Field((len(v),), v.dtype))
 
 
 def test_top_k_loses_at_most_its_share_of_the_squared_norm() -> None:

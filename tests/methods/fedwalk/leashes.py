@@ -6,11 +6,7 @@ from functools import partial
 from typing import Any
 
 import torch
-from harness import (
-    NUM_CLASSES,
-    NUM_FEATURES,
-    TinyData,
-)
+from harness import NUM_CLASSES, NUM_FEATURES, TinyData
 from reference import fedwalk
 from reference.common import Problem, State
 from torch import Tensor, nn

@@ -1,6 +1,5 @@
 """FedWalk agrees with its paper: its two losses, its schedules, and all forms of the leash."""
 
-import copy
 import math
 from dataclasses import dataclass, field
 from functools import partial
@@ -10,18 +9,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from contracts.case import Case
-from harness import (
-    MOMENTUM,
-    NUM_CLASSES,
-    RAGGED,
-    SGD,
-    BatchNormFeatures,
-    assert_close,
-    classifier,
-    distance,
-    problem_of,
-    train,
-)
+from harness import MOMENTUM, NUM_CLASSES, RAGGED, SGD, BatchNormFeatures, assert_close, classifier, distance, problem_of, train
 from torch import Tensor
 
 import flcog
@@ -98,10 +86,9 @@ FORMS: dict[str, tuple[dict[str, Any], Any]] = {
 
 @pytest.mark.parametrize(("arguments", "run"), FORMS.values(), ids=FORMS.keys())
 def test_against_the_paper(arguments: dict[str, Any], run: Any) -> None:
-    module, trace = classifier(), []
-    before = copy.deepcopy(module)
-    trainer = train(FedWalk(**({"leash": tiny_leash()} | arguments)), module=module, rounds=5)
-    assert_close(trainer.state, run(problem_of(trainer, before, SGD), trace=trace))
+    trace: list[Any] = []
+    trainer = train(FedWalk(**({"leash": tiny_leash()} | arguments)), rounds=5)
+    assert_close(trainer.state, run(problem_of(trainer, classifier(), SGD), trace=trace))
     for ours, theirs in zip(columns(trainer.rows), trace, strict=True):
         assert ours == pytest.approx(theirs, rel=1e-9)
 
@@ -113,11 +100,11 @@ def test_some_of_those_runs_hold_the_leash_in_some_rounds_only() -> None:
 
 
 def test_plain_means_with_equal_weights() -> None:
-    module, trace = classifier(MOMENTUM), []
-    before = copy.deepcopy(module)
-    trainer = train(EqualWeights(), FedWalk(leash=tiny_leash(), tau=ALWAYS, lr=0.1), module=module, local_epochs=2)
+    trace: list[Any] = []
+    method = FedWalk(leash=tiny_leash(), tau=ALWAYS, lr=0.1)
+    trainer = train(EqualWeights(), method, module=classifier(MOMENTUM), local_epochs=2)
     run = reference(tiny_leash, tau=ALWAYS, lr=[0.1] * 3, uniform=True)
-    assert_close(trainer.state, run(problem_of(trainer, before, MOMENTUM), trace=trace))
+    assert_close(trainer.state, run(problem_of(trainer, classifier(MOMENTUM), MOMENTUM), trace=trace))
     assert [row["fedwalk/client_loss"] for row in trainer.rows] == pytest.approx([row["fedwalk/client_loss"] for row in trace])
 
 

@@ -1,18 +1,11 @@
 """Leash steps: the mode of the model, and the samples of each step."""
 
-import copy
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
-from harness import (
-    SGD,
-    assert_close,
-    classifier,
-    distance,
-    problem_of,
-    train,
-)
+from harness import SGD, assert_close, classifier, distance, problem_of, train
 from torch import Tensor
 
 from flcog.callbacks.fedwalk.fedwalk import FedWalk
@@ -28,11 +21,10 @@ pytestmark = pytest.mark.filterwarnings("error")
 @pytest.mark.parametrize("executor", ["loop", "vmap"])
 @pytest.mark.parametrize("mode", ["eval", "train"])
 def test_batchnorm(mode: Any, executor: str) -> None:
-    module, trace = classifier(network=BatchNormNet), []
-    before = copy.deepcopy(module)
-    trainer = train(FedWalk(leash=tiny_leash(), tau=ALWAYS, num_steps=2, mode=mode), module=module, executor=executor)
+    module, trace = partial(classifier, network=BatchNormNet), list[Any]()
+    trainer = train(FedWalk(leash=tiny_leash(), tau=ALWAYS, num_steps=2, mode=mode), module=module(), executor=executor)
     run = reference(tiny_leash, tau=ALWAYS, steps=2, mode=mode)
-    assert_close(trainer.state, run(problem_of(trainer, before, SGD), trace=trace))
+    assert_close(trainer.state, run(problem_of(trainer, module(), SGD), trace=trace))
     # A client's own loss is computed by its model in evaluation mode, with its own statistics.
     for ours, theirs in zip(columns(trainer.rows), trace, strict=True):
         assert ours == pytest.approx(theirs, rel=1e-9)

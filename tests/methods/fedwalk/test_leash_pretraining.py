@@ -5,17 +5,7 @@ from typing import Any
 
 import pytest
 import torch
-from harness import (
-    NUM_CLASSES,
-    SGD,
-    TinyData,
-    assert_close,
-    classifier,
-    distance,
-    make_trainer,
-    problem_of,
-    train,
-)
+from harness import NUM_CLASSES, SGD, TinyData, assert_close, classifier, distance, make_trainer, problem_of, train
 
 from flcog.callbacks.fedwalk.leash_pretraining import LeashPretraining
 from flcog.schedules import Piecewise
@@ -40,11 +30,9 @@ def test_pretraining_is_leash_steps_and_then_fedavg(mode: Any, shared: bool) -> 
 
 
 def test_pretrainings_seed_draws_its_head_and_its_batches() -> None:
-    module = classifier().double()
-    before = copy.deepcopy(module)
-    trainer = train(LeashPretraining(leash=tiny_leash(), num_steps=7, lr=0.2, seed=3), module=module)
+    trainer = train(LeashPretraining(leash=tiny_leash(), num_steps=7, lr=0.2, seed=3), module=classifier().double())
     run = pretraining(5, False, lr=[0.2] * 7, seed=3)
-    assert_close(trainer.state, run(problem_of(trainer, before, SGD)))
+    assert_close(trainer.state, run(problem_of(trainer, classifier().double(), SGD)))
 
 
 def test_by_default_pretrainings_seed_is_the_runs() -> None:

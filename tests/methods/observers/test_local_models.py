@@ -1,8 +1,6 @@
 """LocalModels trains as FedAvg does, and measures clients' models before they are averaged."""
 
-import copy
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -25,11 +23,9 @@ CASES: dict[str, Case] = {"LocalModels": Case(LocalModels(), fedavg.run, like_fe
 
 @pytest.mark.parametrize("executor", ["loop", "vmap"])
 def test_local_models_are_measured(executor: str, tmp_path: Path) -> None:
-    module, data = classifier(), TinyData(client_test=0.3)
-    before = copy.deepcopy(module)
-    options: dict[str, Any] = {"rounds": 1, "eval_every": 1, "executor": executor}
-    trainer = fit(tmp_path, LocalModels(), module=module, data=data, **options)
-    problem, federation = problem_of(trainer, before, SGD), data.federation
+    data = TinyData(client_test=0.3)
+    trainer = fit(tmp_path, LocalModels(), data=data, rounds=1, eval_every=1, executor=executor)
+    problem, federation = problem_of(trainer, classifier(), SGD), data.federation
     assert_close(trainer.state, fedavg.run(problem), 1e-10)
     locals_ = {client.id: train_client(problem, problem.model, client) for client in trainer.recorded[0]}
     assert federation.test is not None and federation.client_test is not None

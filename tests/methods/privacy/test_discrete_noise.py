@@ -248,6 +248,3 @@ def test_repeatable_noise_resumes_bit_for_bit(tmp_path: Path) -> None:
     whole, half = (fit(tmp_path, *methods, rounds=rounds) for rounds in (4, 2))
     resumed = fit(tmp_path, *methods, rounds=4, ckpt_path=str(half.run_dir))
     assert all(torch.equal(value, whole.state[name]) for name, value in resumed.state.items())
-
-
-# Bad input ------------------------------------------------------------------------------------------------------------------------

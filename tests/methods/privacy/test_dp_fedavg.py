@@ -41,6 +41,7 @@ from flcog.callbacks.privacy.guarantee import guarantee_of
 from flcog.core.randomness import secret_normal
 from flcog.core.types import Params, Slot
 from flcog.method import Callback, ClientView, Context, Envelope, GlobalModel, Method, Run, Training, Upload
+from methods.privacy.test_accountant import exact_gaussian_epsilon
 
 NO_NOISE = partial(DPFedAvg, noise_multiplier=0.0, repeatable=True)
 STILL = partial(torch.optim.SGD, lr=0.0)
@@ -435,18 +436,8 @@ def test_the_one_shot_estimate_with_canaries_finds_the_known_epsilon() -> None:
     canaries = torch.nn.functional.normalize(torch.randn(count, dimension, generator=rng), dim=1)
     seen = released(canaries, noise)
     cosines = (canaries.double() @ seen) / seen.norm()
-    estimate = gaussian_epsilon(float(cosines.mean()) * dimension**0.5, delta)
-    assert estimate == pytest.approx(gaussian_epsilon(1 / noise, delta), rel=0.2)
-
-
-def gaussian_epsilon(distance: float, delta: float) -> float:
-    """Epsilon between two normal variables of variance 1 at this distance (Balle and Wang, 2018, theorem 8)."""
-    low, high = 0.0, 100.0
-    for _ in range(60):
-        e = (low + high) / 2
-        spent = stats.norm.cdf(distance / 2 - e / distance) - math.exp(e) * stats.norm.cdf(-distance / 2 - e / distance)
-        low, high = (e, high) if spent > delta else (low, e)
-    return high
+    estimate = exact_gaussian_epsilon(1 / (float(cosines.mean()) * dimension**0.5), delta)
+    assert estimate == pytest.approx(exact_gaussian_epsilon(noise, delta), rel=0.2)
 
 
 def test_an_attack_proves_no_more_than_the_reported_epsilon() -> None:

@@ -9,18 +9,7 @@ import numpy as np
 import pytest
 import torch
 from contracts.case import Case
-from harness import (
-    MOMENTUM,
-    NUM_CLASSES,
-    NUM_FEATURES,
-    ODD_BATCHES,
-    BatchNormMLP,
-    TinyData,
-    classifier,
-    distance,
-    fit,
-    train,
-)
+from harness import MOMENTUM, NUM_CLASSES, NUM_FEATURES, ODD_BATCHES, BatchNormMLP, TinyData, classifier, distance, fit, train
 from reference import dpsgd
 from scipy import stats
 from torch import nn

@@ -4,21 +4,12 @@ import warnings
 from typing import Any
 
 import pytest
-from harness import NUM_CLASSES, NUM_FEATURES, RecordingTrainer, assert_close, classifier, states_by_client, train
+from harness import NUM_CLASSES, NUM_FEATURES, RecordingTrainer, assert_close, classifier, train
 from torch import nn
 
-from flcog.callbacks import (
-    SCAFFOLD,
-    Bucketing,
-    ClientDropout,
-    EqualWeights,
-    FedDyn,
-    MultiKrum,
-    NormBound,
-    TopK,
-    TrimmedMean,
-)
+from flcog.callbacks import SCAFFOLD, Bucketing, ClientDropout, EqualWeights, FedDyn, MultiKrum, NormBound, TopK, TrimmedMean
 from flcog.method import Method
+from methods.server_steps import gap_to_clients
 
 
 def softmax() -> Any:
@@ -27,11 +18,7 @@ def softmax() -> Any:
 
 def drift(trainer: RecordingTrainer, method: str, at_server: str, at_clients: str) -> float:
     """The largest difference between the server's state and the mean of all clients' states, which should be equal."""
-    states, clients = states_by_client(trainer, method, at_clients), trainer.run.federation.num_clients
-    return max(
-        float((value - sum(state[name.removeprefix("model.")] for state in states.values()) / clients).abs().max())
-        for name, value in trainer.servers[method][at_server].items()
-    )
+    return max(float(value.abs().max()) for value in gap_to_clients(trainer, method, at_server, at_clients).values())
 
 
 @pytest.mark.parametrize("rule", [NormBound(norm=1e9), TrimmedMean(f=0), MultiKrum(f=0)], ids=lambda rule: rule.name)
