@@ -49,11 +49,6 @@ class CompiledClients(StackedClients):
     def compiled(self) -> Compile:
         return self._programs.compiled
 
-    @property
-    def _num_rows(self) -> int | None:
-        """The number of rows in a padded batch; None for models that feel padding."""
-        return None if self.model.feels_padding else self._rows
-
     def padded(self, assignment: Assignment, works: Sequence[ClientWork]) -> list[ClientWork]:
         if not self.fits(assignment, works):
             return list(works)
@@ -116,7 +111,8 @@ class CompiledClients(StackedClients):
         numbers = torch.arange(works[0].num_steps, device=device)
         steps = torch.tensor([work.num_steps for work in works] + [0] * (self._clients - len(works)), device=device)
         alive, padded = numbers[:, None] < steps, self.padded(assignment, works)
-        for number, (inputs, targets, mask) in enumerate(stacked_batches(padded, assignment.reader, self._num_rows)):
+        rows = None if self.model.feels_padding else self._rows
+        for number, (inputs, targets, mask) in enumerate(stacked_batches(padded, assignment.reader, rows)):
             yield StepTensors(inputs, targets, [] if mask is None else [mask], alive[number], numbers[number])
 
     def _lane(self, assignment: Assignment, local_step: LocalStep, arguments: StepArguments) -> Lane | None:

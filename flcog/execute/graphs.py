@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import cuda
 from torch.utils import _pytree as pytree
 
 from flcog.execute.programs import (
@@ -22,50 +22,30 @@ from flcog.execute.programs import (
     program_of,
 )
 from flcog.execute.stacked_clients import Chunk
-from flcog.method import Notes
 
 WARM_UPS = 3
 """The number of steps before the capture. The first steps choose kernels and allocate memory, which a graph must not contain."""
 
 
-class Cuda:
-    """Captures and replays work, by the rules of https://docs.pytorch.org/docs/stable/notes/cuda.html#cuda-graphs."""
+def capture(function: Callable[[], None], stream: Any) -> Callable[[], None]:
+    """Capture the work of a function, and return a function that replays it on the same memory.
 
-    def stream(self) -> Any:
-        return torch.cuda.Stream()
-
-    def current(self) -> Any:
-        return torch.cuda.current_stream()
-
-    def on(self, stream: Any) -> AbstractContextManager[Any]:
-        """A context manager that queues work on this stream."""
-        context: AbstractContextManager[Any] = torch.cuda.stream(stream)
-        return context
-
-    def wait(self, waiting: Any, other: Any) -> None:
-        """Let later work on one stream wait for the present work of another. Python does not wait."""
-        waiting.wait_stream(other)
-
-    def lend(self, tensor: Tensor, stream: Any) -> None:
-        """Record that the stream uses the tensor, so that its memory is not reused before the stream's present work is done."""
-        tensor.record_stream(stream)
-
-    def capture(self, function: Callable[[], None], stream: Any) -> Callable[[], None]:
-        """Capture the work of a function, and return a function that replays it on the same memory."""
-        self.wait(stream, self.current())
-        try:
-            with self.on(stream):
-                for _ in range(WARM_UPS):
-                    function()
-        finally:  # If memory runs out, tensors are freed that queued steps still use.
-            self.wait(self.current(), stream)
-        graph = torch.cuda.CUDAGraph()
-        # Other threads may copy data to the device meanwhile. The outer context restores the stream after a failed capture, which
-        # torch 2.11 does not.
-        with uncollected(), self.on(stream), torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
-            function()
-        replay: Callable[[], None] = graph.replay
-        return replay
+    https://docs.pytorch.org/docs/stable/notes/cuda.html#cuda-graphs has the rules.
+    """
+    stream.wait_stream(cuda.current_stream())
+    try:
+        with cuda.stream(stream):
+            for _ in range(WARM_UPS):
+                function()
+    finally:  # If memory runs out, tensors are freed that queued steps still use.
+        cuda.current_stream().wait_stream(stream)
+    graph = cuda.CUDAGraph()
+    # Other threads may copy data to the device meanwhile. The outer context restores the stream after a failed capture, which
+    # torch 2.11 does not.
+    with uncollected(), cuda.stream(stream), cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
+        function()
+    replay: Callable[[], None] = graph.replay
+    return replay
 
 
 @contextmanager
@@ -87,13 +67,13 @@ class GraphLane(Lane):
     the lane's stream until it has read them. Results get their memory on the current stream.
     """
 
-    def __init__(self, device: Cuda, program: StepProgram, arguments: StepArguments) -> None:
+    def __init__(self, program: StepProgram, arguments: StepArguments) -> None:
         super().__init__(program, arguments)
-        self._device, self._stream = device, device.stream()
+        self._stream = cuda.Stream()
         chunk, shared, given = arguments
         super().load(chunk, shared)
         super().take(given)
-        self._replay = device.capture(super().go, self._stream)
+        self._replay = capture(super().go, self._stream)
 
     def load(self, chunk: ChunkTensors, shared: RoundTensors) -> None:
         with self._on_stream(chunk, shared):
@@ -115,14 +95,15 @@ class GraphLane(Lane):
         return out
 
     def give_up(self) -> None:
-        self._device.wait(self._device.current(), self._stream)
+        cuda.current_stream().wait_stream(self._stream)
 
     def _on_stream(self, *trees: Any) -> AbstractContextManager[Any]:
-        """A context manager that queues work on the lane's stream, behind the present work of the current stream."""
+        """A context manager that queues work on the lane's stream, behind the present work of the current stream. Python waits for none."""
         for tensor in pytree.tree_leaves(trees):
-            self._device.lend(tensor, self._stream)
-        self._device.wait(self._stream, self._device.current())
-        return self._device.on(self._stream)
+            tensor.record_stream(self._stream)
+        self._stream.wait_stream(cuda.current_stream())
+        context: AbstractContextManager[Any] = cuda.stream(self._stream)
+        return context
 
 
 class Graphs(Programs):
@@ -130,15 +111,11 @@ class Graphs(Programs):
 
     verb, kind = "captured", "graphs"
 
-    def __init__(self, notes: Notes) -> None:
-        super().__init__(notes)
-        self._device = Cuda()
-
     def _make(self, local_step: LocalStep, arguments: StepArguments) -> StepProgram:
         return program_of(local_step, arguments)
 
     def _lane(self, program: StepProgram, arguments: StepArguments) -> Lane:
         began = time.perf_counter()
-        lane = GraphLane(self._device, program, arguments)
+        lane = GraphLane(program, arguments)
         self._note(arguments, began)
         return lane

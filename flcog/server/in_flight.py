@@ -64,20 +64,13 @@ class Traffic:
 
     def state_dict(self) -> dict[str, Any]:
         """The traffic in tensors and primitives."""
-        return {
-            "flights": [list(flight) for flight in self.flights],
-            "broadcasts": {
-                round: {
-                    "params": received.params,
-                    "buffers": received.buffers,
-                    "server": received.server,
-                    "rates": list(received.rates),
-                    "optimisation": list(received.optimisation),
-                }
-                for round, received in self.broadcasts.items()
-            },
-            "upload": None if self.upload is None else [self.upload.total, dict(self.upload.params)],
+        broadcasts = {
+            round: {"params": received.params, "buffers": received.buffers, "server": received.server}
+            | {"rates": list(received.rates), "optimisation": list(received.optimisation)}
+            for round, received in self.broadcasts.items()
         }
+        upload = None if self.upload is None else [self.upload.total, dict(self.upload.params)]
+        return {"flights": [list(flight) for flight in self.flights], "broadcasts": broadcasts, "upload": upload}
 
     @classmethod
     def from_state(cls, state: Mapping[str, Any], seed: int) -> "Traffic":

@@ -29,7 +29,7 @@ from flcog.server.engine import Engine
 from flcog.server.in_flight import Flights
 from flcog.server.state import ServerState
 from flcog.wire.envelope import message_bytes
-from flcog.wire.ledger import model_bytes, unsent_bytes
+from flcog.wire.ledger import masked_bytes, model_bytes
 
 
 @dataclass(frozen=True)
@@ -216,7 +216,9 @@ def plain_sizes(
     }
     if all(method.communicates for method in methods):
         met = server.reported.get("model", set())
-        values = {**received.params, **received.buffers}
-        kept = sum(unsent_bytes(values, task.masks, task.client in met) for task in asked if task.masks)
+        whole = {name: value.nbytes for name, value in {**received.params, **received.buffers}.items()}
+        # A client that the server has not met receives its own parameters, too, to start from them.
+        unsent = [{name: mask for name, mask in task.masks.items() if mask.ndim or task.client in met} for task in asked]
+        kept = sum(masked_bytes(masks, whole) for masks in unsent)
         sizes["model"] = len(asked) * model_bytes(received.params, received.buffers) - kept
     return sizes

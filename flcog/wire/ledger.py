@@ -81,15 +81,6 @@ def model_bytes(params: Params, buffers: Params) -> int:
     return sum(tensor.numel() * tensor.element_size() for part in (params, buffers) for tensor in part.values())
 
 
-def unsent_bytes(params: Params, masks: Mapping[str, Tensor], met: bool) -> int:
-    """The bytes of the model that a client with these masks does not receive.
-
-    A client that it has not ``met`` receives its own parameters, too, to start from them.
-    """
-    masked = {name: mask for name, mask in masks.items() if mask.ndim or met}
-    return masked_bytes(masked, {name: params[name].nbytes for name in masked})
-
-
 def masked_bytes(masks: Mapping[str, Tensor], sizes: Mapping[str, int]) -> int:
     """The bytes that masks save, given the bytes of whole parameters."""
     return sum(sizes[name] * int((~mask).sum()) // mask.numel() for name, mask in masks.items() if name in sizes)

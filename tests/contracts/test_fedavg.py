@@ -38,7 +38,13 @@ OPTIMIZERS = {
 }
 
 
-NETWORKS = {"mlp": None, "batchnorm": BatchNormMLP}
+def instance_norm() -> nn.Module:
+    """A network that normalises each sample alone, and tracks statistics over the samples for evaluations."""
+    norm = nn.InstanceNorm1d(2, affine=True, track_running_stats=True)
+    return nn.Sequential(nn.Linear(NUM_FEATURES, 8), nn.Unflatten(1, (2, 4)), norm, nn.Flatten(), nn.Linear(8, NUM_CLASSES))
+
+
+NETWORKS = {"mlp": None, "batchnorm": BatchNormMLP, "instancenorm": instance_norm}
 
 
 @pytest.mark.parametrize("network", NETWORKS.values(), ids=NETWORKS.keys())
@@ -55,20 +61,6 @@ def test_fedavg(optimizer: Any, work: dict[str, Any], network: Any) -> None:
         vmap = train(module=classifier(optimizer, network), executor="vmap", chunk_size=chunk_size, **work)
         assert vmap.executor.name == "vmap"
         assert_close(vmap.state, loop.state, 1e-11)
-
-
-def instance_norm() -> nn.Module:
-    """A network that normalises each sample alone, and tracks statistics over the samples for evaluations."""
-    norm = nn.InstanceNorm1d(2, affine=True, track_running_stats=True)
-    return nn.Sequential(nn.Linear(NUM_FEATURES, 8), nn.Unflatten(1, (2, 4)), norm, nn.Flatten(), nn.Linear(8, NUM_CLASSES))
-
-
-def test_statistics_that_an_instance_norm_tracks_count_no_padding() -> None:
-    module, options = classifier(network=instance_norm), {"local_epochs": 1, "rounds": 1}
-    loop, vmap = (train(module=copy.deepcopy(module), executor=executor, **options) for executor in ("loop", "vmap"))
-    assert_close(loop.state, fedavg.run(problem_of(loop, module, SGD)), 1e-10)
-    assert vmap.executor.name == "vmap"
-    assert_close(vmap.state, loop.state, 1e-11)
 
 
 @pytest.mark.parametrize("methods", [(), (FedSAM(rho=0.3),)], ids=["fedavg", "fedsam"])

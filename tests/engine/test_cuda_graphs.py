@@ -8,6 +8,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -74,8 +75,9 @@ def place_of(tensor: Tensor) -> int:
 
 
 class Stream(deque[Callable[[], Any]]):
-    def __init__(self) -> None:
+    def __init__(self, device: "StandIn") -> None:
         super().__init__()
+        self._device = device
         self.lent: set[int] = set()
         """The addresses of tensors from other streams that this stream may read."""
 
@@ -83,32 +85,26 @@ class Stream(deque[Callable[[], Any]]):
         while self:
             self.popleft()()
 
+    def wait_stream(self, other: "Stream") -> None:
+        if self is self._device.main:
+            self._device.most_at_once = max(self._device.most_at_once, sum(map(bool, self._device.streams)))
+            other.run()
+
 
 class StandIn:
-    """Replaces ``Cuda``, and counts captures, replays and streams that work at the same time."""
+    """Replaces ``torch.cuda``, and counts captures, replays and streams that work at the same time."""
 
     def __init__(self) -> None:
-        self.main, self.streams, self.captured, self.replayed, self.most_at_once = Stream(), list[Stream](), 0, 0, 0
+        self.main, self.streams, self.captured, self.replayed, self.most_at_once = Stream(self), list[Stream](), 0, 0, 0
 
-    def stream(self) -> Stream:
-        self.streams.append(Stream())
+    def new_stream(self) -> Stream:
+        self.streams.append(Stream(self))
         return self.streams[-1]
-
-    def current(self) -> Stream:
-        return self.main
 
     @contextmanager
     def on(self, stream: Stream) -> Iterator[None]:
         with Late(stream):
             yield
-
-    def wait(self, waiting: Stream, other: Stream) -> None:
-        if waiting is self.main:
-            self.most_at_once = max(self.most_at_once, sum(map(bool, self.streams)))
-            other.run()
-
-    def lend(self, tensor: Tensor, stream: Stream) -> None:
-        stream.lent.add(place_of(tensor))
 
     def capture(self, function: Callable[[], None], stream: Stream) -> Callable[[], None]:
         for _ in range(cuda_graphs.WARM_UPS):
@@ -128,7 +124,10 @@ class StandIn:
 def device(monkeypatch: pytest.MonkeyPatch, programs: list[int]) -> StandIn:
     device = StandIn()
     monkeypatch.setattr(choice, "_captures", lambda device: True)
-    monkeypatch.setattr(cuda_graphs, "Cuda", lambda: device)
+    cuda = SimpleNamespace(Stream=device.new_stream, current_stream=lambda: device.main, stream=device.on)
+    monkeypatch.setattr(cuda_graphs, "cuda", cuda)
+    monkeypatch.setattr(cuda_graphs, "capture", device.capture)
+    monkeypatch.setattr(Tensor, "record_stream", lambda tensor, stream: stream.lent.add(place_of(tensor)))
     return device
 
 
@@ -191,11 +190,11 @@ def test_captured_steps_take_cohorts_of_any_size(executor: str, device: StandIn)
     assert graphs.executor.compiled == "graphs" and graphs.rows == [pytest.approx(row, rel=1e-9) for row in loop.rows]
 
 
-def test_what_cannot_be_captured_runs_as_it_is(device: StandIn) -> None:
+def test_what_cannot_be_captured_runs_as_it_is(device: StandIn, monkeypatch: pytest.MonkeyPatch) -> None:
     def fails(function: Any, stream: Any) -> Any:
         raise RuntimeError("operation not permitted when stream is capturing")
 
-    device.capture = fails  # type: ignore[method-assign]
+    monkeypatch.setattr(cuda_graphs, "capture", fails)
     with pytest.warns(UserWarning, match="cannot be captured .*not permitted when stream is capturing") as caught:
         graphs = train(executor="loop", compile="graphs")
     assert len(caught) == 1 and graphs.executor.compiled is False

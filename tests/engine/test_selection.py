@@ -26,7 +26,6 @@ from flcog.callbacks import (
     FedDisco,
     FedDyn,
     PoissonSampling,
-    RoundRobin,
 )
 from flcog.method import ClientPool, Method, Participants, SamplingLaw, Selection, Slot
 
@@ -88,15 +87,6 @@ def test_resume_is_bitwise_around_empty_rounds(done: int, executor: str, tmp_pat
     if executor == "loop":
         assert distance(resumed.state, setting(rounds=6).state) == 0
     assert [row["clients/participating"] for row in resumed.rows] == [len(cohort) for cohort in COHORTS]
-
-
-@pytest.mark.parametrize("method", [PoissonSampling(rate=0.15), RoundRobin()], ids=repr)
-def test_selections_resume_bit_for_bit(method: Selection, tmp_path: Path) -> None:
-    setting = partial(fit, tmp_path, method, SCAFFOLD(), local_steps=1)
-    whole, half = setting(rounds=6), setting(rounds=3)
-    resumed = setting(rounds=6, ckpt_path=str(half.run_dir))
-    assert distance(resumed.state, whole.state) == 0
-    assert [row["clients/participating"] for row in resumed.rows] == [row["clients/participating"] for row in whole.rows]
 
 
 class Fixed(Selection):
