@@ -71,7 +71,7 @@ def page(*arguments: str) -> dict[str, list[str]]:
     for line in "".join(Path(name).read_text() for name in ("REPRODUCED.md", "results/not-run.md")).splitlines():
         cells = [cell.strip() for cell in line.strip("|").split("|")]
         if line.startswith("| "):
-            in_table = len(cells) == 9 and not cells[8].startswith("[")
+            in_table = len(cells) == 9 and not cells[8].startswith("`")
             found[cells[7].partition("]")[0].strip("[") if in_table else cells[1]] = cells
     return found
 
@@ -85,7 +85,8 @@ def test_nothing_has_been_run(clone: Path) -> None:
     assert found["Figure 1"][3] == "nothing to reproduce"
     assert found["Figure 2"] == ["Paper", "Figure 2", "the split", "`flcog partition`", "of 100", "of 99", "S1"]
     assert found["own"][:3] == ["", "", "Arms"]
-    assert found["B gains"] == ["Paper", "B gains", "+40.00", "", "", "not run", "", "Two seeds.", link]
+    assert found["B gains"][2:] == ["+40.00", "", "", "not run", "", "Two seeds.", "`flcog compare one --only A B`"]
+    assert not Path("docs/assets/reproduced.svg").exists()
     text = Path("REPRODUCED.md").read_text()
     assert "contradict the papers\n\n- **D1** Two seeds.\n\n" in text and "do not state\n\n- **S1** Other colours.\n" in text
 
@@ -113,6 +114,20 @@ def test_a_control_table_does_not_count_the_verdicts_of_another_table_again(clon
     found = page()
     assert found["one"][3] == "1 reproduced, 2 contradicted"
     assert found["control"][3] == "1 reproduced, 3 counted above"
+    lines = Path("results/verdicts.csv").read_text().splitlines()[1:]
+    assert {line.split(",")[0] for line in lines if line.endswith(",control")} == {"control"} and len(lines) == 5
+
+
+def test_the_figure_has_a_mark_for_each_judged_figure_and_is_drawn_again_byte_for_byte(clone: Path) -> None:
+    content = yaml.safe_load((clone / "configs/tables/one.yaml").read_text())
+    (clone / "configs/tables/one.yaml").write_text(yaml.safe_dump(content | {"exploratory": [0]}))
+    train(clone, "one", {("A", 0): 0.49, ("A", 1): 0.5, ("B", 0): 0.52, ("B", 1): 0.5})
+    page()
+    before = Path("docs/assets/reproduced.svg").read_bytes()
+    judged = Path("results/verdicts.csv").read_text().count("(exploratory)")
+    assert before.count(b'id="mark-') == judged == 3 and b"(exploratory)" in before
+    page()
+    assert Path("docs/assets/reproduced.svg").read_bytes() == before
 
 
 def test_one_seed_and_unfinished_runs(clone: Path) -> None:
@@ -136,7 +151,7 @@ def test_the_page_in_the_repository_is_made_from_the_saved_results(tmp_path: Pat
     monkeypatch.chdir(tmp_path)
     write_page([], [tmp_path / "runs"], ROOT / "results", tmp_path / "page.md")
     assert (tmp_path / "page.md").read_bytes() == (ROOT / "REPRODUCED.md").read_bytes()
-    for name in ("results/not-run.md", "results/verdicts.csv"):
+    for name in ("results/not-run.md", "results/verdicts.csv", "docs/assets/reproduced.svg"):
         assert (tmp_path / name).read_bytes() == (ROOT / name).read_bytes()
 
 
