@@ -78,7 +78,7 @@ def page(*arguments: str) -> dict[str, list[str]]:
 
 def test_nothing_has_been_run(clone: Path) -> None:
     found = page()
-    link = "[one](configs/tables/one.yaml)"
+    link = "[one](../configs/tables/one.yaml)"
     assert found["one"] == ["Paper", "Table 1", "arms", "3 not run", "0 / 4", "", "", link, "D1"]
     assert found["other"][3:5] == ["none", "0 / 4"] and found["other"][8] == ""
     assert found["Table 2"] == ["Paper", "Table 2", "more arms", "none", "", "", ""]

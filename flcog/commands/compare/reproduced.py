@@ -155,7 +155,7 @@ def pages_text(papers: Mapping[str, Paper], fillings: Sequence[ResultTable], jud
         parts += [f"## {heading}", "\n".join(listed)] if numbers[kind] else []
     why = "`flcog compare TABLE` fills each, and `--dry-run` estimates its time. `REPRODUCED.md` has the deviations by their numbers."
     open_ = ["# Tables that were not run", why, markdown(HEADER, lines["not run"])]
-    return "\n\n".join(parts) + "\n", "\n\n".join(open_) + "\n"
+    return "\n\n".join(parts) + "\n", "\n\n".join(open_).replace("](configs/", "](../configs/") + "\n"
 
 
 def _claim(name: str, claim: Mapping[str, str], fillings: Sequence[ResultTable], judged: Judged) -> list[str]:
