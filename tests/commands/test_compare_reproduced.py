@@ -1,6 +1,7 @@
 """``flcog compare --reproduced``: a page with every table and figure of the papers, from runs and saved results."""
 
 import itertools
+import re
 import shlex
 import shutil
 import subprocess
@@ -18,7 +19,7 @@ from flcog.commands import shipped_configs
 from flcog.commands.cli import main
 from flcog.commands.compare.reproduced import write_page
 from flcog.commands.compare.runs import runs_of
-from flcog.commands.compare.table import read_mapping, read_table
+from flcog.commands.compare.table import read_mapping, read_table, select
 
 PAPERS: dict[str, Any] = {
     "Paper": {
@@ -181,6 +182,13 @@ def test_our_list_of_the_papers() -> None:
             for option, name in itertools.pairwise(words):
                 assert option != "-c" or name in shipped_configs.names()
                 assert option != "flcog" or name in commands
+
+
+def test_the_commands_of_the_claims_name_rows_and_columns_of_their_tables() -> None:
+    commands = re.findall(r"`flcog compare (\S+) --only (.*?)`", (ROOT / "REPRODUCED.md").read_text())
+    assert len(commands) == sum(len(paper["claims"]) for paper in read_mapping(ROOT / "configs/papers.yaml").values())
+    for table, names in commands:
+        assert len(select(read_table(ROOT / f"configs/tables/{table}.yaml"), shlex.split(names)).rows) == 2
 
 
 COMMANDS = {

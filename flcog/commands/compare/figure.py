@@ -89,17 +89,14 @@ def draw_differences(judged: pandas.DataFrame, path: Path) -> None:
         colour, shape = MARKS[mark]
         axes.plot([low, high], [place, place], color=colour, linewidth=1.3)
         face, name = "white" if exploratory else colour, f"mark-{place}"
-        axes.plot((low + high) / 2, place, shape, color=colour, mfc=face, markersize=5, label=one.verdict, gid=name)
+        axes.plot((low + high) / 2, place, shape, color=colour, mfc=face, ms=5, label=one.verdict, gid=name, clip_on=False)
     names = [", ".join(filter(None, (one.table, one.row, one.column, one.figure))) for one in judged.itertuples()]
     axes.set_yticks(range(len(names)), names, fontsize=7)
-    axes.set_ylim(len(names) - 0.5, -0.5)
     axes.set_xscale("symlog", linthresh=2)
-    axes.margins(x=0.03)
     ticks = [tick for tick in (-50, -20, -10, -5, -2, -1, 0, 1, 2, 5, 10, 20, 50) if tick in range(*map(int, axes.get_xlim()))]
     axes.set_xticks(ticks, map(str, ticks))
-    axes.set_xlabel("Ours minus published, in margins")
+    axes.set(xlabel="Ours minus published, in margins", ylim=(len(names) - 0.5, -0.5))
     axes.grid(color="#e6e6e6", linewidth=0.5)
-    axes.spines[["top", "right"]].set_visible(False)
     shown = {label: handle for handle, label in zip(*axes.get_legend_handles_labels(), strict=True)}
     figure.legend(shown.values(), shown.keys(), loc="outside upper center", ncols=4, fontsize=8, frameon=False)
     with rc_context({"svg.hashsalt": "flcog", "svg.fonttype": "none"}):

@@ -7,8 +7,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import pandas
-
 from flcog.commands import shipped_configs
 from flcog.commands.compare.figure import MARKS, draw_differences
 from flcog.commands.compare.report import figure_line, published_figures
@@ -66,7 +64,9 @@ def write_page(tables: Sequence[Path], roots: Sequence[Path], saved: Path, page:
     papers = read_mapping(configs / "papers.yaml")
     fillings = [_filling(path, roots, saved) for path in tables or sorted((configs / "tables").glob("*.yaml"))]
     found = _judged(fillings)
-    judged = pandas.concat([_frame(filling, found[filling.table.path]) for filling in fillings])
+    own = [(each.table, one) for each in fillings for one, counts in found[each.table.path] if counts and one.ours.judged.count]
+    judged = published_figures([one for _, one in own])
+    judged = judged.assign(margin=[one.margin for _, one in own], table=[table.name for table, _ in own])
     drawn = judged[judged.verdict.str.match("|".join(MARKS)) & judged.low.notna()]
     if len(drawn):
         draw_differences(drawn, page.parent / DRAWN)
@@ -95,26 +95,18 @@ def _filling(path: Path, roots: Sequence[Path], saved: Path) -> ResultTable:
 
 def _judged(fillings: Sequence[ResultTable]) -> Judged:
     """The verdicts of all tables. The papers' tables come first, so that verdicts on the same runs count there."""
-    known: set[Any] = set()
+    first: dict[Any, Path] = {}
     found: Judged = {}
     for filling in sorted(fillings, key=lambda filling: not filling.table.reproduces):
-        table, own = filling.table, []
-        for one in verdicts(filling):
-            column = table.views[one.view].column if one.view in table.views else one.view
-            arms = [
-                stated(words_of(table, row, column)) if column in table.columns else row
-                for row in (one.row, table.against[one.row])
-            ]
-            own.append((*arms, one.view, one.quantity, one.published, table.file.seeds, one.mark))
-        found[table.path] = [(one, key not in known) for one, key in zip(verdicts(filling), own, strict=True)]
-        known |= set(own)
+        path, judged = filling.table.path, verdicts(filling)
+        found[path] = [(one, first.setdefault(_runs_and_figure(filling.table, one), path) == path) for one in judged]
     return found
 
 
-def _frame(filling: ResultTable, judged: Sequence[tuple[Verdict, bool]]) -> pandas.DataFrame:
-    """The lines of a table in ``verdicts.csv``."""
-    counted = [one for one, counts in judged if counts and one.ours.judged.count]
-    return published_figures(counted).assign(margin=[one.margin for one in counted], table=filling.table.name)
+def _runs_and_figure(table: Table, one: Verdict) -> tuple[Any, ...]:
+    column = table.views[one.view].column if one.view in table.views else one.view
+    arms = (stated(words_of(table, row, column)) if column in table.columns else row for row in (one.row, table.against[one.row]))
+    return (*arms, one.view, one.quantity, one.published, table.file.seeds, one.mark)
 
 
 def pages_text(papers: Mapping[str, Paper], fillings: Sequence[ResultTable], judged: Judged, drawn: int) -> tuple[str, str]:
@@ -169,8 +161,7 @@ def _claim(name: str, claim: Mapping[str, str], fillings: Sequence[ResultTable],
     )
     line, differences = figure_line(filling, one), [*table.deviations, *table.unstated]
     seeds = f"{line['seeds']}, {'each with its split' if table.varies_split else 'one split'}" if line["seeds"] else ""
-    column = table.views[one.view].column if one.view in table.views else ""
-    names = dict.fromkeys(filter(None, (table.against[one.row], one.row, column)))
+    names = dict.fromkeys(filter(None, (table.against[one.row], one.row, table.views[one.view].column)))
     command = f"`flcog compare {table.name} --only {shlex.join(names)}`"
     return [name, claim["claim"], *(line[each] for each in FIGURE), seeds, claim.get("deviation", differences[0]), command]
 
