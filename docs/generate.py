@@ -47,9 +47,9 @@ def pages_of_the_root() -> None:
     """The pages of docs/, and README, RESULTS and others from the top of the tree, with links to the site's pages."""
     names = {f"{name}.md": f"{name.lower()}.md" for name in ("RESULTS", "REPRODUCED", "CONTRIBUTING")}
     names |= {"README.md": "index.md", "results/earlier/README.md": "earlier.md"}
-    names |= {f"results/{name}.md": f"{name}.md" for name in ("findings", "not-run")}
+    names |= {f"results/{name}.md": f"{name}.md" for name in ("fedcog", "findings", "not-run")}
     for name, page in names.items():
-        text = (ROOT / name).read_text(encoding="utf-8").replace("](docs/", "](").replace("](../", "](")
+        text = (ROOT / name).read_text(encoding="utf-8").replace("](../", "](").replace("](docs/", "](")
         text = re.sub(r"\[([\w-]+)\]\(configs/tables/[\w-]+\.yaml\)", r"`\1`", text)  # the site has no configs
         text = text.replace("[each judged figure](results/verdicts.csv)", "`results/verdicts.csv`")
         for other, target in names.items():

@@ -1,4 +1,4 @@
-"""EfficientNet-Lite0 from ImageNet's weights, in two parts, for FedWalk's table with pre-trained weights (results/findings.md).
+"""EfficientNet-Lite0 from ImageNet's weights, in two parts, for FedWalk's table with pre-trained weights (results/earlier).
 
 ``python studies/fedwalk_lite.py`` applies the first eleven blocks to ``cifar10.npz`` and ``leash.npz`` in the working directory, which have
 the layout of ``ArrayData``, and ``LiteTail`` is the rest of the network, which is trained. It needs the packages

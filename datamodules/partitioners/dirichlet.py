@@ -93,7 +93,7 @@ class NIIDBench(Partitioner):
     The programs of FedCOG and FedDisco contain the same loop, with the default seed 0, and draw nothing from NumPy before it.
     ``NIIDBench(beta)`` with ``partition_seed`` 0 therefore gives each client the samples of these papers' Dirichlet split,
     provided that the authors used the default seed. In two draws of Dirichlet(0.1) over ten clients of CIFAR-10 FedAvg's accuracy
-    differed by four points (RESULTS.md). NumPy promises never to change that generator's stream.
+    differed by four points (results/earlier). NumPy promises never to change that generator's stream.
 
     Li et al. 2022 (NIID-Bench), https://arxiv.org/abs/2102.02079.
 

@@ -1,6 +1,7 @@
 """``flcog compare --reproduced``: a page with every table and figure of the papers, from runs and saved results."""
 
 import itertools
+import re
 import shlex
 import shutil
 import subprocess
@@ -18,7 +19,7 @@ from flcog.commands import shipped_configs
 from flcog.commands.cli import main
 from flcog.commands.compare.reproduced import write_page
 from flcog.commands.compare.runs import runs_of
-from flcog.commands.compare.table import read_mapping, read_table
+from flcog.commands.compare.table import read_mapping, read_table, select
 
 PAPERS: dict[str, Any] = {
     "Paper": {
@@ -71,21 +72,22 @@ def page(*arguments: str) -> dict[str, list[str]]:
     for line in "".join(Path(name).read_text() for name in ("REPRODUCED.md", "results/not-run.md")).splitlines():
         cells = [cell.strip() for cell in line.strip("|").split("|")]
         if line.startswith("| "):
-            in_table = len(cells) == 9 and not cells[8].startswith("[")
+            in_table = len(cells) == 9 and not cells[8].startswith("`")
             found[cells[7].partition("]")[0].strip("[") if in_table else cells[1]] = cells
     return found
 
 
 def test_nothing_has_been_run(clone: Path) -> None:
     found = page()
-    link = "[one](configs/tables/one.yaml)"
+    link = "[one](../configs/tables/one.yaml)"
     assert found["one"] == ["Paper", "Table 1", "arms", "3 not run", "0 / 4", "", "", link, "D1"]
     assert found["other"][3:5] == ["none", "0 / 4"] and found["other"][8] == ""
     assert found["Table 2"] == ["Paper", "Table 2", "more arms", "none", "", "", ""]
     assert found["Figure 1"][3] == "nothing to reproduce"
     assert found["Figure 2"] == ["Paper", "Figure 2", "the split", "`flcog partition`", "of 100", "of 99", "S1"]
     assert found["own"][:3] == ["", "", "Arms"]
-    assert found["B gains"] == ["Paper", "B gains", "+40.00", "", "", "not run", "", "Two seeds.", link]
+    assert found["B gains"][2:] == ["+40.00", "", "", "not run", "", "Two seeds.", "`flcog compare one --only A B`"]
+    assert not Path("docs/assets/reproduced.svg").exists()
     text = Path("REPRODUCED.md").read_text()
     assert "contradict the papers\n\n- **D1** Two seeds.\n\n" in text and "do not state\n\n- **S1** Other colours.\n" in text
 
@@ -113,6 +115,20 @@ def test_a_control_table_does_not_count_the_verdicts_of_another_table_again(clon
     found = page()
     assert found["one"][3] == "1 reproduced, 2 contradicted"
     assert found["control"][3] == "1 reproduced, 3 counted above"
+    lines = Path("results/verdicts.csv").read_text().splitlines()[1:]
+    assert {line.split(",")[0] for line in lines if line.endswith(",control")} == {"control"} and len(lines) == 5
+
+
+def test_the_figure_has_a_mark_for_each_judged_figure_and_is_drawn_again_byte_for_byte(clone: Path) -> None:
+    content = yaml.safe_load((clone / "configs/tables/one.yaml").read_text())
+    (clone / "configs/tables/one.yaml").write_text(yaml.safe_dump(content | {"exploratory": [0]}))
+    train(clone, "one", {("A", 0): 0.49, ("A", 1): 0.5, ("B", 0): 0.52, ("B", 1): 0.5})
+    page()
+    before = Path("docs/assets/reproduced.svg").read_bytes()
+    judged = Path("results/verdicts.csv").read_text().count("(exploratory)")
+    assert before.count(b'id="mark-') == judged == 3 and b"(exploratory)" in before
+    page()
+    assert Path("docs/assets/reproduced.svg").read_bytes() == before
 
 
 def test_one_seed_and_unfinished_runs(clone: Path) -> None:
@@ -136,7 +152,7 @@ def test_the_page_in_the_repository_is_made_from_the_saved_results(tmp_path: Pat
     monkeypatch.chdir(tmp_path)
     write_page([], [tmp_path / "runs"], ROOT / "results", tmp_path / "page.md")
     assert (tmp_path / "page.md").read_bytes() == (ROOT / "REPRODUCED.md").read_bytes()
-    for name in ("results/not-run.md", "results/verdicts.csv"):
+    for name in ("results/not-run.md", "results/verdicts.csv", "docs/assets/reproduced.svg"):
         assert (tmp_path / name).read_bytes() == (ROOT / name).read_bytes()
 
 
@@ -166,6 +182,13 @@ def test_our_list_of_the_papers() -> None:
             for option, name in itertools.pairwise(words):
                 assert option != "-c" or name in shipped_configs.names()
                 assert option != "flcog" or name in commands
+
+
+def test_the_commands_of_the_claims_name_rows_and_columns_of_their_tables() -> None:
+    commands = re.findall(r"`flcog compare (\S+) --only (.*?)`", (ROOT / "REPRODUCED.md").read_text())
+    assert len(commands) == sum(len(paper["claims"]) for paper in read_mapping(ROOT / "configs/papers.yaml").values())
+    for table, names in commands:
+        assert len(select(read_table(ROOT / f"configs/tables/{table}.yaml"), shlex.split(names)).rows) == 2
 
 
 COMMANDS = {

@@ -1,4 +1,4 @@
-"""The curves of a comparison: the compared score by rounds, megabytes or seconds, a panel for each view and a line for each row."""
+"""The curves of a comparison, a panel for each view and a line for each row; and published figures beside ours, a line for each figure."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,8 +12,10 @@ from flcog.commands.compare.result_table import ResultTable
 from flcog.commands.compare.results import ELAPSED
 from flcog.commands.compare.runs import OUT_REMEDY
 from flcog.commands.compare.statistics import estimate
-from flcog.commands.curves import Panel, figure_of
+from flcog.commands.compare.verdicts import CONTRADICTED, REPRODUCED, UNDECIDED
+from flcog.commands.curves import COLOURS, Panel, figure_of
 from flcog.core.files import write_figure
+from flcog.run.history_figure import HistoryFigure
 
 By = Literal["rounds", "bytes", "seconds"]
 
@@ -23,6 +25,9 @@ AXES: dict[By, tuple[str, Sequence[str], float]] = {
     "seconds": ("Seconds", ["time/simulated", ELAPSED], 1),
 }
 """The text of the horizontal axis, the columns that it may show, of which the first that is known counts, and their scale."""
+
+MARKS = {REPRODUCED: (COLOURS[2], "o"), UNDECIDED: (COLOURS[7], "D"), CONTRADICTED: (COLOURS[3], "s")}
+"""The colour and the shape of each verdict."""
 
 
 def draw_curves(filled: ResultTable, out: Path, by: By) -> list[Path]:
@@ -67,3 +72,32 @@ def curves(filled: ResultTable, view: str, by: By) -> dict[str, pandas.DataFrame
             mean = rounds.score.mean()
             found[row] = pandas.DataFrame({"x": rounds.x.mean(), "mean": mean, "low": mean - half, "high": mean + half})
     return found
+
+
+def draw_differences(judged: pandas.DataFrame, path: Path) -> None:
+    """Draw ours minus published with its 95 % interval for each judged figure, a line of ``results/verdicts.csv``.
+
+    The unit is the figure's margin, so that one band shows the margins of all. The same figures give the same SVG file.
+    """
+    figure = HistoryFigure(figsize=(9, 1.4 + 0.2 * len(judged)), layout="constrained")
+    axes = figure.subplots()
+    axes.axvspan(-1, 1, color="#e3efe7", label="margin")
+    for place, one in enumerate(judged.itertuples()):
+        ends, margin = np.array([one.low, one.high]), one.margin
+        low, high = np.log(ends) / np.log(margin) if one.figure == "rounds" else ends / margin
+        mark, _, exploratory = one.verdict.partition(" ")
+        colour, shape = MARKS[mark]
+        axes.plot([low, high], [place, place], color=colour, linewidth=1.3)
+        face, name = "white" if exploratory else colour, f"mark-{place}"
+        axes.plot((low + high) / 2, place, shape, color=colour, mfc=face, ms=5, label=one.verdict, gid=name, clip_on=False)
+    names = [", ".join(filter(None, (one.table, one.row, one.column, one.figure))) for one in judged.itertuples()]
+    axes.set_yticks(range(len(names)), names, fontsize=7)
+    axes.set_xscale("symlog", linthresh=2)
+    ticks = [tick for tick in (-50, -20, -10, -5, -2, -1, 0, 1, 2, 5, 10, 20, 50) if tick in range(*map(int, axes.get_xlim()))]
+    axes.set_xticks(ticks, map(str, ticks))
+    axes.set(xlabel="Ours minus published, in margins", ylim=(len(names) - 0.5, -0.5))
+    axes.grid(color="#e6e6e6", linewidth=0.5)
+    shown = {label: handle for handle, label in zip(*axes.get_legend_handles_labels(), strict=True)}
+    figure.legend(shown.values(), shown.keys(), loc="outside upper center", ncols=4, fontsize=8, frameon=False)
+    with rc_context({"svg.hashsalt": "flcog", "svg.fonttype": "none"}):
+        write_figure(path, figure, metadata={"Date": None, "Creator": None})

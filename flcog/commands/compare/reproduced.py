@@ -1,14 +1,14 @@
 """REPRODUCED.md: the papers' claims, each table that was run, and the differences from the papers; not-run.md has the other tables."""
 
+import shlex
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import pandas
-
 from flcog.commands import shipped_configs
+from flcog.commands.compare.figure import MARKS, draw_differences
 from flcog.commands.compare.report import figure_line, published_figures
 from flcog.commands.compare.result_table import ResultTable
 from flcog.commands.compare.runs import runs_of, stated, words_of
@@ -16,7 +16,7 @@ from flcog.commands.compare.saved_results import results_of, seeds_run
 from flcog.commands.compare.table import Table, read_mapping, read_table
 from flcog.commands.compare.tuning import FILE as TUNED
 from flcog.commands.compare.tuning import with_choices
-from flcog.commands.compare.verdicts import CONTRADICTED, NOT_JUDGED, NOT_RUN, REPRODUCED, UNDECIDED, verdicts
+from flcog.commands.compare.verdicts import CONTRADICTED, NOT_JUDGED, NOT_RUN, REPRODUCED, UNDECIDED, Verdict, verdicts
 from flcog.core.files import replacing, short
 from flcog.core.text import markdown
 
@@ -29,21 +29,30 @@ KINDS = {
 COUNTED = "counted above"
 """The mark of a verdict on the same runs as in an earlier table."""
 
+Judged = dict[Path, list[tuple[Verdict, bool]]]
+"""The verdicts of each table's file, and whether each counts, because no earlier table has it on the same runs."""
+
 Numbers = dict[str, dict[str, int]]
 """The numbers of differences by kind and text."""
 
 Paper = Mapping[str, Any]
 FIGURE = ["published", "ours", "95 % interval of the difference", "verdict"]
-CLAIMS = ["paper", "claim", *FIGURE, "seeds and splits", "first deviation", "table"]
+CLAIMS = ["paper", "claim", *FIGURE, "seeds and splits", "main deviation", "command"]
+DRAWN = Path("docs/assets/reproduced.svg")
 HEADER = ["paper", "items", "content", "published figures", "runs", "seeds", "date", "table", "deviations"]
 
 RULE = """`flcog compare --reproduced` writes this page from the runs and the saved results that it finds; do not edit it. A published \
 figure is *reproduced* if the 90 % interval of ours minus the paper's lies within the table's margin, *contradicted* if the 95 % \
-interval lies wholly outside, and *undecided* otherwise; a gain also needs an interval without 0. They wait for all seeds of the \
-table, and `flcog compare TABLE --show` prints each with its interval. *Exploratory* verdicts have seeds that had been seen before the \
-margin was fixed. If all seeds have one split, a verdict speaks of this split. The last column of the tables refers to the lists below: \
-D marks contradictions to the paper, S settings that it does not state. [The tables that were not run](results/not-run.md) and \
-[each judged figure](results/verdicts.csv) have files of their own."""
+interval lies wholly outside, and *undecided* otherwise; a gain also needs an interval without 0. Verdicts wait for all seeds of the \
+table. *Exploratory* verdicts have seeds that had been seen before the margin was fixed. If all seeds have one split, a verdict speaks \
+of this split alone. With `--show`, a claim's command prints its runs and draws their curves; without, it trains them. The last column \
+of the tables refers to the lists below: D marks contradictions to the paper, S settings that it does not state. \
+[The tables that were not run](results/not-run.md) and [each judged figure](results/verdicts.csv) have files of their own."""
+
+DIFFERENCES = """![Ours minus published for {count} figures, with 95 % intervals, in margins]({path})
+
+*Ours minus published for the {count} judged figures, with 95 % intervals, in margins: the band from -1 to 1 is the margin. For rounds to \
+a target, the axis has the logarithm of their ratio. Exploratory verdicts have hollow marks.*"""
 
 
 def write_page(tables: Sequence[Path], roots: Sequence[Path], saved: Path, page: Path) -> None:
@@ -54,13 +63,19 @@ def write_page(tables: Sequence[Path], roots: Sequence[Path], saved: Path, page:
     configs = shipped_configs.folder()
     papers = read_mapping(configs / "papers.yaml")
     fillings = [_filling(path, roots, saved) for path in tables or sorted((configs / "tables").glob("*.yaml"))]
-    (reproduced, not_run), beside = pages_text(papers, fillings), page.parent / "results"
+    found = _judged(fillings)
+    own = [(each.table, one) for each in fillings for one, counts in found[each.table.path] if counts and one.ours.judged.count]
+    judged = published_figures([one for _, one in own])
+    judged = judged.assign(margin=[one.margin for _, one in own], table=[table.name for table, _ in own])
+    drawn = judged[judged.verdict.str.match("|".join(MARKS)) & judged.low.notna()]
+    if len(drawn):
+        draw_differences(drawn, page.parent / DRAWN)
+    (reproduced, not_run), beside = pages_text(papers, fillings, found, len(drawn)), page.parent / "results"
     for path, text in ((page, reproduced), (beside / "not-run.md", not_run)):
         with replacing(path, "w") as file:
             file.write(text)
-    judged = [published_figures(verdicts(filling)).assign(table=filling.table.name) for filling in fillings if filling.results]
     with replacing(beside / "verdicts.csv", "w") as file:
-        pandas.concat(judged or [pandas.DataFrame()]).to_csv(file, index=False)
+        judged.to_csv(file, index=False)
     run = sum(bool(filling.results) for filling in fillings)
     print(f"{short(page)}: {len(fillings)} tables, {run} of them trained in part or completely")
 
@@ -78,10 +93,25 @@ def _filling(path: Path, roots: Sequence[Path], saved: Path) -> ResultTable:
     return ResultTable(table, list(found.values()))
 
 
-def pages_text(papers: Mapping[str, Paper], fillings: Sequence[ResultTable]) -> tuple[str, str]:
+def _judged(fillings: Sequence[ResultTable]) -> Judged:
+    """The verdicts of all tables. The papers' tables come first, so that verdicts on the same runs count there."""
+    first: dict[Any, Path] = {}
+    found: Judged = {}
+    for filling in sorted(fillings, key=lambda filling: not filling.table.reproduces):
+        path, judged = filling.table.path, verdicts(filling)
+        found[path] = [(one, first.setdefault(_runs_and_figure(filling.table, one), path) == path) for one in judged]
+    return found
+
+
+def _runs_and_figure(table: Table, one: Verdict) -> tuple[Any, ...]:
+    column = table.views[one.view].column if one.view in table.views else one.view
+    arms = (stated(words_of(table, row, column)) if column in table.columns else row for row in (one.row, table.against[one.row]))
+    return (*arms, one.view, one.quantity, one.published, table.file.seeds, one.mark)
+
+
+def pages_text(papers: Mapping[str, Paper], fillings: Sequence[ResultTable], judged: Judged, drawn: int) -> tuple[str, str]:
     """The page of the claims, the tables with runs, the further items and the numbered deviations, and the page of the other tables."""
     numbers: Numbers = {kind: {} for kind in KINDS}
-    counted: set[Any] = set()
     known = {f"{name}, {item}" for name, paper in papers.items() for item in paper["items"]}
     no_paper: Paper = {"items": {}}
     lines = {"paper": list[list[str]](), "own": list[list[str]](), "not run": list[list[str]]()}
@@ -89,11 +119,11 @@ def pages_text(papers: Mapping[str, Paper], fillings: Sequence[ResultTable]) -> 
         for filling in fillings:
             if _items(name, about, filling.table) if name else not set(filling.table.reproduces) & known:
                 kind = ("paper" if name else "own") if filling.results else "not run"
-                lines[kind].append(_line(name, about, filling, numbers, counted))
+                lines[kind].append(_line(name, about, filling, numbers, judged[filling.table.path]))
     links = [
         f"[{paper['title']}]({paper['url']})" if paper.get("url") else paper.get("title", name) for name, paper in papers.items()
     ]
-    claims = [_claim(name, claim, fillings) for name, paper in papers.items() for claim in paper.get("claims", ())]
+    claims = [_claim(name, claim, fillings, judged) for name, paper in papers.items() for claim in paper.get("claims", ())]
     filled = {item for filling in fillings for item in filling.table.reproduces}
     further = [
         [name, item, str(about["shows"]), *_command(about, numbers)]
@@ -105,6 +135,7 @@ def pages_text(papers: Mapping[str, Paper], fillings: Sequence[ResultTable]) -> 
     parts = [
         "# Reproduced tables of the papers",
         *(["## The papers' claims", markdown(CLAIMS, claims)] if claims else []),
+        *([DIFFERENCES.format(count=drawn, path=DRAWN.as_posix())] if drawn else []),
         RULE,
         "\n".join(f"- **{name}**: {link}" for name, link in zip(papers, links, strict=True)),
         *(["## Tables of the papers", markdown(HEADER, lines["paper"])] if lines["paper"] else []),
@@ -116,22 +147,23 @@ def pages_text(papers: Mapping[str, Paper], fillings: Sequence[ResultTable]) -> 
         parts += [f"## {heading}", "\n".join(listed)] if numbers[kind] else []
     why = "`flcog compare TABLE` fills each, and `--dry-run` estimates its time. `REPRODUCED.md` has the deviations by their numbers."
     open_ = ["# Tables that were not run", why, markdown(HEADER, lines["not run"])]
-    return "\n\n".join(parts) + "\n", "\n\n".join(open_) + "\n"
+    return "\n\n".join(parts) + "\n", "\n\n".join(open_).replace("](configs/", "](../configs/") + "\n"
 
 
-def _claim(name: str, claim: Mapping[str, str], fillings: Sequence[ResultTable]) -> list[str]:
+def _claim(name: str, claim: Mapping[str, str], fillings: Sequence[ResultTable], judged: Judged) -> list[str]:
     """The line of a claim: the verdict on one published figure of a table."""
     filling = next(each for each in fillings if each.table.name == claim["table"])
     table = filling.table
     one = next(
         each
-        for each in verdicts(filling)
+        for each, _ in judged[table.path]
         if (each.row, each.view, each.quantity) == (claim["row"], claim.get("column", ""), claim.get("figure", "gain"))
     )
     line, differences = figure_line(filling, one), [*table.deviations, *table.unstated]
     seeds = f"{line['seeds']}, {'each with its split' if table.varies_split else 'one split'}" if line["seeds"] else ""
-    first, link = (differences[0] if differences else ""), f"[{table.name}](configs/tables/{table.path.name})"
-    return [name, claim["claim"], *(line[each] for each in FIGURE), seeds, first, link]
+    names = dict.fromkeys(filter(None, (table.against[one.row], one.row, table.views[one.view].column)))
+    command = f"`flcog compare {table.name} --only {shlex.join(names)}`"
+    return [name, claim["claim"], *(line[each] for each in FIGURE), seeds, claim.get("deviation", differences[0]), command]
 
 
 def _items(name: str, paper: Paper, table: Table) -> list[str]:
@@ -139,8 +171,8 @@ def _items(name: str, paper: Paper, table: Table) -> list[str]:
     return [item for item in paper["items"] if f"{name}, {item}" in table.reproduces]
 
 
-def _line(name: str, paper: Paper, filling: ResultTable, numbers: Numbers, counted: set[Any]) -> list[str]:
-    """The line of a table. Its verdicts join those that are ``counted``."""
+def _line(name: str, paper: Paper, filling: ResultTable, numbers: Numbers, judged: Sequence[tuple[Verdict, bool]]) -> list[str]:
+    """The line of a table."""
     table, results = filling.table, filling.results
     items = _items(name, paper, table)
     shows = "; ".join(dict.fromkeys(str(paper["items"][item]["shows"]) for item in items)) or table.title
@@ -152,20 +184,12 @@ def _line(name: str, paper: Paper, filling: ResultTable, numbers: Numbers, count
     link = f"[{table.name}](configs/tables/{table.path.name})" if shipped else str(short(table.path))
     about = {"deviations": table.deviations, "unstated": table.unstated} if table.reproduces else {}
     places, seeds = f"{len(done)} / {total}", seeds + ", one split" * bool(seeds and items and not table.varies_split)
-    return [name, ", ".join(items), shows, _counts(filling, counted), places, seeds, date, link, _numbers(about, numbers)]
+    return [name, ", ".join(items), shows, _counts(judged), places, seeds, date, link, _numbers(about, numbers)]
 
 
-def _counts(filling: ResultTable, counted: set[Any]) -> str:
+def _counts(judged: Sequence[tuple[Verdict, bool]]) -> str:
     """The numbers of verdicts of each kind. A verdict on the same runs as in a table above is not counted again."""
-    marks, table, own = Counter[str](), filling.table, set()
-    for one in verdicts(filling):
-        column = table.views[one.view].column if one.view in table.views else one.view
-        arms = [
-            stated(words_of(table, row, column)) if column in table.columns else row for row in (one.row, table.against[one.row])
-        ]
-        own.add(judged := (*arms, one.view, one.quantity, one.published, table.file.seeds, one.mark))
-        marks[COUNTED if judged in counted else one.shown] += one.mark != NOT_JUDGED
-    counted |= own
+    marks = Counter(one.shown if counts else COUNTED for one, counts in judged if one.mark != NOT_JUDGED)
     others = [mark for mark in marks if mark not in (NOT_RUN, COUNTED)]
     order = dict.fromkeys((REPRODUCED, CONTRADICTED, UNDECIDED, *others, NOT_RUN, COUNTED))
     return ", ".join(f"{marks[mark]} {mark}" for mark in order if marks[mark]) or "none"

@@ -57,6 +57,7 @@ class Verdict(NamedTuple):
     interval: Interval | None  # the 95 % interval of ours minus the published figure, for rounds of their ratio
     mark: str  # the verdict, or the reason for its absence
     exploratory: bool = False  # whether a seed was seen before the rule was fixed
+    margin: float | None = None  # in the figure's unit, for rounds a factor
 
     @property
     def shown(self) -> str:
@@ -129,7 +130,8 @@ def _verdict(filled: ResultTable, row: str, view: str, quantity: Quantity, figur
             mark = UNDECIDED
     interval = found and ((math.exp(found[1][0]), math.exp(found[1][1])) if logs else found[1])
     seen = bool(filled.of(row, view).seed.isin(table.exploratory).any())
-    return Verdict(row, view, quantity, figure, ours, interval, mark, seen)
+    allowed = None if margin is None else math.exp(margin) if logs else margin + figure.within
+    return Verdict(row, view, quantity, figure, ours, interval, mark, seen, allowed)
 
 
 def _reason(filled: ResultTable, row: str, view: str, quantity: Quantity) -> str:
