@@ -94,7 +94,7 @@ class ItemSets(WithTargets):
     def prepare_data(self) -> None:
         if self.cache_dir is not None:
             for part in self._sets:
-                self._row_file(part).fill(f"reading the {part} set")
+                self._row_file(part)
 
     def load(self) -> Splits:
         tensors = self._learnt.tensors
@@ -171,7 +171,6 @@ class ItemSets(WithTargets):
             return known
         if self.cache_dir is not None and self._has_targets(part):
             rows = self._row_file(part)
-            rows.fill(f"reading the {part} set")
             assert rows.dtype.names is not None
             return rows.field(rows.dtype.names[-1])[:]
         found = self._reader.each(part, targets_of, np.arange(count))
@@ -230,7 +229,6 @@ class ItemSets(WithTargets):
         if self.cache_dir is None:
             return self._streamed(self._reader, part, items, part)
         rows = self._row_file(part)
-        rows.fill(f"reading the {part} set")
         form = self._reader.make(Task(part, form_of, np.zeros(1, np.int64)))
         names = (rows.dtype.names or ())[: form.num_leaves]
         if rows.nbytes <= IN_MEMORY_BYTES:
@@ -253,7 +251,7 @@ class ItemSets(WithTargets):
         return self._reader.make(Task(part, targets_of, np.zeros(1, np.int64))).dtype.kind in "biuf"
 
     def _row_file(self, part: str) -> RowFile:
-        """Return a set's cache file, which is named after the part."""
+        """Return a set's cache file, which is named after the part, with all rows."""
         make = partial(rows_of, with_targets=self._has_targets(part))
         dtype = self._reader.make(Task(part, make, np.zeros(1, np.int64))).dtype
 
@@ -261,7 +259,9 @@ class ItemSets(WithTargets):
             for some in self._reader.each(part, partial(make, dtype=dtype), numbers):
                 yield from some
 
-        return RowFile(Path(str(self.cache_dir)) / f"{part}.rows", (len(self._sets[part]),), dtype, rows)
+        file = RowFile(Path(str(self.cache_dir)) / f"{part}.rows", (len(self._sets[part]),), dtype, rows)
+        file.fill(f"reading the {part} set")
+        return file
 
 
 @dataclass(frozen=True)

@@ -146,7 +146,7 @@ class LightningData(ItemSets):
 
     def _loaders_of(self, part: str) -> list[DataLoader]:
         make = self._source.by_part.get(part)
-        return [] if make is None else the_loaders(make(), f"{self._source.owner}.{part}_dataloader returns", part)
+        return [] if make is None else the_loaders(make(), part)
 
     def _note(self, read: Mapping[str, ReadLoader]) -> str:
         """How the sets become a federation."""

@@ -98,7 +98,7 @@ def _loaders(data: Any, verb: str, part: str) -> list[DataLoader]:
     """The loaders, or one of a data set with the default batch size of flcog's data modules."""
     if isinstance(data, Dataset):
         return [DataLoader(data, batch_size=64, shuffle=part == "train")]
-    return the_loaders(data, f"{verb} got", "predict" if verb == "predict" else part)
+    return the_loaders(data, "predict" if verb == "predict" else part)
 
 
 def _given(**loaders: Any) -> Loaders:
@@ -114,10 +114,9 @@ def _of_module(module: Any) -> Loaders:
 
 def _only(source: Loaders, part: str) -> Loaders:
     """One loader alone, whose set is evaluated: ``val``, ``test`` or ``predict``."""
-    owner = type(source.module or source.hooked).__name__
 
     def loaders() -> list[DataLoader]:
-        return the_loaders(source.by_part[part](), f"{owner}.{part}_dataloader returns", part)
+        return the_loaders(source.by_part[part](), part)
 
     def set_up(stage: str) -> None:
         if stage == "fit":  # LightningData calls it again for tests

@@ -24,7 +24,7 @@ from flcog.data.order import Order
 from flcog.datamodules.items import as_array
 from flcog.datamodules.torch_dataset import CollateFn
 
-MOST_ITEMS, MOST_BATCHES = 1_000_000, 100_000
+MOST = 1_000_000
 """The most items or batches of a stream, which are held in memory to divide them over clients."""
 
 
@@ -57,7 +57,7 @@ class ReadLoader(NamedTuple):
         return array if len(array) == len(self.rows) else array[self.rows]
 
 
-def the_loaders(given: Any, where: str, part: str) -> list[DataLoader]:
+def the_loaders(given: Any, part: str) -> list[DataLoader]:
     """A part's loaders, also from a list or a dict. The batches of several for training are joined, as Lightning does.
 
     Other objects that yield batches are read once, and so are joined ones. Clients share their batches out among themselves.
@@ -68,26 +68,23 @@ def the_loaders(given: Any, where: str, part: str) -> list[DataLoader]:
     if part == "train" and len(loaders) > 1:
         loaders = [CombinedLoader(given, "max_size_cycle")]
     if part == "predict" and len(loaders) > 1:
-        raise ValueError(
-            f"{where} a {type(given).__name__}, and predictions read one torch DataLoader: predict with one at a time"
-        )
+        raise ValueError(f"predictions read one DataLoader; got a {type(given).__name__} of several: predict with one at a time")
     return [loader if isinstance(loader, DataLoader) else _of_batches(loader) for loader in loaders]
 
 
 def _of_batches(loader: Iterable[Any]) -> DataLoader:
     """A loader of the batches of anything that yields them."""
-    found = _read_once(loader, MOST_BATCHES)
+    found = _read_once(loader)
     batches = [batch[0] for batch in found] if isinstance(loader, CombinedLoader) else found
     return DataLoader(WholeBatches(batches), batch_size=None, collate_fn=None)
 
 
-def _read_once(stream: Iterable[Any], most: int) -> list[Any]:
+def _read_once(stream: Iterable[Any]) -> list[Any]:
     with seeded(0):
-        found = list(islice(stream, most + 1))
-    if len(found) > most:
+        found = list(islice(stream, MOST + 1))
+    if len(found) > MOST:
         raise ValueError(
-            f"a {type(stream).__name__} yields more than {most:,} items or batches, which are held in memory to divide them over "
-            "clients: give a map-style data set"
+            f"a {type(stream).__name__} yields more than {MOST:,} items, which memory holds: give a map-style data set"
         )
     return found
 
@@ -143,7 +140,7 @@ def _of_a_set(loader: DataLoader) -> DataLoader:
     """The loader, of single items in a data set: those of a stream are read, and whole batches are items."""
     dataset: Any = loader.dataset
     if streamed := isinstance(dataset, IterableDataset):
-        dataset = _read_once(dataset, MOST_ITEMS)
+        dataset = _read_once(dataset)
     if loader.batch_sampler is None or (streamed and loader.batch_size is None):
         batches, collate_fn = WholeBatches(dataset), partial(_only, loader.collate_fn)
         return DataLoader(batches, 1, sampler=None if streamed else loader.sampler, collate_fn=collate_fn)
