@@ -28,13 +28,6 @@ class Sparse(Codec):
     fraction: float = option(0.01, "(0, 1]")
     values: Codec | None = None
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if isinstance(self.values, Sparse):
-            raise ValueError(
-                f"{self.name} and {self.values.name} cannot be nested, because both choose numbers: multiply their fractions, and keep one"
-            )
-
     def _chosen_values(self, values: Tensor, positions: Tensor, noise: Noise) -> Slot:
         """The numbers at these positions, encoded by the codec of the values."""
         chosen, inner = values[positions], self._inner

@@ -10,17 +10,15 @@ from torch import Tensor, nn
 
 from flcog.callbacks import GradientNoise
 from flcog.callbacks.parts.noise import draw_key, normal
+from flcog.core.precision import default_dtype
 from flcog.core.randomness import make_rng
 
 
 def noise_of(round: int, client: int, step: int, model: nn.Module) -> list[Tensor]:
     """The noise that a float64 run with seed 0 draws."""
-    precision = torch.get_default_dtype()
-    torch.set_default_dtype(torch.float64)
     key = draw_key(make_rng(0, round, client, "draw", "GradientNoise"))
-    values = [normal(key, step, tuple(value.shape), stream) for stream, value in enumerate(model.parameters())]
-    torch.set_default_dtype(precision)
-    return values
+    with default_dtype(torch.float64):
+        return [normal(key, step, tuple(value.shape), stream) for stream, value in enumerate(model.parameters())]
 
 
 CASES: dict[str, Case] = {

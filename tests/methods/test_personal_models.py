@@ -11,10 +11,10 @@ from contracts.case import Case
 from harness import (
     MOMENTUM,
     NUM_CLASSES,
-    NUM_FEATURES,
     ODD_BATCHES,
     RAGGED,
     SGD,
+    BatchNormFeatures,
     TinyData,
     assert_close,
     classifier,
@@ -31,7 +31,6 @@ import flcog
 from flcog import ClientView, Context, Params, Personal, Slot
 from flcog.callbacks import APFL, IFCA, MOON, VHL, FedALA, FedDBE, FedGen, FedProto, FedRoD, PerFedAvg, PFedMe
 from flcog.method import Personalisation
-from flcog.models import FeatureModel
 
 pytestmark = pytest.mark.filterwarnings("error")
 
@@ -202,29 +201,18 @@ def test_a_personal_step_has_the_rate_that_its_method_gives() -> None:
     assert_close(double, {name: 2 * value for name, value in same.items()})
 
 
-class WithBatchNorm(FeatureModel):
-    def __init__(self) -> None:
-        super().__init__()
-        torch.manual_seed(0)
-        self.body = nn.Sequential(nn.Linear(NUM_FEATURES, 12), nn.BatchNorm1d(12), nn.Tanh())
-        self.num_features, self.head = 12, nn.Linear(12, NUM_CLASSES)
-
-    def features(self, x: Tensor) -> Tensor:
-        return self.body(x)
-
-
 @pytest.mark.parametrize("name", CASES)
 def test_batch_norm(name: str) -> None:
     """Further passes leave the statistics of the client's global model as they are, and all placements agree."""
     data = TinyData(order=(1, 2, 3, 4, 5), batch_size=8, drop_last=True)
     loop, vmap = (
-        train(CASES[name].method, module=classifier(network=WithBatchNorm), data=data, executor=executor)
+        train(CASES[name].method, module=classifier(network=BatchNormFeatures), data=data, executor=executor)
         for executor in ("loop", "vmap")
     )
     assert vmap.executor.name == "vmap"
     assert_close(vmap.state, loop.state, 1e-7)  # the difference of two gradients is divided by a small number
     if CASES[name].like_fedavg:
-        assert_close(loop.state, train(module=classifier(network=WithBatchNorm), data=data, executor="loop").state, 0)
+        assert_close(loop.state, train(module=classifier(network=BatchNormFeatures), data=data, executor="loop").state, 0)
 
 
 @pytest.mark.parametrize("method", [FedRoD, FedDBE, FedProto, FedGen, MOON, VHL])

@@ -24,14 +24,8 @@ CASES: dict[str, Case] = {
 @pytest.mark.slow
 def test_vhl_against_the_paper(executor: str) -> None:
     method = VHL(batch_size=7, samples_per_class=4, temperature=0.5)
-    setting: dict[str, Any] = {
-        "data": ODD_BATCHES(),
-        "executor": executor,
-        "local_epochs": 1,
-        "rounds": 2,
-        "clients_per_round": 4,
-    }
-    trainer = train(method, module=classifier(MOMENTUM), **setting)
+    setting: dict[str, Any] = {"data": ODD_BATCHES(), "local_epochs": 1, "rounds": 2, "clients_per_round": 4}
+    trainer = train(method, module=classifier(MOMENTUM), executor=executor, **setting)
     inputs, labels = virtual_set(0, NUM_CLASSES, 4, 0.5, (6,), torch.float64, torch.device("cpu"))
     assert inputs.shape == (12, 6) and labels.tolist() == [0] * 4 + [1] * 4 + [2] * 4
 

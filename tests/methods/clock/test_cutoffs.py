@@ -61,9 +61,8 @@ def test_late_clients_might_as_well_have_stayed_away(options: dict[str, str]) ->
 
 def test_ties_are_broken_at_random() -> None:
     """All clients finish at the same time. The clients with the lowest numbers would have won every round."""
-    trainer = train(
-        SCAFFOLD(), OverSelect(factor=2.0), rounds=8, local_steps=1, clients_per_round=5, data=TinyData(order=(1,) * 10)
-    )
+    data = TinyData(order=(1,) * 10)
+    trainer = train(SCAFFOLD(), OverSelect(factor=2.0), rounds=8, local_steps=1, clients_per_round=5, data=data)
     assert sorted(trainer.run.clients.clients) == list(range(10))
 
 

@@ -63,9 +63,8 @@ def test_all_levels_of_the_bits_are_used() -> None:
         v = torch.linspace(-1, 1, 2001, dtype=torch.float64)
         levels = decoded(Quantize(bits=bits, stochastic=False, bucket=None), v).unique()
         torch.testing.assert_close(levels, torch.linspace(-1, 1, 2**bits - 1, dtype=torch.float64))
-    v = torch.tensor(
-        [1.0, 0.5, 0.25, 0.0], dtype=torch.float64
-    )  # the norm is below 1.2, so each number but 0 is rounded to either of two levels
+    # The norm is below 1.2, so each number but 0 is rounded to either of two levels.
+    v = torch.tensor([1.0, 0.5, 0.25, 0.0], dtype=torch.float64)
     found = torch.func.vmap(lambda key: decoded(Quantize(bits=4, bucket=None), v, key))(torch.arange(200)) / v.norm() * 7
     assert torch.equal(found.round().unique(), torch.tensor([0, 1, 2, 3, 4, 6, 7], dtype=torch.float64))
     torch.testing.assert_close(found, found.round())

@@ -57,14 +57,6 @@ CASES: dict[str, Case] = {
 }
 
 
-def test_codecs_that_cannot_be_nested_are_refused() -> None:
-    with pytest.raises(ValueError) as error:
-        TopK(fraction=0.1, values=RandomK(fraction=0.5))
-    assert str(error.value) == (
-        "TopK and RandomK cannot be nested, because both choose numbers: multiply their fractions, and keep one"
-    )
-
-
 def test_top_k_loses_at_most_its_share_of_the_squared_norm() -> None:
     rng = torch.Generator().manual_seed(0)
     for size in (17, 100, 1000):

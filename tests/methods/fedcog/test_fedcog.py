@@ -1,6 +1,5 @@
 """FedCOG and its observers agree with the paper in plain torch and with computations by hand, and run as a user runs them."""
 
-import dataclasses
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -36,6 +35,7 @@ from flcog.callbacks.fedcog.fedcog import FedCOG, allot, complement
 from flcog.callbacks.fedcog.generation import LATENT, disagreement, generate, images, target_loss
 from flcog.callbacks.fedcog.observers import GeneratedImages, GenerationTime, to_pixels
 from flcog.callbacks.parts.distillation import distillation_loss
+from flcog.core.precision import default_dtype
 from flcog.core.randomness import make_rng
 from flcog.data import Preprocess, Samples, Splits
 from flcog.method import ClientView
@@ -52,12 +52,10 @@ def draws_of(method: FedCOG, data: flcog.FederatedDataModule) -> Callable[[int, 
     """The noise and labels that a float64 run with seed 0 draws."""
 
     def draws(round: int, client: int) -> tuple[Tensor, Tensor]:
-        precision = torch.get_default_dtype()
-        torch.set_default_dtype(torch.float64)
-        view = ClientView.of(data.federation, client, round)
-        drawn = method.draw(make_rng(0, round, client, "draw", "FedCOG"), view)
-        torch.set_default_dtype(precision)
-        return drawn["noise"], drawn["labels"]
+        with default_dtype(torch.float64):
+            view = ClientView.of(data.federation, client, round)
+            drawn = method.draw(make_rng(0, round, client, "draw", "FedCOG"), view)
+            return drawn["noise"], drawn["labels"]
 
     return draws
 
@@ -74,13 +72,8 @@ def run_reference(problem: Problem, method: FedCOG, data: flcog.FederatedDataMod
 
 
 def case(method: FedCOG, **options: object) -> Case:
-    neutral = replace(method, lambda_kd=0.0)
-    reference = partial(_run, method=method)
+    reference, neutral = partial(run_reference, method=method, data=TinyData()), replace(method, lambda_kd=0.0)
     return Case(method, reference, neutral, random=True, **options)  # type: ignore[arg-type]
-
-
-def _run(problem: Problem, method: FedCOG) -> State:
-    return run_reference(problem, method, TinyData())
 
 
 CASES: dict[str, Case] = {
@@ -111,15 +104,15 @@ def small() -> dict[str, Any]:
 
 SETTINGS: dict[str, tuple[FedCOG, dict[str, Any]]] = {
     "paper": (TINY, {}),
-    "balance": (dataclasses.replace(TINY, targets="complementary", lambda_kd="balance"), {}),
-    "code": (dataclasses.replace(TINY, divergence="code"), {}),
-    "hard": (dataclasses.replace(TINY, hard_labels=True), {}),
-    "noise": (dataclasses.replace(TINY, steps=0), {}),
-    "global": (dataclasses.replace(TINY, lambda_dis=0.0), {}),
-    "weight alone": (dataclasses.replace(TINY, num_samples=0, lambda_kd="balance"), {}),
-    "late": (dataclasses.replace(TINY, start_round=2), {"clients_per_round": 1.0}),
+    "balance": (replace(TINY, targets="complementary", lambda_kd="balance"), {}),
+    "code": (replace(TINY, divergence="code"), {}),
+    "hard": (replace(TINY, hard_labels=True), {}),
+    "noise": (replace(TINY, steps=0), {}),
+    "global": (replace(TINY, lambda_dis=0.0), {}),
+    "weight alone": (replace(TINY, num_samples=0, lambda_kd="balance"), {}),
+    "late": (replace(TINY, start_round=2), {"clients_per_round": 1.0}),
     "multilabel": (
-        dataclasses.replace(TINY, targets="complementary", lambda_kd="balance"),
+        replace(TINY, targets="complementary", lambda_kd="balance"),
         {"module": multilabel_classifier, "data": partial(TinyData, targets="multilabel")},
     ),
 }
@@ -148,7 +141,7 @@ def test_without_distillation_it_is_fedavg_exactly() -> None:
     for network in (None, BatchNormMLP):
         plain = train(module=classifier(network=network))
         for neutral in ({"lambda_kd": 0.0}, {"num_samples": 0}, {"start_round": 7}):
-            same = train(dataclasses.replace(TINY, **neutral), module=classifier(network=network))
+            same = train(replace(TINY, **neutral), module=classifier(network=network))
             for name, value in plain.state.items():
                 assert torch.equal(same.state[name], value), (name, neutral)
 
@@ -156,11 +149,11 @@ def test_without_distillation_it_is_fedavg_exactly() -> None:
 @pytest.mark.slow
 def test_clients_keep_models_before_the_start_and_send_nothing_more() -> None:
     plain = train(rounds=2, clients_per_round=1.0)
-    late = train(dataclasses.replace(TINY, start_round=2), rounds=2, clients_per_round=1.0)
+    late = train(replace(TINY, start_round=2), rounds=2, clients_per_round=1.0)
     assert all("FedCOG" in states for states in late.states.by_client.values())
     started = train(TINY, rounds=2, clients_per_round=1.0)
     assert [row["comm/total_bytes"] for row in started.rows] == [row["comm/total_bytes"] for row in plain.rows]
-    alone = train(dataclasses.replace(TINY, lambda_dis=0.0), rounds=1)
+    alone = train(replace(TINY, lambda_dis=0.0), rounds=1)
     assert not alone.states.by_client
 
 
@@ -264,12 +257,12 @@ IMAGES: dict[str, Any] = {"clients_per_round": 2, "local_steps": 2, "rounds": 2}
 @pytest.mark.parametrize("changes", [{"generation_batch_size": 4}, {"generator": True, "generation_batch_size": 4}])
 @pytest.mark.slow
 def test_small_batches_and_generator_on_images(changes: dict[str, Any]) -> None:
-    method = dataclasses.replace(TINY, num_samples=6, steps=2, **changes)
+    method = replace(TINY, num_samples=6, steps=2, **changes)
     loop, vmap = (
         train(method, module=image_classifier(), data=TinyImages(), executor=executor, **IMAGES) for executor in ("loop", "vmap")
     )
     assert_close(vmap.state, loop.state, 1e-8)
-    whole = train(dataclasses.replace(method, generation_batch_size=None), module=image_classifier(), data=TinyImages(), **IMAGES)
+    whole = train(replace(method, generation_batch_size=None), module=image_classifier(), data=TinyImages(), **IMAGES)
     apart = distance(whole.state, loop.state)
     assert apart > 1e-6 if method.generator else 0 < apart < 1e-5
 
@@ -304,7 +297,7 @@ def test_a_generator_is_trained_beside_what_it_is_fed() -> None:
 def test_observers_of_generation(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     pictures, times = GeneratedImages(steps=(0, 2), every_n_rounds=2), GenerationTime(num_samples=(2, 3), repeats=1)
     for changes in ({}, {"generator": True, "steps": 1}, {"lambda_kd": 0.0}, {"num_samples": 0}):
-        method = dataclasses.replace(TINY, start_round=1, **changes)
+        method = replace(TINY, start_round=1, **changes)
         data = TinyImages()
         trainer = fit(tmp_path, method, pictures, times, module=image_classifier(), data=data, **IMAGES)
         assert trainer.run_dir is not None
@@ -332,4 +325,4 @@ def test_data_that_cannot_be_generated() -> None:
             return Splits(Samples(torch.as_tensor(splits.train.inputs).long(), splits.train.targets))
 
     with pytest.raises(ValueError, match="token ids"):
-        train(dataclasses.replace(TINY, start_round=2), data=Tokens(), rounds=1)
+        train(replace(TINY, start_round=2), data=Tokens(), rounds=1)

@@ -6,7 +6,7 @@ from functools import partial
 from typing import Any
 
 import torch
-from harness import NUM_CLASSES, NUM_FEATURES, TinyData
+from harness import NUM_FEATURES, BatchNormFeatures, TinyData
 from reference import fedwalk
 from reference.common import Problem, State
 from torch import Tensor, nn
@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from flcog.callbacks.fedwalk.leash import leash_rows, linear_head
 from flcog.core.randomness import make_rng
 from flcog.datamodules import ArrayData
-from flcog.models import Dropout, FeatureModel
+from flcog.models import Dropout
 
 WIDTH = 8
 """The number of features of the tiny networks."""
@@ -82,20 +82,7 @@ def columns(rows: list[dict[str, float]]) -> list[dict[str, float]]:
     return [{name: value for name, value in row.items() if name.startswith("fedwalk/")} for row in rows]
 
 
-class BatchNormNet(FeatureModel):
-    """A network with BatchNorm, whose statistics are averaged over clients and changed by leash steps in training mode."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.body = nn.Sequential(nn.Linear(NUM_FEATURES, WIDTH, bias=False), nn.BatchNorm1d(WIDTH), nn.Tanh())
-        self.num_features = WIDTH
-        self.head = nn.Linear(WIDTH, NUM_CLASSES)
-
-    def features(self, x: Tensor) -> Tensor:
-        return self.body(x)
-
-
-class NoisyNet(BatchNormNet):
+class NoisyNet(BatchNormFeatures):
     """A network with both kinds of dropout, flcog's and torch's, and without BatchNorm."""
 
     def __init__(self) -> None:

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 import torch
-from harness import SGD, assert_close, classifier, distance, problem_of, train
+from harness import SGD, BatchNormFeatures, assert_close, classifier, distance, problem_of, train
 from torch import Tensor
 
 from flcog.callbacks.fedwalk.fedwalk import FedWalk
@@ -13,7 +13,7 @@ from flcog.callbacks.fedwalk.leash import leash_rows
 from flcog.callbacks.fedwalk.leash_pretraining import LeashPretraining
 from flcog.data import Augment
 from flcog.datamodules import ArrayData
-from methods.fedwalk.leashes import ALWAYS, BatchNormNet, NoisyNet, columns, reference, tiny_leash
+from methods.fedwalk.leashes import ALWAYS, NoisyNet, columns, reference, tiny_leash
 
 pytestmark = pytest.mark.filterwarnings("error")
 
@@ -21,7 +21,7 @@ pytestmark = pytest.mark.filterwarnings("error")
 @pytest.mark.parametrize("executor", ["loop", "vmap"])
 @pytest.mark.parametrize("mode", ["eval", "train"])
 def test_batchnorm(mode: Any, executor: str) -> None:
-    module, trace = partial(classifier, network=BatchNormNet), list[Any]()
+    module, trace = partial(classifier, network=BatchNormFeatures), list[Any]()
     trainer = train(FedWalk(leash=tiny_leash(), tau=ALWAYS, num_steps=2, mode=mode), module=module(), executor=executor)
     run = reference(tiny_leash, tau=ALWAYS, steps=2, mode=mode)
     assert_close(trainer.state, run(problem_of(trainer, module(), SGD), trace=trace))
@@ -32,7 +32,7 @@ def test_batchnorm(mode: Any, executor: str) -> None:
 
 def test_leash_steps_in_evaluation_mode_leave_the_statistics_alone() -> None:
     def statistics(*callbacks: Any) -> dict[str, Tensor]:
-        return train(*callbacks, module=classifier(network=BatchNormNet), rounds=1).buffers
+        return train(*callbacks, module=classifier(network=BatchNormFeatures), rounds=1).buffers
 
     plain, still, moved = (
         statistics(*callbacks) for callbacks in ([], *([FedWalk(leash=tiny_leash(), mode=mode)] for mode in ("eval", "train")))

@@ -5,11 +5,22 @@ from typing import Any
 
 import pytest
 import torch
-from harness import NUM_CLASSES, SGD, TinyData, assert_close, classifier, distance, make_trainer, problem_of, train
+from harness import (
+    NUM_CLASSES,
+    SGD,
+    BatchNormFeatures,
+    TinyData,
+    assert_close,
+    classifier,
+    distance,
+    make_trainer,
+    problem_of,
+    train,
+)
 
 from flcog.callbacks.fedwalk.leash_pretraining import LeashPretraining
 from flcog.schedules import Piecewise
-from methods.fedwalk.leashes import BatchNormNet, pretraining, tiny_leash
+from methods.fedwalk.leashes import pretraining, tiny_leash
 
 pytestmark = pytest.mark.filterwarnings("error")
 
@@ -18,7 +29,7 @@ pytestmark = pytest.mark.filterwarnings("error")
 @pytest.mark.parametrize("mode", ["eval", "train"])
 def test_pretraining_is_leash_steps_and_then_fedavg(mode: Any, shared: bool) -> None:
     leash = tiny_leash(NUM_CLASSES if shared else 5)
-    module = classifier(network=BatchNormNet).double()
+    module = classifier(network=BatchNormFeatures).double()
     before = copy.deepcopy(module)
     method = LeashPretraining(
         leash=leash, num_steps=7, lr=Piecewise([0.3, 0.1], [3]), head="shared" if shared else "own", mode=mode, seed=0

@@ -1,4 +1,4 @@
-"""The variance across clients of FedDisco's Table 12, and runs that ClientFairness and ClassAccuracy refuse."""
+"""The variance across clients of FedDisco's Table 12."""
 
 from functools import partial
 from pathlib import Path

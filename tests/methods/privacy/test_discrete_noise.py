@@ -13,16 +13,13 @@ from harness import BatchNormMLP, assert_close, classifier, distance, fit, train
 from scipy import stats
 from torch import Tensor
 
-import flcog
-from flcog.callbacks import SCAFFOLD, DPFedAvg, PoissonSampling, SecureAggregation
+from flcog.callbacks import SCAFFOLD, Checkpoint, DPFedAvg, PoissonSampling, SecureAggregation
 from flcog.callbacks.privacy import discrete_noise
 from flcog.callbacks.privacy.discrete_noise import RandomWords, discrete_gaussian, rounded, value_of_one
 from flcog.core.types import Params
 from flcog.method import Context, Method, Upload
+from methods.privacy.test_dp_fedavg import STILL
 from methods.server_steps import changed
-
-STILL = partial(torch.optim.SGD, lr=0.0)
-"""An optimiser that changes nothing, so that only noise moves the model."""
 
 private = partial(DPFedAvg, clip=0.5, noise_multiplier=2.0, noise_at="clients")
 
@@ -135,14 +132,16 @@ def test_the_server_reads_the_exact_sum_of_the_noisy_whole_numbers() -> None:
 def test_without_noise_sums_are_the_plain_ones(executor: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(discrete_noise, "discrete_gaussian", lambda size, log_std, words: np.zeros(size, dtype=np.int64))
     options: dict[str, Any] = {"clients_per_round": 5, "executor": executor}
-    sealed = train(
-        SecureAggregation(),
-        private(repeatable=True, noise_multiplier=0.01),
-        SCAFFOLD(),
-        module=classifier(network=BatchNormMLP),
-        **options,
+    sealed, plain = (
+        train(
+            *methods,
+            private(repeatable=True, noise_multiplier=noise),
+            SCAFFOLD(),
+            module=classifier(network=BatchNormMLP),
+            **options,
+        )
+        for methods, noise in (((SecureAggregation(),), 0.01), ((), 0.0))
     )
-    plain = train(private(repeatable=True, noise_multiplier=0.0), SCAFFOLD(), module=classifier(network=BatchNormMLP), **options)
     assert_close(sealed.state, plain.state, 1e-5)
     assert all(torch.equal(sealed.buffers[n], b) for n, b in plain.buffers.items() if not b.is_floating_point())
 
@@ -225,20 +224,14 @@ def test_rounds_without_clients_change_nothing() -> None:
 
 
 def test_spending_is_recorded_with_its_price_and_resumes(tmp_path: Path) -> None:
-    methods = (
-        SecureAggregation(),
-        private(delta=0.01),
-        PoissonSampling(rate=0.5),
-        flcog.callbacks.Checkpoint(keep_every_n_rounds=1),
-    )
+    methods = SecureAggregation(), private(delta=0.01), PoissonSampling(rate=0.5), Checkpoint(keep_every_n_rounds=1)
     first = fit(tmp_path, *methods, rounds=3, clients_per_round=4)
     text = (first.run_dir / "spending.yaml").read_text()
     paid = float(first.servers["DPFedAvg"]["paid"])
     assert float(text.removeprefix("rounds_paid: ")) == paid
     # As after a kill, the rounds after the checkpoint have been released, so they count.
-    resumed = fit(
-        tmp_path, *methods, rounds=2, ckpt_path=str(first.run_dir / "checkpoints" / "round-000001.ckpt"), clients_per_round=4
-    )
+    early = str(first.run_dir / "checkpoints" / "round-000001.ckpt")
+    resumed = fit(tmp_path, *methods, rounds=2, ckpt_path=early, clients_per_round=4)
     assert float(resumed.servers["DPFedAvg"]["paid"]) > paid
 
 

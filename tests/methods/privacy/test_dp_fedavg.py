@@ -44,6 +44,7 @@ from flcog.method import Callback, ClientView, Context, Envelope, GlobalModel, M
 from methods.privacy.test_accountant import exact_gaussian_epsilon
 
 NO_NOISE = partial(DPFedAvg, noise_multiplier=0.0, repeatable=True)
+secret = partial(DPFedAvg, clip=0.5, noise_multiplier=2.0)
 STILL = partial(torch.optim.SGD, lr=0.0)
 """An optimiser that changes nothing, so that only noise moves the model."""
 
@@ -76,10 +77,6 @@ def steps(*methods: Method, rounds: int, **options: Any) -> Tensor:
         models.append(trainer.state)
     flat = torch.stack([torch.cat([value.flatten() for value in model.values()]) for model in models])
     return flat.diff(dim=0)
-
-
-def secret(**options: Any) -> DPFedAvg:
-    return DPFedAvg(**({"clip": 0.5, "noise_multiplier": 2.0} | options))
 
 
 # Noise ----------------------------------------------------------------------------------------------------------------------------

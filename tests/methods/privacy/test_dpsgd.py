@@ -158,14 +158,8 @@ def test_batch_normalisation_and_other_readers_of_samples_are_refused() -> None:
 def test_a_resumed_run_draws_the_same_dropout(executor: str, tmp_path: Path) -> None:
     def run(place: str, rounds: int, ckpt_path: str | None = None) -> Any:
         module = classifier(network=lambda: nn.Sequential(nn.Dropout(0.5), nn.Linear(NUM_FEATURES, NUM_CLASSES)))
-        return fit(
-            tmp_path / place,
-            DPSGD(delta=0.01, repeatable=True),
-            module=module,
-            rounds=rounds,
-            ckpt_path=ckpt_path,
-            executor=executor,
-        )
+        options: dict[str, Any] = {"module": module, "rounds": rounds, "ckpt_path": ckpt_path, "executor": executor}
+        return fit(tmp_path / place, DPSGD(delta=0.01, repeatable=True), **options)
 
     whole, half = run("whole", 2), run("half", 1)
     torch.manual_seed(1)

@@ -19,9 +19,8 @@ def test_epsilon_of_a_training(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_epsilon_with_pauses(capsys: pytest.CaptureFixture[str]) -> None:
-    main(
-        [*TRAINING, "--noise", "5", "--rate", "0.01", "--rounds", "400", "--separation", "8"]
-    )  # each client takes part in at most 50 rounds
+    # Each client takes part in at most 50 rounds.
+    main([*TRAINING, "--noise", "5", "--rate", "0.01", "--rounds", "400", "--separation", "8"])
     out = capsys.readouterr().out
     assert out.startswith("epsilon 6.57297 by PLD\nepsilon 7.07739 by RDP\n") and "each at most once in 8 rounds" in out
 

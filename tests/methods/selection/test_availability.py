@@ -79,13 +79,8 @@ def test_every_selection_takes_available_clients_alone(method: Selection | None)
 def test_uniform_draws_among_the_available_clients() -> None:
     present, counts = {1, 4, 6, 7}, dict.fromkeys(itertools.combinations((1, 4, 6, 7), 2), 0.0)
     for round in range(4000):
-        pool = ClientPool(
-            round,
-            torch.ones(9, dtype=torch.int64),
-            9,
-            fold(0, round, "cohort"),
-            availability=lambda clients: np.isin(clients, list(present)),
-        )
+        sizes, key = torch.ones(9, dtype=torch.int64), fold(0, round, "cohort")
+        pool = ClientPool(round, sizes, 9, key, availability=lambda clients: np.isin(clients, list(present)))
         counts[tuple(pool.draw(2))] += 1
         assert pool.draw(9) == sorted(present)
     assert all(abs(count / 4000 - 1 / 6) < 4 * (1 / 6 / 4000) ** 0.5 for count in counts.values())
