@@ -296,7 +296,7 @@ def _check_scores(answer: Any, clients: Collection[int], num_clients: int) -> No
 def _believed_numbers(answer: Any, count: int, what: str, infinite: bool = False) -> list[float]:
     """One number for each client; NaN for a client without one."""
     numbers = type(answer) is list and len(answer) == count and all(type(each) is float for each in answer)
-    require(numbers and (infinite or not any(map(math.isinf, answer))), f"the {what} are not {count} whole numbers")
+    require(numbers and (infinite or not any(map(math.isinf, answer))), f"the {what} are not {count} numbers")
     return answer  # type: ignore[no-any-return]
 
 

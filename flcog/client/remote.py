@@ -46,25 +46,20 @@ class Host(Protocol):
 
 
 def answer_of(clients: Any, name: str, arguments: Sequence[Any]) -> Any:
-    """A host's answer to a request."""
+    """A host's answer to a request.
+
+    ``evaluate`` asks several questions, each with its number of arguments, which follow one after another. As arguments of one request,
+    equal ones such as the model travel once, if the transport stores equal bytes once.
+    """
     if name not in CALLS:
         raise ValueError(f"a host answers {', '.join(CALLS)}; got {name}")
     if name == "evaluate":
-        return _answers_to(clients, *arguments)
+        questions, *values = arguments
+        given = iter(values)
+        return list(clients.ask([Question(asked, tuple(itertools.islice(given, count))) for asked, count in questions]))
     found = getattr(clients, name)
     result = found(*arguments) if callable(found) else found
     return list(result) if isinstance(result, Generator) else result
-
-
-def _answers_to(clients: Any, questions: Sequence[tuple[str, int]], *arguments: Any) -> list[Any]:
-    """The answers to several questions, each with its number of arguments, which follow one after another.
-
-    As arguments of one request, equal ones such as the model travel once, if the transport stores equal bytes once.
-    """
-    given, asked = iter(arguments), list[Question]()
-    for name, count in questions:
-        asked.append(Question(name, tuple(itertools.islice(given, count))))  # type: ignore[arg-type]
-    return list(clients.ask(asked))
 
 
 class RemoteExecutor(NamedTuple):

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from flcog.core.randomness import make_rng, secret_normal
+from flcog.core.types import Slot
 from flcog.method import Cohort, Normal, Note, PrivateSum, SealedSum, Training, Withholding, method_of
 from flcog.server.aggregate import Aggregate
 from flcog.server.engine import Engine
@@ -46,7 +47,8 @@ def begin(engine: Engine, server: ServerState, already_paid: float = 0) -> None:
 
 def affordable(engine: Engine, server: ServerState) -> bool:
     """Whether the budget allows another round."""
-    return _after_another_round(engine, server) is not None
+    private = method_of(engine.methods, PrivateSum)
+    return private is None or _after_another_round(private, server) is not None
 
 
 def pay(engine: Engine, server: ServerState) -> None:
@@ -54,7 +56,7 @@ def pay(engine: Engine, server: ServerState) -> None:
     private = method_of(engine.methods, PrivateSum)
     if private is None:
         return
-    state = _after_another_round(engine, server)
+    state = _after_another_round(private, server)
     if state is None:
         raise BudgetSpent(
             f"round {server.round + 1} would exceed the privacy budget of {private.name}: raise it, or train fewer rounds"
@@ -62,10 +64,7 @@ def pay(engine: Engine, server: ServerState) -> None:
     server.servers[private.name] = state
 
 
-def _after_another_round(engine: Engine, server: ServerState) -> Any:
-    private = method_of(engine.methods, PrivateSum)
-    if private is None:
-        return {}
+def _after_another_round(private: PrivateSum, server: ServerState) -> Slot | None:
     state = server.servers[private.name]
     return private.pay(state, private.paid(state) + 1)
 

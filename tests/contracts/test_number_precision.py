@@ -1,8 +1,6 @@
 """Counts, shares and losses are as exact in a bfloat16 run as in any other: only the model and tensors of its size are rounded."""
 
 import copy
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -14,19 +12,10 @@ from torch import Tensor
 from contracts.case import Case
 from contracts.registry import CASES
 from flcog.callbacks.parts.noise import normal, uniform
+from flcog.core.precision import default_dtype
 from flcog.method import Cohort, Context, Messages, Method, Params, Slot, Upload
 
 EXECUTORS = pytest.mark.parametrize("executor", ["loop", "vmap"])
-
-
-@contextmanager
-def default_dtype(dtype: torch.dtype) -> Iterator[None]:
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(dtype)
-    try:
-        yield
-    finally:
-        torch.set_default_dtype(before)
 
 
 @dataclass(frozen=True)

@@ -121,19 +121,13 @@ def test_tensor_cores_round(tf32: bool) -> None:
 )
 @pytest.mark.parametrize("options", [*EXECUTORS, {"compile": "graphs"}], ids=str)
 def test_a_resumed_run_gives_the_same_bits(network: Any, options: dict[str, Any], tmp_path: Path) -> None:
-    options = {"accelerator": "cuda", "precision": "32-true"} | options
-    whole, half = (
-        fit(tmp_path / str(rounds), SCAFFOLD(), module=classifier(network=network), rounds=rounds, **options) for rounds in (4, 2)
-    )
+    def fitted(folder: str, **more: Any) -> Any:
+        common = {"accelerator": "cuda", "precision": "32-true"} | options | more
+        return fit(tmp_path / folder, SCAFFOLD(), module=classifier(network=network), **common)
+
+    whole, half = fitted("whole", rounds=4), fitted("half", rounds=2)
     torch.manual_seed(1)
-    resumed = fit(
-        tmp_path / "2",
-        SCAFFOLD(),
-        module=classifier(network=network),
-        ckpt_path=str(half.run_dir),
-        rounds=4,
-        **options,
-    )
+    resumed = fitted("half", rounds=4, ckpt_path=str(half.run_dir))
     assert_close(resumed.state, whole.state, 0)
     assert_close(client_states(resumed), client_states(whole), 0)
 

@@ -113,24 +113,14 @@ def test_a_network_may_take_them_as_one_argument(kind: str) -> None:
 @pytest.mark.slow
 def test_they_are_evaluated_and_resumed(tmp_path: Any) -> None:
     options = {"client_test": 0.3, "client_val": 0.2, "partition_seed": 3}
-    runs = [
-        fit(tmp_path / name, CASES["Ditto"].method, module=classifier(network), data=data(**options), eval_every=1)
-        for name, network, data in (("plain", Plain, TinyData), ("parts", ByName, Halves))
-    ]
-    timeless = [[{k: v for k, v in row.items() if "time" not in k} for row in run.rows] for run in runs]
+
+    def run(name: str, network: Any = ByName, data: Any = Halves, **more: Any) -> Any:
+        return fit(tmp_path / name, CASES["Ditto"].method, module=classifier(network), data=data(**options), eval_every=1, **more)
+
+    plain, parts, begun = run("plain", Plain, TinyData), run("parts"), run("again", rounds=1)
+    timeless = [[{k: v for k, v in row.items() if "time" not in k} for row in each.rows] for each in (plain, parts)]
     assert timeless[0] == timeless[1] and "test/personal_accuracy_mean" in timeless[0][-1]
-    again = fit(
-        tmp_path / "again", CASES["Ditto"].method, module=classifier(ByName), data=Halves(**options), eval_every=1, rounds=1
-    )
-    resumed = fit(
-        tmp_path / "again",
-        CASES["Ditto"].method,
-        module=classifier(ByName),
-        data=Halves(**options),
-        eval_every=1,
-        ckpt_path=str(again.run_dir),
-    )
-    assert distance(resumed.state, runs[1].state) == 0
+    assert distance(run("again", ckpt_path=str(begun.run_dir)).state, parts.state) == 0
 
 
 class Weighted(flcog.Classifier):
