@@ -131,7 +131,7 @@ class Fedssyn(DataExchange):
         changed = replace(federation, partition=Partition.from_clients(clients), whole=federation.split)
         sample = num_bytes(federation.train.gather(torch.zeros(1, dtype=torch.int64))) + 8  # and its label
         sent = (len(received.indices) * sample,) * 2
-        return SampleExchange(changed, sent, changed.partition.hash, before=before, own=own, received=received)
+        return SampleExchange(changed, sent, before=before, own=own, received=received)
 
     def on_fit_start(self, run: Run) -> None:
         exchange = run.method_record(self.name).exchange

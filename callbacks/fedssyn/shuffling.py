@@ -1,6 +1,5 @@
 """The shuffle of Fedssyn: the server mixes the samples that clients sent, and distributes them."""
 
-import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -138,11 +137,13 @@ def share_synthetic(
         for client, (n, number) in enumerate(zip(made, sent, strict=True))
     }
     if local:
-        return _summary(0, sizes, sent, ask("keep", chosen, ""))
+        ask("keep", chosen, 0)
+        return _summary(0, sizes, sent)
     pool = _joined(list(ask("send", chosen, _samples_like(sent)).values()))
     received = deal(sent, capacity(sizes, p, np.full(len(sizes), sent.sum())), shuffle)
     shares = {client: _rows(pool, received.client(client)) for client in range(len(sizes))}
-    return _summary(_num_bytes(pool), sizes, received.sizes, ask("receive", shares, ""))
+    ask("receive", shares, 0)
+    return _summary(_num_bytes(pool), sizes, received.sizes)
 
 
 def share_real(ask: Ask, sizes: np.ndarray, count: int, p: float | None, shuffle: np.random.Generator) -> ExchangeSummary:
@@ -152,7 +153,8 @@ def share_real(ask: Ask, sizes: np.ndarray, count: int, p: float | None, shuffle
     counts = {client: (positions[client], int(given[client])) for client in positions}
     pool = _joined(list(ask("give", counts, _samples_like(given)).values()))
     shares = {client: _rows(pool, received.client(client)) for client in positions}
-    return _summary(_num_bytes(pool), sizes - given, given, ask("receive", shares, ""))
+    ask("receive", shares, 0)
+    return _summary(_num_bytes(pool), sizes - given, given)
 
 
 def _samples_like(counts: Sequence[int] | np.ndarray) -> Any:
@@ -192,15 +194,13 @@ def _give(messages: Mapping[int, tuple[Tensor, int]], host: DataHost) -> dict[in
 
 
 def _receive(messages: Mapping[int, Rows], host: DataHost, keep_own: bool) -> dict[int, Any]:
-    """Add the received samples to the clients' data, and answer with a digest of each client's new data."""
+    """Add the received samples to the clients' data, and answer with the number of each client."""
     federation, train, first = host.federation, host.federation.train, len(host.federation.train)
     own, received = ([federation.partition.indices[:0]] * federation.num_clients for _ in range(2))
-    digests = {}
     for client, rows in messages.items():
         if keep_own:
             own[client] = federation.partition.client(client)
         received[client] = np.arange(first, first + len(trees.first_leaf(rows[1])))
-        digests[client] = _digest(own[client], rows)
         first += len(received[client])
     inputs, targets = (
         pytree.tree_map(_appended, stored, *added)
@@ -219,7 +219,7 @@ def _receive(messages: Mapping[int, Rows], host: DataHost, keep_own: bool) -> di
         own=Partition.from_clients(own),
         received=Partition.from_clients(received),
     )
-    return digests
+    return {client: len(received[client]) for client in messages}
 
 
 def _appended(stored: Any, *added: Tensor) -> Any:
@@ -228,18 +228,10 @@ def _appended(stored: Any, *added: Tensor) -> Any:
     return JointInputs(stored, torch.cat(added).numpy())
 
 
-def _summary(num_bytes: int, own: np.ndarray, received: np.ndarray, digests: Mapping[int, str]) -> ExchangeSummary:
+def _summary(num_bytes: int, own: np.ndarray, received: np.ndarray) -> ExchangeSummary:
     shares = received / np.maximum(own + received, 1)
-    digest = hashlib.sha256("".join(digests.values()).encode()).hexdigest()[:8]
     note = f"Fedssyn: {shares.min():.1%} to {shares.max():.1%} of a client's samples come from the exchange"
-    return ExchangeSummary((num_bytes, num_bytes), digest, note)
-
-
-def _digest(own: np.ndarray, received: Rows) -> str:
-    digest = hashlib.sha256(own.tobytes())
-    for leaf in trees.leaves(received):
-        digest.update(leaf.cpu().contiguous().numpy().data)
-    return digest.hexdigest()[:8]
+    return ExchangeSummary((num_bytes, num_bytes), note)
 
 
 def _rows(samples: Rows, rows: Any) -> Rows:

@@ -233,12 +233,9 @@ class Exchange:
         federation: the data from now on. If it has fewer clients than its ``split``, each client does the work of all clients
             that were merged into it.
         bytes_sent: bytes of all clients together, up and down; None if nothing was exchanged.
-        digest: identifies the new data if the settings alone do not. Checkpoints contain it, so that a run cannot resume with
-            other data.
         folder: the folder of the exchanged data, if it is on disk.
     """
 
     federation: Federation
     bytes_sent: tuple[int, int] | None = None
-    digest: str | None = None
     folder: Path | None = None

@@ -25,13 +25,11 @@ class ExchangeSummary(NamedTuple):
 
     Args:
         bytes_sent: bytes of all clients together, up and down.
-        digest: identifies the clients' new data if the settings alone do not. Checkpoints contain it.
         note: a sentence for the run's summary; empty for none.
         kind: makes the exchange that the server's own hooks read as ``client.exchanges[method]``.
     """
 
     bytes_sent: tuple[int, int]
-    digest: str | None = None
     note: str = ""
     kind: Callable[..., Exchange] = Exchange
 
@@ -108,4 +106,4 @@ class DataExchange(Method, protocol=True):
         host = DataHost(federation, rng.initial_seed(), workspace)
         sizes = torch.from_numpy(federation.partition.sizes)
         summary = self.ask_clients(lambda step, messages, like: self.answer(step, messages, host), sizes, rng)
-        return replace(host.result(), bytes_sent=summary.bytes_sent, digest=summary.digest)
+        return replace(host.result(), bytes_sent=summary.bytes_sent)

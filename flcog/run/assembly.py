@@ -72,7 +72,7 @@ class Assembly(ClientSide):
                 ask = partial(clients.exchange, method.name)
                 summary = method.ask_clients(ask, clients.roll_call().sizes, self._rng(method))
                 server.ledger.add(method.name, *summary.bytes_sent)
-                exchanges[method.name] = summary.kind(federation=federation, bytes_sent=summary.bytes_sent, digest=summary.digest)
+                exchanges[method.name] = summary.kind(federation=federation, bytes_sent=summary.bytes_sent)
                 notes.add(*([Note("note", summary.note)] if summary.note else []))
         own.exchanges = exchanges
         roll_call = clients.roll_call()

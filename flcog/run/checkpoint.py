@@ -10,7 +10,6 @@ import torch
 from flcog.core.files import RUN_REMEDY, replacing
 from flcog.core.text import first_line
 from flcog.core.trees import map_once
-from flcog.data import Exchange
 from flcog.method import Callback
 
 FORMAT = 1
@@ -80,21 +79,3 @@ def check_same_model(path: Path, saved: Mapping[str, torch.Tensor], present: Map
         raise ValueError(
             f"{path} holds another model: {'; '.join(differences[:3])}{more}. Use the model and the methods of the run that wrote it"
         )
-
-
-def digests(exchanges: Mapping[str, Exchange]) -> dict[str, str]:
-    """Return digests of the data that methods exchanged before round 1, for methods that have one."""
-    return {name: exchange.digest for name, exchange in exchanges.items() if exchange.digest is not None}
-
-
-def check_same_exchange(path: Path, saved: Mapping[str, str], exchanges: Mapping[str, Exchange]) -> None:
-    """Refuse to resume if the data that methods give the clients have changed since the run began."""
-    present = digests(exchanges)
-    for name in sorted(saved.keys() | present.keys()):
-        if saved.get(name) != present.get(name):
-            folder = exchanges[name].folder if name in exchanges else None
-            where = "" if folder is None else f"the files in {folder} were changed or replaced, or "
-            raise ValueError(
-                f"{path} was written by a run in which {name} gave the clients other data: {where}a setting was changed; "
-                "restore them, or start a new run"
-            )

@@ -253,7 +253,6 @@ class Session:
             "experiment": self.experiment,
             "frozen": self.frozen.name,
             "methods": [method.name for method in self.methods],
-            "exchanged": checkpoint.digests(self.engine.exchanges),
             "observers": {name: observer.state_dict() for name, observer in checkpoint.named(self.observers)},
             "tracker_run": self.trackers.run_id,
             "resumable": resumable,
@@ -262,8 +261,6 @@ class Session:
     def restore(self, path: Path, saved: dict[str, Any], resume: bool, new_clients: bool = False) -> None:
         """Restore a checkpoint: only the model for an evaluation, or everything for a resumed run. New clients have no states yet."""
         server = self.server
-        if resume:
-            checkpoint.check_same_exchange(path, saved["exchanged"], self.engine.exchanges)
         names = [method.name for method in self.methods]
         # Without the methods of its run, those parameters are evaluated that they evaluated.
         other_methods = not resume and saved["methods"] != names

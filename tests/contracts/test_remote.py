@@ -100,17 +100,13 @@ def test_a_users_aggregator_gets_all_replies_in_the_order_of_tasks(hosts: list[H
     trained_elsewhere(hosts, one_of("SCAFFOLD"), Median())
 
 
-def test_a_server_keeps_a_digest_of_the_exchanged_data_and_no_data(hosts: list[Host]) -> None:
-    digests = []
+def test_a_server_keeps_none_of_the_exchanged_data(hosts: list[Host]) -> None:
     for kept in (True, False):
         name = "Fedssyn" if kept else "Fedssyn-local"
         remote = prepared(hosts, name, [CASES[name].method])
         exchange = remote.run.engine.exchanges["Fedssyn"]
-        digests.append(exchange.digest)
         assert type(exchange) is Exchange
         assert any("of a client's samples come from the exchange" in note for note in remote.notes)
-    again = prepared(hosts, name, [CASES[name].method]).run.engine.exchanges["Fedssyn"].digest
-    assert digests[0] != digests[1] == again != None  # noqa: E711
 
 
 @pytest.mark.parametrize("kind", ["Ditto", "FedRep", "FineTune", "Local"])

@@ -174,7 +174,6 @@ def test_clients_may_train_on_what_they_receive_alone() -> None:
     assert (exchange.shares == 1).all() and exchange.own.sizes.tolist() == [0] * 8
     assert federation.partition.hash == exchange.received.hash == both.received.hash == others.received.hash
     assert exchange.before.hash == federation.split.hash == TinyData().federation.partition.hash
-    assert exchange.digest == others.digest != both.digest
     trainer.train_round()
     assert {int(index) for work in trainer.works[0] for index in work.order} <= set(range(80, 128))
 
