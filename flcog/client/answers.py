@@ -19,6 +19,7 @@ from torch.utils import _pytree as pytree
 from flcog.client.messages import JOINS, POOLED, ClientReply, ClientTask, Download, RollCall, Scores
 from flcog.client.runtime import ClientRuntime
 from flcog.data import LABELLED, Federation
+from flcog.data.label_statistics import MOST_LABELS
 from flcog.functional.own_steps import LOGGED
 from flcog.method import SealedSum, Stage
 from flcog.wire.envelope import Field
@@ -105,7 +106,8 @@ class Belief:
         """The form of the answer to a request; None for any form."""
         match name:
             case "begin" | "roll_call":
-                return Wanted(Limits(2**22, 24 * (self.num_clients or 2**27) + 8 * MOST_CLASSES), self._believed_roll_call)
+                values = (24 + 8 * MOST_LABELS) * self.num_clients or 24 * 2**27
+                return Wanted(Limits(2**22, values + 8 * MOST_CLASSES), self._believed_roll_call)
             case "set_up":
                 return wanted(None)
             case "stateful":
@@ -145,7 +147,11 @@ class Belief:
         for name, most in (("asked", MOST_SAMPLES), ("num_classes", MOST_CLASSES)):
             value = getattr(call, name)
             require(type(value) is int and 0 <= value <= most, f"{name} is no number from 0 to {most}")
-        edges, names, facts = call.bin_edges, call.class_names, call.data
+        edges, names, facts, counts = call.bin_edges, call.class_names, call.data, call.label_counts
+        if counts is not None:
+            form = (torch.int64, (len(call.sizes), call.num_classes))
+            whole = isinstance(counts, Tensor) and (counts.dtype, counts.shape) == form
+            require(whole and bool(((counts >= 0) & (counts <= call.sizes[:, None])).all()), "label_counts")
         require(edges is None or (isinstance(edges, Tensor) and edges.ndim == 1 and len(edges) < call.num_classes), "bin_edges")
         require(names is None or (type(names) in (list, tuple) and len(names) == call.num_classes), "class_names")
         require(all(map(_is_name, names or ())), "a name of a class is no short text")

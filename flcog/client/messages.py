@@ -11,6 +11,7 @@ from torch import Tensor
 from flcog.client.store import ClientStore
 from flcog.core.types import Params, Slot
 from flcog.data import Federation, Preprocess
+from flcog.data.label_statistics import MOST_LABELS, label_table
 from flcog.method import Optimisation, RoundKeys
 from flcog.method.client_view import Population
 from flcog.wire.envelope import Envelope, Manifest
@@ -81,7 +82,7 @@ class RollCall(NamedTuple):
     ``sizes`` are those of training sets, int64, and 0 for clients on other runtimes; ``val`` and ``test`` are those of held-out parts.
     ``asked`` is the number of clients before methods merged some of them. The bins of a regression's target have ``bin_edges``, if the
     clients have agreed on them. ``data`` are further facts in which all data agree, such as the columns of a table: short texts, or
-    lists of them.
+    lists of them. ``label_counts`` are the samples of each client and label, int64 [num_clients, labels], if a host shares them.
     """
 
     sizes: Tensor
@@ -93,9 +94,10 @@ class RollCall(NamedTuple):
     bin_edges: Tensor | None = None
     class_names: Sequence[str] | None = None
     data: Mapping[str, Any] = {}
+    label_counts: Tensor | None = None
 
     @classmethod
-    def of(cls, federation: Federation) -> "RollCall":
+    def of(cls, federation: Federation, shares_labels: bool = False) -> "RollCall":
         """The clients of these data."""
         held_out = (federation.client_val, federation.client_test)
         val, test = (None if part is None else torch.from_numpy(part.sizes) for part in held_out)
@@ -103,7 +105,9 @@ class RollCall(NamedTuple):
         of_inputs = federation.preprocess
         facts = {**federation.facts, **({"standardisation": of_inputs.fact} if isinstance(of_inputs, Preprocess) else {})}
         kind = (federation.task, federation.num_classes, federation.edges, federation.class_names)
-        return cls(sizes, val, test, asked, *kind, facts)
+        shares_labels = shares_labels and federation.train.labelled and federation.num_classes <= MOST_LABELS
+        counts = torch.from_numpy(label_table(federation).toarray()) if shares_labels else None
+        return cls(sizes, val, test, asked, *kind, facts, counts)
 
     @property
     def clients(self) -> list[int]:

@@ -147,7 +147,9 @@ class RemoteClients:
         )
         assert sizes is not None
         names = next((call.class_names for call in self._calls if call.class_names), None)
-        return first._replace(sizes=sizes, val=val, test=test, class_names=names)
+        counts = [call.label_counts for call in self._calls if call.label_counts is not None]
+        of_all = torch.stack(counts).sum(0) if len(counts) == len(self._calls) else None
+        return first._replace(sizes=sizes, val=val, test=test, class_names=names, label_counts=of_all)
 
     def standardise(self, mean: Tensor | None, std: Tensor | None) -> dict[int, Tensor]:
         """The sums of each client for the common standardisation; nothing where std is given, which clients take over."""

@@ -5,6 +5,9 @@ from scipy import sparse
 
 from flcog.data import Federation, Partition
 
+MOST_LABELS = 100
+"""Data with more labels have no column of counts for each of them."""
+
 BLOCK = 2**22
 """The number of samples that are counted at a time, which bounds the memory."""
 

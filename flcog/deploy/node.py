@@ -53,12 +53,14 @@ def node(arguments: list[str]) -> None:
     parser.add_argument(
         "--secret", type=Path, required=True, help="the file that the SuperNode has as --superexec-auth-secret-file"
     )
+    parser.add_argument("--share-label-counts", action="store_true", help="let the server know each client's label counts")
     parser.add_argument("--supernode", default="127.0.0.1:9094", help="the SuperNode's --host and --port (%(default)s)")
     options = parser.parse_args(arguments)
     require(*FLOWER)
     from flcog.deploy.tasks import Runtime, answer_messages
 
-    place = Place(options.app.resolve() / PACKAGE, tuple(options.clients), options.data.resolve(), options.state.resolve())
+    files = options.app.resolve() / PACKAGE, tuple(options.clients), options.data.resolve(), options.state.resolve()
+    place = Place(*files, options.share_label_counts)
     answer_messages(Runtime(options.supernode, options.secret.read_bytes()), options.app.resolve(), Node(place).answer)
 
 
@@ -70,6 +72,7 @@ class Place:
     clients: tuple[int, ...]
     data: Path
     state: Path
+    shares_labels: bool = False
 
 
 class Behind(Exception):
@@ -143,7 +146,7 @@ class Node:
                 self._clients = host_clients(
                     settings, trainer.methods, model, data, processes_of(trainer.fabric), trainer.lightning
                 )
-            self._clients.states = self._states
+            self._clients.states, self._clients.shares_labels = self._states, self.place.shares_labels
         return self._datamodule
 
 

@@ -5,7 +5,8 @@ from typing import Any
 
 import numpy as np
 
-from flcog.data.label_statistics import label_table, num_labels
+from flcog.client.messages import RollCall
+from flcog.data.label_statistics import num_labels
 from flcog.method import clock_of
 from flcog.server.engine import Engine
 from flcog.server.privacy import withhold
@@ -15,15 +16,12 @@ from flcog.wire.ledger import Account
 MOST_ROWS = 10_000
 """A run writes ``clients.csv`` for at most this number of clients; ``trainer.clients`` has all."""
 
-MOST_LABELS = 100
-"""Data with more labels have no column for each of them."""
-
 
 def client_table(engine: Engine, server: ServerState) -> dict[str, np.ndarray]:
     """The columns of ``clients.csv``, one value for each client, without those that a method withholds.
 
-    Clients in other processes tell neither their label counts nor the time that they take. Bytes are those of the rounds. If a pool
-    of all data trains (Centralized), the clients that test it have scores alone.
+    Clients in other processes tell their label counts only if their host shares them, and not the time that they take. Bytes are those
+    of the rounds. If a pool of all data trains (Centralized), the clients that test it have scores alone.
     """
     call, federation = engine.roll_call, engine.federation
     accounts = [server.ledger.clients.get(client, Account()) for client in range(engine.num_clients)]
@@ -33,9 +31,10 @@ def client_table(engine: Engine, server: ServerState) -> dict[str, np.ndarray]:
     if clock_of(engine.methods) is not None:
         columns["simulated_seconds"] = columns.pop("seconds")
     columns |= server.scores
-    if federation.is_complete and federation.train.labelled and num_labels(federation) <= MOST_LABELS:
+    shared = RollCall.of(federation, shares_labels=True) if federation.is_complete else call
+    if shared.label_counts is not None:
         names = federation.class_names or range(num_labels(federation))
-        columns |= {f"labels/{name}": counts for name, counts in zip(names, label_table(federation).toarray().T, strict=False)}
+        columns |= {f"labels/{name}": counts for name, counts in zip(names, shared.label_counts.numpy().T, strict=False)}
     rows = len(call.sizes if call.test is None else call.test)
     arrays = {name: np.asarray(column) for name, column in columns.items() if column is not None and len(column) == rows}
     found = {name if "/" in name else f"clients/{name}": column for name, column in arrays.items()}

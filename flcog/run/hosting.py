@@ -130,6 +130,8 @@ class HostedClients:
     side: ClientSide
     states: ClientStore | None = None
     """The place of the clients' states between rounds, if another one than the memory of the process."""
+    shares_labels: bool = False
+    """Whether the server learns the label counts of the clients."""
 
     def __post_init__(self) -> None:
         self._own = self.side.data()
@@ -141,7 +143,7 @@ class HostedClients:
         return self.roll_call()
 
     def roll_call(self) -> RollCall:
-        return RollCall.of(self._federation)
+        return RollCall.of(self._federation, self.shares_labels)
 
     def standardise(self, mean: Tensor | None, std: Tensor | None) -> dict[int, Tensor]:
         if mean is not None and std is not None:

@@ -240,6 +240,7 @@ FORGED: dict[str, tuple[Any, str]] = {
     "too many samples": (with_sizes(10**18), "sizes contain .1000000000000000000., and a client has at most 1,000 samples"),
     "negative samples": (with_sizes(-200), "sizes contain .-200."),
     "half a sample": (in_roll_call(lambda call: call._replace(sizes=call.sizes / 2)), "sizes are not 6 whole numbers"),
+    "counts below 0": (in_roll_call(lambda call: call._replace(label_counts=-torch.ones(6, 10).long())), "label_counts"),
     "a class with a newline": (
         in_roll_call(lambda call: call._replace(class_names=["a\nb"] * 10)),
         "a name of a class is no short text",

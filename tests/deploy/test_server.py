@@ -1,6 +1,8 @@
 """The server against nodes in this process, over a stand-in for Flower's Grid that loses, damages and refuses messages."""
 
+import csv
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -124,6 +126,25 @@ FAULTS: dict[str, Fault] = {
 @pytest.mark.parametrize("name", FAULTS)
 def test_numbers_are_those_of_a_simulation(tmp_path: Path, name: str) -> None:
     assert history(deployed(tmp_path, FAULTS[name])) == simulation(tmp_path)
+
+
+@pytest.mark.parametrize("sharing", [NODES, NODES - 1])
+def test_label_counts_stay_at_the_nodes_unless_all_share_them(tmp_path: Path, sharing: int) -> None:
+    write_app(tmp_path / "app", softmax(), CLIENTS, NODES, 1000)
+    grid = Grid(tmp_path / "app", tmp_path / "state", FAULTS["none"])
+    grid.nodes = [Node(replace(node.place, shares_labels=k < sharing)) for k, node in enumerate(grid.nodes)]
+    train_app(tmp_path, grid)
+    simulation(tmp_path)
+    there, here = (
+        [{name: value for name, value in row.items() if name.startswith("labels/")} for row in read(tmp_path / root)]
+        for root in ("runs", "here")
+    )
+    assert there == (here if sharing == NODES else [{}] * CLIENTS) and all(here)
+
+
+def read(root: Path) -> list[dict[str, str]]:
+    (path,) = root.glob("*/clients.csv")
+    return list(csv.DictReader(path.read_text().splitlines()))
 
 
 class Smaller(L.Callback):
