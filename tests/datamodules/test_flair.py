@@ -31,15 +31,8 @@ def write_flair(folder: Path, users: dict[str, int], image_size: int = 256) -> l
         for _ in range(num_images):
             image = f"{14_913_474_848 + len(entries)}"
             fine = sorted(rng.choice([*FINE], rng.integers(1, 4), replace=False).tolist())
-            entries.append(
-                {
-                    "user_id": f"{user}@N00",
-                    "image_id": image,
-                    "labels": sorted({FINE[label] for label in fine}),
-                    "partition": user.rstrip("0123456789"),
-                    "fine_grained_labels": fine,
-                }
-            )
+            labels = {"labels": sorted({FINE[label] for label in fine}), "fine_grained_labels": fine}
+            entries.append({"user_id": f"{user}@N00", "image_id": image, "partition": user.rstrip("0123456789"), **labels})
             pixels = rng.integers(0, 256, (8, 8, 3), dtype=np.uint8)
             Image.fromarray(pixels).resize((image_size, image_size)).save(folder / "small_images" / f"{image}.jpg")
     entries = [entries[i] for i in rng.permutation(len(entries))]
