@@ -149,7 +149,7 @@ def cached(items: Items, tmp_path: Path) -> TorchDataset:
 
 def test_a_caching_that_was_cut_off_goes_on(tmp_path: Path) -> None:
     with pytest.raises(OSError, match=r"the disk is gone\nin item 45 of the train set"):
-        cached(Counting(broken=45), tmp_path).prepare_data()
+        cached(Counting(broken=45), tmp_path).setup()
     again, third = Counting(), Counting()
     probes = set(np.linspace(0, 59, 8).astype(int).tolist())
     assert torch.equal(cached(again, tmp_path).federation.train.inputs, torch.from_numpy(FEATURES))
@@ -159,9 +159,9 @@ def test_a_caching_that_was_cut_off_goes_on(tmp_path: Path) -> None:
 
 
 def test_a_folder_with_another_set_is_refused(tmp_path: Path) -> None:
-    cached(Items(), tmp_path).prepare_data()
+    cached(Items(), tmp_path).setup()
     with one_line(ValueError, r"train.rows has 1,440 bytes, and this set takes 2,880: .*; delete it, or name another cache_dir"):
-        cached(Items(FEATURES.astype(float)), tmp_path).prepare_data()
+        cached(Items(FEATURES.astype(float)), tmp_path).setup()
 
 
 class Transformed(Labelled):
