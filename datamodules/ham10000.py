@@ -69,10 +69,6 @@ class HAM10000(AugmentedImages):
         self.mean, self.std, self.augmentation = mean, std, augmentation
         self.cache_dir = Path(cache_dir) if cache_dir is not None else self.data_dir / "decoded"
 
-    def prepare_data(self) -> None:
-        for part in ("train", "test"):
-            self._decoded(part).fill()
-
     def load(self) -> Splits:
         return Splits(self._load("train"), self._load("test"))
 

@@ -98,11 +98,6 @@ class ImageFolders(AugmentedImages):
         """As many as there are class folders."""
         return len(self.class_names)
 
-    def prepare_data(self) -> None:
-        for part, folder in self.folders.items():
-            if folder is not None:
-                self._decoded(part, self._files(folder)).fill()
-
     def load(self) -> Splits:
         return Splits(**{part: self._load(part, folder) for part, folder in self.folders.items() if folder is not None})
 

@@ -91,11 +91,6 @@ class ItemSets(WithTargets):
         part = ItemSet(items, np.zeros(len(items)), False, stored=stored, collate_fn=self.collate_fn)
         return stored if stored is not None else self._streamed(ItemReader({"new": part}, self.num_workers), "new", part, "train")
 
-    def prepare_data(self) -> None:
-        if self.cache_dir is not None:
-            for part in self._sets:
-                self._row_file(part)
-
     def load(self) -> Splits:
         tensors = self._learnt.tensors
         samples = {

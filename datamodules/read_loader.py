@@ -84,7 +84,7 @@ def _read_once(stream: Iterable[Any]) -> list[Any]:
         found = list(islice(stream, MOST + 1))
     if len(found) > MOST:
         raise ValueError(
-            f"a {type(stream).__name__} yields more than {MOST:,} items, which memory holds: give a map-style data set"
+            f"a {type(stream).__name__} yields more than {MOST:,} items, which memory must hold: give a map-style data set"
         )
     return found
 

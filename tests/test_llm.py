@@ -134,17 +134,9 @@ def test_templates_and_the_end_of_answers(tmp_path: Path, llama: str) -> None:
     tokenizer = AutoTokenizer.from_pretrained(llama)
     rows = [{"instruction": "Add", "input": "1 2", "output": "3"}, {"instruction": "Say", "context": "", "response": "hi"}]
     path = write_lines(tmp_path / "rows.jsonl", rows)
-    for template, prompts, answers in (
-        (
-            "alpaca",
-            (
-                "### Instruction:\nAdd\n\n### Input:\n1 2\n\n### Response:\n",
-                "request.\n\n### Instruction:\nSay\n\n### Response:\n",
-            ),
-            ("3", "hi"),
-        ),
-        ("vicuna", ("USER: Add\n1 2 ASSISTANT:", "questions. USER: Say ASSISTANT:"), (" 3", " hi")),
-    ):
+    alpaca = "### Instruction:\nAdd\n\n### Input:\n1 2\n\n### Response:\n", "request.\n\n### Instruction:\nSay\n\n### Response:\n"
+    vicuna = "USER: Add\n1 2 ASSISTANT:", "questions. USER: Say ASSISTANT:"
+    for template, prompts, answers in (("alpaca", alpaca, ("3", "hi")), ("vicuna", vicuna, (" 3", " hi"))):
         source = InstructionData(path, llama, template=template, num_clients=1).federation.train.inputs
         for row in range(2):
             prompt, answer = (tokenizer.decode(tokens) for tokens in source.of(row))
@@ -393,14 +385,6 @@ def test_a_named_decoder_is_not_in_checkpoints_and_a_changed_one_is_refused(
         files.save_file(changed, Path(base, "model.safetensors"), {"format": "pt"})
         with pytest.raises(ValueError, match=rf"last.ckpt was trained with other frozen weights than {base} has now: load those"):
             train("half", 3, 0, last)
-
-
-@pytest.mark.slow
-def test_a_folder_has_a_file_for_each_client(tmp_path: Path, llama: str) -> None:
-    (tmp_path / "clients").mkdir()
-    for client, size in enumerate((3, 1, 5)):
-        write_lines(tmp_path / "clients" / f"{client}.jsonl", SUMS[:size])
-    assert InstructionData(str(tmp_path / "clients"), llama).federation.partition.sizes.tolist() == [3, 1, 5]
 
 
 def test_files_without_instructions_are_no_clients(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -82,12 +82,8 @@ def test_only_adapters_and_the_head_train() -> None:
     network = LoRA(MLP(4, (8, 8), 3), rank=2, alpha=4)
     assert isinstance(network, MLP) and network.hidden[0].scale == 2
     assert trained(network) == ["hidden.0.A", "hidden.0.B", "hidden.2.A", "hidden.2.B", "head.weight", "head.bias"]
-    assert trained(LoRA(MLP(4, (8, 8), 3), targets=["hidden.2", "head"])) == [
-        "hidden.2.A",
-        "hidden.2.B",
-        "head.weight",
-        "head.bias",
-    ]
+    adapted = LoRA(MLP(4, (8, 8), 3), targets=["hidden.2", "head"])
+    assert trained(adapted) == ["hidden.2.A", "hidden.2.B", "head.weight", "head.bias"]
     chosen = LoRA(MLP(4, (8, 8), 3), targets=[r"\.0$", "head"], trained=[r"hidden.2.*bias"])
     assert trained(chosen) == ["hidden.0.A", "hidden.0.B", "hidden.2.bias", "head.A", "head.B"]
     plain = LoRA(nn.Sequential(nn.Linear(2, 3), nn.ReLU(), nn.Linear(3, 2)))

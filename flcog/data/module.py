@@ -49,7 +49,7 @@ class FederatedDataModule(TopicList, L.LightningDataModule):
             samples).
         join_test: whether the test set joins the training set before the split, as in PFLlib, so that ``client_test`` alone measures.
         test_like_clients: reduce the test set until each class has the same share as in all clients' samples together, as in
-            FedDisco's study of global imbalance (Table 5, https://arxiv.org/abs/2305.19229).
+            FedDisco's study of global imbalance (Table 5, https://arxiv.org/abs/2305.19229). It needs a sample of each of them.
     """
 
     task: Task = "classification"

@@ -186,16 +186,9 @@ TENSORS = TensorDataset(ROWS, LABELS, torch.arange(1.0, 25.0))
 @pytest.mark.parametrize("data", [Items(triple), DICTS, TENSORS], ids=["triples", "dicts", "tensors"])
 @pytest.mark.parametrize("executor", ["loop", "vmap"])
 def test_one_client_with_one_batch_is_gradient_descent(data: Any, executor: Any, tmp_path: Path) -> None:
-    trainer = fit(
-        tmp_path,
-        module=Weighted(),
-        data=TorchDataset(data, num_clients=1, batch_size=24, num_workers=0),
-        rounds=2,
-        local_steps=3,
-        executor=executor,
-        precision="64-true",
-        clients_per_round=1.0,
-    )
+    options = {"rounds": 2, "local_steps": 3, "executor": executor, "precision": "64-true", "clients_per_round": 1.0}
+    whole = TorchDataset(data, num_clients=1, batch_size=24, num_workers=0)
+    trainer = fit(tmp_path, module=Weighted(), data=whole, **options)
     layer, weights = Weighted().layer.double(), torch.arange(1.0, 25.0).double()
     for _ in range(6):
         loss = (nn.functional.cross_entropy(layer(ROWS.double()), LABELS, reduction="none") * weights).mean()
@@ -271,9 +264,8 @@ def test_a_column_of_targets_does_not_broadcast(executor: Any, stored: bool) -> 
     trainer.prepare(model, data)
     trainer.train_round()
     weight, bias = trainer.params["layer.weight"], trainer.params["layer.bias"]
-    assert_close(
-        {"w": weight, "b": bias}, {"w": torch.tensor([[2.0, 0, 0, 0, 0, 0]]).to(weight), "b": torch.ones(1).to(bias)}, 1e-3
-    )
+    expected = {"w": torch.tensor([[2.0, 0, 0, 0, 0, 0]]).to(weight), "b": torch.ones(1).to(bias)}
+    assert_close({"w": weight, "b": bias}, expected, 1e-3)
     assert trainer.executor.name == executor and data.federation.train.labels.shape == (24,)
 
 

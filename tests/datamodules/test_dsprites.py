@@ -39,11 +39,8 @@ def test_dsprites(tmp_path: Path) -> None:
         numbers.append(number.numpy())
     assert sorted(np.concatenate(numbers)) == list(range(len(grid)))
     for k in range(12):
-        shape, scale_free = (
-            grid[numbers[0][federation.partition.client(k)], 1],
-            grid[numbers[0][federation.partition.client(k)], 4:] >= 16,
-        )
-        assert (shape == k // 4).all() and (scale_free == [k % 2, k // 2 % 2]).all()
+        own = grid[numbers[0][federation.partition.client(k)]]
+        assert (own[:, 1] == k // 4).all() and ((own[:, 4:] >= 16) == [k % 2, k // 2 % 2]).all()
 
 
 def test_dsprites_subset(tmp_path: Path) -> None:

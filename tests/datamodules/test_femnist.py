@@ -13,15 +13,8 @@ from flcog.datamodules import FEMNIST
 
 
 def leaf(users: dict[str, tuple[np.ndarray, list[int]]]) -> str:
-    return json.dumps(
-        {
-            "users": list(users),
-            "num_samples": [len(labels) for _, labels in users.values()],
-            "user_data": {
-                user: {"x": (images / 255).reshape(-1, 784).tolist(), "y": labels} for user, (images, labels) in users.items()
-            },
-        }
-    )
+    data = {user: {"x": (images / 255).reshape(-1, 784).tolist(), "y": labels} for user, (images, labels) in users.items()}
+    return json.dumps({"users": [*users], "num_samples": [len(labels) for _, labels in users.values()], "user_data": data})
 
 
 def write_leaf(root: Path, *parts: str) -> dict[str, tuple[np.ndarray, list[int]]]:
@@ -29,12 +22,11 @@ def write_leaf(root: Path, *parts: str) -> dict[str, tuple[np.ndarray, list[int]
     users = {f"f{k:04d}_{k % 7}": (bytes_of(10 + k, 28, 28, seed=k), [(k * 5 + j) % 62 for j in range(10 + k)]) for k in range(6)}
     for part in parts:
         (root / part).mkdir(parents=True)
-        cut = {
-            u: (x[:3], y[:3]) if part == "test" else (x[3:], y[3:]) if part == "train" else (x, y) for u, (x, y) in users.items()
-        }
+        own = {"test": slice(3), "train": slice(3, None), "all_data": slice(None)}[part]
+        cut = {user: (images[own], labels[own]) for user, (images, labels) in users.items()}
         names = list(cut)
-        for number, own in enumerate((names[1::2], names[0::2])):
-            (root / part / f"{part}_{number}_niid_0_keep_0.json").write_text(leaf({user: cut[user] for user in own}))
+        for number, writers in enumerate((names[1::2], names[0::2])):
+            (root / part / f"{part}_{number}_niid_0_keep_0.json").write_text(leaf({user: cut[user] for user in writers}))
     return users
 
 

@@ -10,12 +10,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from harness import ROOT
 from PIL import Image
 from torch import Tensor
 
 from flcog import FederatedTrainer, MultiLabelClassifier
-from flcog.commands.cli import main
 from flcog.datamodules import FLAIR, decoded_images
 from flcog.datamodules.decoded_images import DecodedImages
 from flcog.datamodules.flair import COARSE_LABELS
@@ -33,15 +31,8 @@ def write_flair(folder: Path, users: dict[str, int], image_size: int = 256) -> l
         for _ in range(num_images):
             image = f"{14_913_474_848 + len(entries)}"
             fine = sorted(rng.choice([*FINE], rng.integers(1, 4), replace=False).tolist())
-            entries.append(
-                {
-                    "user_id": f"{user}@N00",
-                    "image_id": image,
-                    "labels": sorted({FINE[label] for label in fine}),
-                    "partition": user.rstrip("0123456789"),
-                    "fine_grained_labels": fine,
-                }
-            )
+            labels = {"labels": sorted({FINE[label] for label in fine}), "fine_grained_labels": fine}
+            entries.append({"user_id": f"{user}@N00", "image_id": image, "partition": user.rstrip("0123456789"), **labels})
             pixels = rng.integers(0, 256, (8, 8, 3), dtype=np.uint8)
             Image.fromarray(pixels).resize((image_size, image_size)).save(folder / "small_images" / f"{image}.jpg")
     entries = [entries[i] for i in rng.permutation(len(entries))]
@@ -142,29 +133,6 @@ def test_a_round_of_training_from_disk(tmp_path: Path, entries: list[dict[str, A
     )
     trainer.fit(MultiLabelClassifier(SimpleCNN(3, 17, image_size=32)), data)
     assert 0 <= trainer.history[-1]["test/O-F1"] <= 1
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("entries", "command_line")
-def test_fedcogs_setting_runs_from_its_configs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    configs = ROOT / "configs"
-    words = ["fit", "-c", str(configs / "flair.yaml"), "-c", str(configs / "methods/fedcog-flair.yaml")]
-    smaller = {
-        "trainer.rounds": 2,
-        "trainer.local_steps": 1,
-        "trainer.clients_per_round": 2,
-        "trainer.eval_every": 1,
-        "trainer.callbacks.start_round": 1,
-        "trainer.callbacks.num_samples": 17,
-        "trainer.callbacks.steps": 1,
-        "trainer.logger": "false",
-        "trainer.default_root_dir": tmp_path / "runs",
-        "data.data_dir": tmp_path,
-        "data.image_size": 64,
-        "data.max_users": "null",
-    }
-    main([*words, *(word for name, value in smaller.items() for word in (f"--{name}", str(value)))])
-    assert "2 of 2" in capsys.readouterr().out
 
 
 def test_a_killed_decode_goes_on_where_it_stopped(tmp_path: Path) -> None:

@@ -36,9 +36,8 @@ def test_quadratics_in_closed_form(shuffled: float) -> None:
         assert gradient(problem, k, problem.client_optima[k]).norm() < 1e-9
         difference = gradient(problem, k, problem.optimum + 1) - gradients[k]
         torch.testing.assert_close(difference, problem.curvatures[k].expand(4))
-    assert problem.smoothness_max == problem.curvatures.max() and problem.smoothness_mean == pytest.approx(
-        problem.curvatures.mean().item()
-    )
+    assert problem.smoothness_max == problem.curvatures.max()
+    assert problem.smoothness_mean == pytest.approx(problem.curvatures.mean().item())
     away = problem.optimum + torch.tensor([0.1, -0.2, 0.3, 0])
     rise = problem.smoothness_mean / 2 * (away - problem.optimum).square().sum()
     torch.testing.assert_close(problem.objective(away) - problem.objective(problem.optimum), rise)

@@ -27,11 +27,8 @@ def test_images() -> None:
     inputs, targets = everything(data.federation, train)
     assert inputs.shape == (2000, 3, 16, 12) and inputs.is_contiguous(memory_format=torch.channels_last)
     assert abs(inputs.mean()) < 0.01 and abs(inputs.std() - 1) < 0.01
-    assert (
-        targets.dtype == torch.int64
-        and targets.bincount().tolist() == [200] * 10
-        and test.targets.bincount().tolist() == [30] * 10
-    )
+    assert targets.dtype == torch.int64
+    assert targets.bincount().tolist() == [200] * 10 and test.targets.bincount().tolist() == [30] * 10
 
 
 def test_features() -> None:

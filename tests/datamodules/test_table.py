@@ -32,14 +32,14 @@ def test_rows_train_like_arrays(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["rows.csv", "rows.csv.gz", "rows.tsv", "rows.parquet"])
 def test_files(name: str, tmp_path: Path) -> None:
     path = tmp_path / name
-    frame().to_parquet(path) if name.endswith("parquet") else frame().to_csv(
-        path, index=False, sep="\t" if "tsv" in name else ","
-    )
+    if name.endswith("parquet"):
+        frame().to_parquet(path)
+    else:
+        frame().to_csv(path, index=False, sep="\t" if "tsv" in name else ",")
     federation = Table(str(path), target="label", users="owner").federation
     assert federation.num_clients == 3 and federation.partition.client(1).tolist() == list(range(1, 60, 3))
-    assert (
-        torch.equal(federation.train.inputs, torch.from_numpy(FEATURES)) and federation.train.targets.tolist() == LABELS.tolist()
-    )
+    assert torch.equal(federation.train.inputs, torch.from_numpy(FEATURES))
+    assert federation.train.targets.tolist() == LABELS.tolist()
 
 
 def test_text_and_categories_become_columns() -> None:
@@ -69,16 +69,11 @@ def test_several_columns_are_predicted(left: float, right: float, task: str) -> 
 
 def test_a_part_is_held_out_for_testing() -> None:
     rows = frame(number=np.arange(60.0))
-    data = Table(
-        rows, target="label", features=["number"], test_fraction=0.25, num_clients=3, partitioner=IID(), standardise=False
-    )
-    train, test = (set(samples.inputs[:, 0].tolist()) for samples in (data.federation.train, data.federation.test))  # type: ignore[union-attr]
+    options: dict[str, Any] = {"target": "label", "features": ["number"], "test_fraction": 0.25, "standardise": False}
+    data, again = Table(rows, num_clients=3, partitioner=IID(), **options).federation, Table(rows, **options).federation
+    train, test, same = (set(samples.inputs[:, 0].tolist()) for samples in (data.train, data.test, again.test))  # type: ignore[union-attr]
     assert len(test) == 15 and len(train) == 45 and not train & test
-    assert test != set(range(15)) and test == set(
-        Table(rows, target="label", features=["number"], test_fraction=0.25, standardise=False)
-        .federation.test.inputs[:, 0]
-        .tolist()  # type: ignore[union-attr]
-    )
+    assert test != set(range(15)) and test == same
 
 
 @pytest.mark.parametrize(

@@ -149,7 +149,7 @@ def cached(items: Items, tmp_path: Path) -> TorchDataset:
 
 def test_a_caching_that_was_cut_off_goes_on(tmp_path: Path) -> None:
     with pytest.raises(OSError, match=r"the disk is gone\nin item 45 of the train set"):
-        cached(Counting(broken=45), tmp_path).prepare_data()
+        cached(Counting(broken=45), tmp_path).setup()
     again, third = Counting(), Counting()
     probes = set(np.linspace(0, 59, 8).astype(int).tolist())
     assert torch.equal(cached(again, tmp_path).federation.train.inputs, torch.from_numpy(FEATURES))
@@ -159,9 +159,9 @@ def test_a_caching_that_was_cut_off_goes_on(tmp_path: Path) -> None:
 
 
 def test_a_folder_with_another_set_is_refused(tmp_path: Path) -> None:
-    cached(Items(), tmp_path).prepare_data()
+    cached(Items(), tmp_path).setup()
     with one_line(ValueError, r"train.rows has 1,440 bytes, and this set takes 2,880: .*; delete it, or name another cache_dir"):
-        cached(Items(FEATURES.astype(float)), tmp_path).prepare_data()
+        cached(Items(FEATURES.astype(float)), tmp_path).setup()
 
 
 class Transformed(Labelled):
@@ -208,9 +208,8 @@ def test_where_targets_are_found(train: Any, capsys: pytest.CaptureFixture[str])
     federation = TorchDataset(train, num_workers=0, **COMMON).federation
     assert torch.equal(federation.train.targets, torch.from_numpy(LABELS))
     assert torch.equal(torch.as_tensor(federation.train.gather(torch.arange(60))), torch.from_numpy(FEATURES))
-    assert ("reading the targets of the train set" in capsys.readouterr().err) == (
-        getattr(train, "targets", [9])[0] == LABELS[0] + 1
-    )
+    shown_wrongly = getattr(train, "targets", [9])[0] == LABELS[0] + 1
+    assert ("reading the targets of the train set" in capsys.readouterr().err) == shown_wrongly
 
 
 def test_a_set_of_tensors_is_taken_as_it_is() -> None:
@@ -320,10 +319,7 @@ def test_batches_of_different_shapes_fall_back(tmp_path: Path) -> None:
     [
         (lambda: TorchDataset(Items(), targets=LABELS[:-1]), "inputs and targets have 59 and 60 rows"),
         (lambda: TorchDataset(Items(), Items(FEATURES[:0])), "the test set is empty"),
-        (
-            lambda: TorchDataset(FEATURES),
-            "learns from pairs .*, and a batch of the training set is a Tensor",
-        ),
+        (lambda: TorchDataset(FEATURES), "learns from pairs .*, and a batch of the training set is a Tensor"),
         (lambda: TorchDataset(Items(), targets="ys"), r"the train set \(Items\) has no attribute 'ys'"),
         (lambda: TorchDataset(Stream()), "train is a Stream, a stream, whose samples have no clients"),
     ],

@@ -137,14 +137,8 @@ class Watches(L.Callback):
 
 @pytest.mark.slow
 def test_predictions_by_a_modules_own_step(tmp_path: Path) -> None:
-    for name in (
-        "on_predict_start",
-        "on_predict_epoch_start",
-        "on_predict_batch_start",
-        "on_predict_batch_end",
-        "on_predict_end",
-    ):
-        setattr(Predicts, name, lambda self, *arguments, name=name: self.seen.append(name))
+    for hook in ("start", "epoch_start", "batch_start", "batch_end", "end"):
+        setattr(Predicts, f"on_predict_{hook}", lambda self, *arguments, hook=hook: self.seen.append(f"on_predict_{hook}"))
     trainer = make_trainer(tmp_path, Watches(), **OPTIONS)
     trainer.fit(model := Predicts())
     found: Any = trainer.predict(model)

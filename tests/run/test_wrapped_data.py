@@ -4,10 +4,9 @@ from pathlib import Path
 from typing import Any
 
 import lightning as L
-import numpy as np
 import pytest
 import torch
-from datamodules.test_torch_dataset import FEATURES, LABELS, Items, module, pad
+from datamodules.test_torch_dataset import FEATURES, LABELS, module, pad
 from harness import distance, make_trainer
 from torch.utils.data import (
     BatchSampler,
@@ -172,7 +171,6 @@ class NoTraining(L.LightningDataModule):
         (DataLoader(TENSORS, batch_size=None), "Classifier learns from pairs .*, or give a LightningModule whose training_step"),
         (NoTraining(), "NoTraining has no train_dataloader: write one"),
         ((FEATURES, LABELS), r"data is a tuple: give .* \(flcog.datamodules has ArrayData for arrays"),
-        (Items(np.zeros((3, 6)), [0, 1, 2]), "7 of 10 clients have no training samples .*: use fewer clients"),
     ],
     ids=lambda value: value if isinstance(value, str) else type(value).__name__,
 )
