@@ -263,9 +263,8 @@ def check_outputs(model: ModelFunction, sample: Tree, federation: Federation) ->
     except Exception:  # training raises it again, with the client and the step
         return
     for part, samples in federation.sets.items():
-        if not isinstance(samples.targets, Tensor):
-            continue
-        if outputs.ndim == 2 and (wanted := module.outputs_short_of(outputs, samples.targets)):
+        comparable = isinstance(samples.targets, Tensor) and outputs.ndim == 2
+        if comparable and (wanted := module.outputs_short_of(outputs, samples.targets)):
             raise ValueError(
                 f"{type(module.model).__name__} has {outputs.shape[1]} outputs, and the {part} set has {wanted}: set the model's "
                 "num_classes"
