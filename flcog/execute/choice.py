@@ -95,7 +95,7 @@ class ChosenExecutor:
     def _probed(self, choice: Choice) -> str:
         """Why the clients cannot train in this placement. A client module that trains alone is pure by contract."""
         job = self._job
-        if choice == Choice("loop", 1) and not job.model.trains_itself:
+        if choice == Choice("loop", 1) and not job.model.trains_itself and not _captures(job.device):
             return ""
         self._findings = probe(job, choice)
         job.model.reads_other_rows = job.model.reads_other_rows or self._findings.mixes

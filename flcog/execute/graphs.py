@@ -2,8 +2,8 @@
 
 import gc
 import time
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -39,25 +39,18 @@ def capture(function: Callable[[], None], stream: Any) -> Callable[[], None]:
                 function()
     finally:  # If memory runs out, tensors are freed that queued steps still use.
         cuda.current_stream().wait_stream(stream)
-    graph = cuda.CUDAGraph()
-    # Other threads may copy data to the device meanwhile. The outer context restores the stream after a failed capture, which
-    # torch 2.11 does not.
-    with uncollected(), cuda.stream(stream), cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
-        function()
+    graph, collects = cuda.CUDAGraph(), gc.isenabled()
+    gc.disable()  # the graph of an earlier run may be part of the garbage, and freeing a graph ends the capture with an error
+    try:
+        # Other threads may copy data to the device meanwhile. The outer context restores the stream after a failed capture, which
+        # torch 2.11 does not.
+        with cuda.stream(stream), cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
+            function()
+    finally:
+        if collects:
+            gc.enable()
     replay: Callable[[], None] = graph.replay
     return replay
-
-
-@contextmanager
-def uncollected() -> Iterator[None]:
-    """Collect no garbage: the graph of an earlier run may be part of it, and freeing a graph ends the capture with an error."""
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if enabled:
-            gc.enable()
 
 
 class GraphLane(Lane):

@@ -44,8 +44,7 @@ class Chunks:
             while done < len(group):
                 chunk = group[done : done + self.clients_at_once]
                 self.trainer.announce(assignment, group[done + len(chunk) :][: len(chunk)])
-                result: Result | None = None
-                began = time.perf_counter()
+                result, began = None, time.perf_counter()
                 try:
                     result = self.trainer.train(assignment, chunk).since(began)
                 except torch.OutOfMemoryError:
