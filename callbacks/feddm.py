@@ -90,6 +90,7 @@ class FedDM(Method):
     individual_uploads = True
     tasks = ("classification",)
     plain_batches = True
+    excludes = {"FedNova": "FedDM's clients do not move the model, so that FedNova has no steps to count"}
 
     def draw(self, rng: torch.Generator, client: ClientView) -> Slot:
         example_of(client)  # raises an error for token ids
