@@ -7,6 +7,7 @@ from typing import Literal
 import numpy as np
 import pandas
 from matplotlib import rc_context
+from matplotlib.figure import Figure
 
 from flcog.commands.compare.result_table import ResultTable
 from flcog.commands.compare.results import ELAPSED
@@ -15,7 +16,6 @@ from flcog.commands.compare.statistics import estimate
 from flcog.commands.compare.verdicts import CONTRADICTED, REPRODUCED, UNDECIDED
 from flcog.commands.curves import COLOURS, Panel, figure_of
 from flcog.core.files import write_figure
-from flcog.run.history_figure import HistoryFigure
 
 By = Literal["rounds", "bytes", "seconds"]
 
@@ -79,7 +79,7 @@ def draw_differences(judged: pandas.DataFrame, path: Path) -> None:
 
     The unit is the figure's margin, so that one band shows the margins of all. The same figures give the same SVG file.
     """
-    figure = HistoryFigure(figsize=(9, 1.4 + 0.2 * len(judged)), layout="constrained")
+    figure = Figure(figsize=(9, 1.4 + 0.2 * len(judged)), layout="constrained")
     axes = figure.subplots()
     axes.axvspan(-1, 1, color="#e3efe7", label="margin")
     for place, one in enumerate(judged.itertuples()):
