@@ -3,7 +3,6 @@
 import dataclasses
 import math
 import os
-import re
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -311,34 +310,6 @@ def test_one_changed_sample_makes_other_data(tmp_path: Path) -> None:
     np.save(file, changed.numpy())
     os.utime(file, (0, 0))  # clocks may be too coarse for a test
     assert before != fingerprint(np.load(file, mmap_mode="r"))
-
-
-@pytest.mark.slow
-def test_a_run_does_not_go_on_with_other_data(tmp_path: Path) -> None:
-    def run(rounds: int, **options: Any) -> flcog.FederatedTrainer:
-        method = Fedssyn(generator=Stamp(), num_images=4, **options)
-        return fit(
-            tmp_path, method, rounds=rounds, clients_per_round=2, module=flcog.Classifier(Flat()), data=Images(),
-            ckpt_path="last" if rounds > 1 else None, resume_changed=bool(options),
-        )  # fmt: skip
-
-    first = run(1)
-    folder = first.run.engine.exchanges["Fedssyn"].folder
-    image = next(synthesis_cache.export_images(folder, first.federation)[0].glob("client-0002/*/*.png"))
-    aside = image.rename(tmp_path / "deleted.png")
-    assert first.run_dir is not None
-    last = first.run_dir / "checkpoints" / "last.ckpt"
-    expected = f"{last} was written by a run in which Fedssyn gave the clients other data: the files in {folder} were changed or replaced"
-    for options in ({}, {"p": 0.1}):  # the second run allows changed settings, but not changed data
-        with pytest.raises(ValueError, match=re.escape(expected)) as error:
-            run(2, **options)
-        assert "\n" not in str(error.value)
-    aside.rename(image)
-    with pytest.raises(
-        ValueError, match=r"gave the clients other data: a setting was changed; restore them, or start a new run$"
-    ):
-        run(2, share="none")
-    assert run(2).round == 2
 
 
 def test_images_are_what_was_made(tmp_path: Path) -> None:
