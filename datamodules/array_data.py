@@ -86,6 +86,8 @@ class ArrayData(WithTargets, AugmentedImages):
             "val_targets": val_targets,
         }
         self._given = {name: np.asanyarray(array) for name, array in arrays.items() if array is not None}
+        if path is not None and self._given:
+            raise ValueError("ArrayData reads either a path or arrays (train_inputs and train_targets): give only one")
         one_of(self, ("NHWC", "NCHW"), layout=layout)
         self.path, self.augmentation, self.train_users, self.layout = path, augmentation, train_users, layout
         self.mean, self.std, self._task, self._num_classes = mean, std, task, num_classes

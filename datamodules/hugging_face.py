@@ -66,8 +66,7 @@ class HuggingFace(ItemSets):
         num_classes: number of classes or labels, if some do not occur; for regression, bins of the target.
         collate_fn: a function from a list of inputs to a batch, e.g. a ``DataCollatorWithPadding``; see :class:`TorchDataset`.
         num_workers: how many processes read items; 0 reads them in the training process.
-        cache_dir: a folder for the transformed items, which are then read once, training samples with ``transform``; None transforms them
-            while the model trains.
+        cache_dir: a folder for the transformed items, which are then read once; None transforms them while the model trains.
 
     Example:
         >>> import datasets
@@ -101,6 +100,11 @@ class HuggingFace(ItemSets):
         self._given, self._name, self.input, self.target, self.users = dataset, name, input, target, users
         self.splits = {"train": train, "test": test, "val": val}
         self.transform, self.eval_transform = transform, eval_transform or transform
+        if cache_dir is not None and self.eval_transform is not transform and (self.client_val or self.client_test):
+            raise ValueError(
+                "cache_dir keeps each training sample once, as transform makes it, and client_val and client_test need eval_transform: "
+                "leave out cache_dir, or give a val and a test split"
+            )
 
     @property
     def class_names(self) -> tuple[str, ...] | None:  # type: ignore[override]

@@ -57,6 +57,10 @@ class RandomData(AugmentedImages):
         self.shape, self.vocab_size, self.augmentation = tuple(shape), vocab_size, augmentation
         self.num_samples, self.num_test_samples, self.num_classes, self.seed = num_samples, num_test_samples, num_classes, seed
         checks.seed(self, "seed")
+        if vocab_size if self._are_images else augmentation != "none":
+            raise ValueError(
+                "RandomData: vocab_size belongs to rows, and augmentation to images; give the other shape, or leave it out"
+            )
         if self._are_images:
             self.mean, self.std = 0.5, 0.2898  # the moments of bytes over 255
 

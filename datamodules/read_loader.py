@@ -95,6 +95,10 @@ def read_loaders(loaders: Sequence[DataLoader], part: str) -> ReadLoader:
     first = read[0]
     if len(read) == 1:
         return first
+    if any(each.collate_fn != first.collate_fn for each in read):
+        raise ValueError(
+            f"the {part} loaders have different collate_fns, and an evaluation uses one for all of them: give them the same function"
+        )
     return first._replace(
         dataset=ConcatDataset([each.dataset for each in read]),
         rows=None,

@@ -495,3 +495,11 @@ def test_the_recipe_runs_and_the_report_shows_answers(
     assert "InstructionTuning makes no predictions" in line
     main(["export", str(run), "--format", "peft"])
     assert {path.name for path in (run / "model").iterdir()} == {"adapter_config.json", "adapter_model.safetensors"}
+
+
+@pytest.mark.slow
+def test_a_folder_has_a_file_for_each_client(tmp_path: Path, llama: str) -> None:
+    (tmp_path / "clients").mkdir()
+    for client, size in enumerate((3, 1, 5)):
+        write_lines(tmp_path / "clients" / f"{client}.jsonl", SUMS[:size])
+    assert InstructionData(str(tmp_path / "clients"), llama).federation.partition.sizes.tolist() == [3, 1, 5]

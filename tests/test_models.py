@@ -349,3 +349,20 @@ def test_yaml_arguments() -> None:
     assert isinstance(model, LeNet) and model.num_features == 5
     with pytest.raises(jsonargparse.ArgumentError):
         parser.parse_string("model: {class_path: flcog.models.ResNet18, init_args: {stem: 5x5}}")
+
+
+def test_dropout_under_vmap() -> None:
+    template, keys, x = Dropout(0.4), torch.tensor([0, 3, -9]), torch.randn(3, 6, 7)
+
+    def twice(key: Tensor, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        buffers = {"dropout_key": key.clone()}
+        first = functional_call(template, buffers, (x,))
+        return first, functional_call(template, buffers, (x,)), buffers["dropout_key"]
+
+    firsts, seconds, moved = vmap(twice)(keys, x)
+    assert torch.equal(moved, keys + 2)
+    for k, key in enumerate(keys):
+        single = Dropout(0.4)
+        single.dropout_key.copy_(key)
+        assert torch.equal(single(x[k]), firsts[k])
+        assert torch.equal(single(x[k]), seconds[k])

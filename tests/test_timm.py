@@ -10,6 +10,7 @@ from torch import nn
 import flcog
 from flcog.callbacks import MOON, FedDecorr
 from flcog.models import Timm
+from flcog.models.base import Dropout
 
 pytestmark = pytest.mark.slow
 timm = pytest.importorskip("timm")
@@ -93,3 +94,12 @@ def test_what_it_refuses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
         ValueError, match=r"^Timm: the pretrained weights of resnet18 are neither .* \(no route to host\): give a file"
     ):
         Timm("resnet18", pretrained=True)
+
+
+def test_dropout_is_ours() -> None:
+    network = Timm(**VIT)
+    assert any(isinstance(layer, Dropout) and layer.p == 0.1 for layer in network.modules())
+    images = torch.randn(2, 3, 16, 16)
+    state = torch.get_rng_state()
+    network.train()(images)
+    assert torch.equal(torch.get_rng_state(), state)

@@ -1,6 +1,6 @@
 """Starts the processes of a run, and says so if a collective operation fails because one of them has died.
 
-Lightning's launcher ends them all when one of those that it has started fails. These end with the first process, too: see
+If a process fails that Lightning's launcher has started, the launcher ends all. Started processes also end with the first process: see
 :mod:`flcog.core.child_processes`.
 """
 

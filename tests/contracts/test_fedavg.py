@@ -111,3 +111,11 @@ def test_a_client_without_weight_changes_nothing(executor: str) -> None:
     )
     assert [len(round) for round in absent.recorded + weightless.recorded] == [7, 7, 7, 8, 8, 8]
     assert_close(weightless.state, absent.state, 1e-12)
+
+
+def test_statistics_that_an_instance_norm_tracks_count_no_padding() -> None:
+    module, options = classifier(network=instance_norm), {"local_epochs": 1, "rounds": 1}
+    loop, vmap = (train(module=copy.deepcopy(module), executor=executor, **options) for executor in ("loop", "vmap"))
+    assert_close(loop.state, fedavg.run(problem_of(loop, module, SGD)), 1e-10)
+    assert vmap.executor.name == "vmap"
+    assert_close(vmap.state, loop.state, 1e-11)

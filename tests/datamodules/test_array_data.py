@@ -173,6 +173,8 @@ def test_bad_array_files(tmp_path: Path) -> None:
         ArrayData(str(tmp_path / "broken.npz")).setup()
     with one_line(ValueError, "other.npz has no 'train_inputs' and no 'train_targets'; it has neither"):
         ArrayData(save(tmp_path / "other.npz", x=[1])).setup()
+    with one_line(ValueError, "either a path or arrays"):
+        ArrayData("x.npz", train_inputs=[[1.0]], train_targets=[0])
     with one_line(ValueError, "mean and std come together"):
         ArrayData("x.npz", mean=[0.5]).preprocess()
 

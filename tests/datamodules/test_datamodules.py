@@ -9,10 +9,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 import flcog.datamodules
 from datamodules.common import one_line, parse
 from flcog.data import FederatedDataModule
+from flcog.data.preprocess import moments
 from flcog.datamodules import CIFAR10, IID, ArrayData, Dirichlet, Natural, RandomData
 
 EXPORTED = {name: getattr(flcog.datamodules, name) for name in flcog.datamodules.__all__}
@@ -106,3 +108,8 @@ def test_a_number_of_clients_without_effect_is_noted() -> None:
     for quiet in ({"partitioner": Natural()}, {"num_clients": 3}, {"train_users": None, "num_clients": 8}):
         data = ArrayData(**(rows | quiet))
         assert data.federation and not data.notes
+
+
+def test_constant_columns_keep_their_scale() -> None:
+    mean, std = moments(torch.tensor([[1.0, 5], [3, 5]]))
+    assert mean == (2, 5) and std == (1, 1)

@@ -10,10 +10,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from harness import ROOT
 from PIL import Image
 from torch import Tensor
 
 from flcog import FederatedTrainer, MultiLabelClassifier
+from flcog.commands.cli import main
 from flcog.datamodules import FLAIR, decoded_images
 from flcog.datamodules.decoded_images import DecodedImages
 from flcog.datamodules.flair import COARSE_LABELS
@@ -216,3 +218,26 @@ def test_images_are_decoded_when_they_are_read(tmp_path: Path, entries: list[dic
     assert np.array_equal(again[5], first[5]) and np.array_equal(again[np.array([0, 1])], first[:2])
     with pytest.raises(FileNotFoundError, match=files[3]):
         again[3]
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("entries", "command_line")
+def test_fedcogs_setting_runs_from_its_configs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    configs = ROOT / "configs"
+    words = ["fit", "-c", str(configs / "flair.yaml"), "-c", str(configs / "methods/fedcog-flair.yaml")]
+    smaller = {
+        "trainer.rounds": 2,
+        "trainer.local_steps": 1,
+        "trainer.clients_per_round": 2,
+        "trainer.eval_every": 1,
+        "trainer.callbacks.start_round": 1,
+        "trainer.callbacks.num_samples": 17,
+        "trainer.callbacks.steps": 1,
+        "trainer.logger": "false",
+        "trainer.default_root_dir": tmp_path / "runs",
+        "data.data_dir": tmp_path,
+        "data.image_size": 64,
+        "data.max_users": "null",
+    }
+    main([*words, *(word for name, value in smaller.items() for word in (f"--{name}", str(value)))])
+    assert "2 of 2" in capsys.readouterr().out

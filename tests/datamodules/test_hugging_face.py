@@ -195,6 +195,11 @@ def test_what_it_refuses(options: dict[str, Any], what: str) -> None:
         make_trainer(None, **OPTIONS).prepare(module(), data)
 
 
+def test_a_cache_has_no_second_transform(tmp_path: Path) -> None:
+    with one_line(ValueError, "cache_dir keeps each training sample once, .* leave out cache_dir"):
+        of(transform=double, eval_transform=torch.as_tensor, client_val=0.2, cache_dir=str(tmp_path))
+
+
 def test_no_hub(monkeypatch: pytest.MonkeyPatch) -> None:
     def unreachable(*arguments: Any, **options: Any) -> Any:
         raise ConnectionError("no route\nto host")

@@ -607,3 +607,9 @@ def test_a_million_clients_take_seconds_and_little_memory(partitioner: Partition
     assert peak < 200e6
     # Processor time does not depend on other programs: 0.2 to 0.5 s, and 3 s for ClientDirichlet. The limit comes from the issue.
     assert seconds < 5
+
+
+def test_by_class() -> None:
+    samples = balanced(100, 10)
+    counts = table(ByClass()(samples, 10, 0), class_labels(samples))
+    np.testing.assert_array_equal(counts, 10 * np.eye(10, dtype=int))

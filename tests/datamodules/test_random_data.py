@@ -63,6 +63,7 @@ def test_a_seed_fixes_the_samples(kind: dict) -> None:
     ("options", "message"),
     [
         ({"shape": (28, 28)}, "the length of shape must be 1 or 3; got 2: height, width and channels"),
+        ({"vocab_size": 100}, "vocab_size belongs to rows, and augmentation to images"),
         ({"num_samples": 0}, "num_samples must be at least 1; got 0"),
     ],
     ids=str,

@@ -2,11 +2,12 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from harness import train
+from harness import assert_close, fit, train
 from torch import Tensor
 
 from flcog.method import ClientView, Cohort, Context, FirstContact, Method, Params, Upload
@@ -38,3 +39,13 @@ def test_each_client_is_asked_once(executor: str) -> None:
     assert trainer.ledger.up["Introduced"] == 4 * len(method.calls)
     for client in method.calls:
         assert trainer.run.clients.get(client)["Introduced"]["first"].item() == trainer.run.server.messages["Introduced"][client]
+
+
+def test_messages_survive_a_resume(tmp_path: Path) -> None:
+    options: dict[str, Any] = {"clients_per_round": 3, "eval_every": 10}
+    straight = fit(tmp_path / "straight", Introduced(), rounds=4, **options)
+    half = fit(tmp_path / "half", Introduced(), rounds=2, **options)
+    checkpoint, method = half.run_dir / "checkpoints/last.ckpt", Introduced()
+    rest = fit(tmp_path / "half", method, rounds=4, ckpt_path=str(checkpoint), **options)
+    assert_close(rest.run.params, straight.run.params, 0)
+    assert rest.run.server.messages == straight.run.server.messages and rest.run.ledger.up == straight.run.ledger.up

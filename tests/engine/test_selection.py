@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -16,6 +17,7 @@ from harness import (
     train,
 )
 
+import flcog
 from flcog.callbacks import (
     SCAFFOLD,
     BandedNoise,
@@ -26,6 +28,7 @@ from flcog.callbacks import (
     FedDisco,
     FedDyn,
     PoissonSampling,
+    RoundRobin,
 )
 from flcog.method import ClientPool, Method, Participants, SamplingLaw, Selection, Slot
 
@@ -120,3 +123,9 @@ def test_weights_count_as_they_are_returned() -> None:
     for name, value in start.items():
         torch.testing.assert_close(twice[name], plain[name], rtol=1e-12, atol=1e-12)
         torch.testing.assert_close(plain[name] - value, 2 * (once[name] - value), rtol=1e-9, atol=1e-12)
+
+
+def test_two_selections_are_refused() -> None:
+    options: dict[str, Any] = {"rounds": 1, "local_steps": 1, "logger": False}
+    with pytest.raises(ValueError, match="RoundRobin and Listed both select the clients of a round: keep one of them"):
+        flcog.FederatedTrainer(callbacks=[RoundRobin(), Listed()], **options)

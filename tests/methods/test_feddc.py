@@ -8,7 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from contracts.case import Case
-from harness import MOMENTUM, RAGGED, classifier, fit, steep_network, train
+from harness import MOMENTUM, RAGGED, assert_close, classifier, fit, steep_network, train
 from reference import feddc
 from torch import nn
 
@@ -65,3 +65,23 @@ def test_feddc_sends_two_models_up_and_two_down() -> None:
         == trainer.run.ledger.up["model"]
         == trainer.run.ledger.down["model"]
     )
+
+
+@pytest.mark.slow
+def test_feddc_server_keeps_the_mean_of_all_clients_drifts(tmp_path: Path) -> None:
+    trainer = fit(tmp_path, FedDC(alpha=0.2), eval_every=1)
+    slots = [trainer.run.clients.by_client.get(client, {}).get("FedDC") for client in range(8)]
+    assert None in slots, "some client should not have taken part"
+    for state in ("h", "g"):
+        total = {name: torch.zeros_like(value) for name, value in trainer.run.params.items()}
+        for slot in slots:
+            total = {name: value + (0 if slot is None else slot[state][name]) for name, value in total.items()}
+        assert_close({name: value / 8 for name, value in total.items()}, trainer.run.server.servers["FedDC"][state], 1e-12)
+    mean = {name: value - trainer.run.server.servers["FedDC"]["h"][name] for name, value in trainer.run.params.items()}
+    losses = [
+        float(fit(tmp_path, FedDC(alpha=0.2, evaluate_mean=of), eval_every=3).history[-1]["test/loss"]) for of in (True, False)
+    ]
+    for params, loss in zip((mean, trainer.run.params), losses, strict=True):
+        test = trainer.run.federation.test
+        outputs = trainer.run.model.frozen(params, {}, lambda module, x: module(x), test.inputs.double())
+        assert loss == pytest.approx(float(F.cross_entropy(outputs, test.targets)), rel=1e-6)

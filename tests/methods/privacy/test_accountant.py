@@ -1,8 +1,10 @@
 """The accountant: published and closed-form values of epsilon, the noise for a target, and refused input."""
 
 import math
+import re
 
 import pytest
+from harness import ROOT
 from scipy import optimize, stats
 
 from flcog.callbacks.privacy.accountant import Sampling, epsilon, epsilons, noise_for
@@ -103,3 +105,9 @@ def test_the_noise_for_a_target_keeps_to_it_and_is_hardly_larger(target: float) 
     sampling = Sampling(100, 1.0)
     noise = noise_for(sampling, target, 20, 1e-4)
     assert epsilon(sampling, noise, 20, 1e-4) <= target < epsilon(sampling, 0.998 * noise, 20, 1e-4)
+
+
+def test_the_accountant_is_imported_on_first_use() -> None:
+    """Its import takes many seconds."""
+    for path in [*(ROOT / "callbacks").rglob("*.py"), *(ROOT / "flcog").rglob("*.py")]:
+        assert not re.search(r"^(import|from) dp_accounting|^\S.*require\(.dp_accounting", path.read_text(), re.MULTILINE), path
