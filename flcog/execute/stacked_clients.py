@@ -42,9 +42,11 @@ class StackedClients(ClientTrainer):
 
     def groups(self, works: Sequence[ClientWork]) -> list[list[ClientWork]]:
         """Groups of clients that may be stacked. Where a model is sensitive to padding, the batches of a group have the same sizes."""
+        if not self.model.feels_padding:
+            return [longest_first(works)]
         groups: dict[bytes, list[ClientWork]] = {}
         for work in works:
-            groups.setdefault(work.sizes.tobytes() if self.model.feels_padding else b"", []).append(work)
+            groups.setdefault(work.sizes.tobytes(), []).append(work)
         return [longest_first(group) for group in groups.values()]
 
     def train(self, assignment: Assignment, works: Sequence[ClientWork]) -> Result:

@@ -11,7 +11,6 @@ from flcog.method import clock_of
 from flcog.server.engine import Engine
 from flcog.server.privacy import withhold
 from flcog.server.state import ServerState
-from flcog.wire.ledger import Account
 
 MOST_ROWS = 10_000
 """A run writes ``clients.csv`` for at most this number of clients; ``trainer.clients`` has all."""
@@ -24,9 +23,8 @@ def client_table(engine: Engine, server: ServerState) -> dict[str, np.ndarray]:
     of the rounds. If a pool of all data trains (Centralized), the clients that test it have scores alone.
     """
     call, federation = engine.roll_call, engine.federation
-    accounts = [server.ledger.clients.get(client, Account()) for client in range(engine.num_clients)]
     columns: dict[str, Any] = {"samples": call.sizes, "val_samples": call.val, "test_samples": call.test}
-    columns |= dict(zip(Account._fields, zip(*accounts, strict=True), strict=True))
+    columns |= server.ledger.columns(engine.num_clients)
     columns["train/loss"] = columns.pop("loss")
     if clock_of(engine.methods) is not None:
         columns["simulated_seconds"] = columns.pop("seconds")

@@ -17,7 +17,22 @@ from flcog.functional.own_steps import LOGGED
 from flcog.method import Aggregator, ClientUpload, Cohort, Method, UploadAggregator, UploadChange, method_of
 from flcog.server.kept import KeptUploads
 from flcog.wire.envelope import Envelope, changes_of, floats, is_sound, of_client, suspects
-from flcog.wire.ledger import Account
+
+
+class Arrived(NamedTuple):
+    """Clients that have sent a reply; of each its loss, NaN unless the server reads it, the bytes that it sent and its seconds."""
+
+    clients: list[int]
+    loss: list[float]
+    up_bytes: list[int]
+    seconds: list[float]
+
+    def of(self, clients: Sequence[int]) -> "Arrived":
+        """These clients alone."""
+        place = {client: k for k, client in enumerate(self.clients)}
+        kept = [place[client] for client in clients]
+        sizes = [self.up_bytes[k] for k in kept]
+        return Arrived(list(clients), [self.loss[k] for k in kept], sizes, [self.seconds[k] for k in kept])
 
 
 class Sums(NamedTuple):
@@ -93,8 +108,8 @@ class Aggregate:
         self.dropped: list[int] = []
         self.up_bytes: dict[str, int] = {"model": 0} | {method.name: 0 for method in methods}
         """Bytes that the clients sent, by sender."""
-        self._arrived: list[tuple[int, Tensor, int, float]] = []
-        """Each client that has sent a reply, with its loss, its bytes and its seconds."""
+        self._arrived: list[tuple[Sequence[int], Tensor, list[int], float]] = []
+        """The clients of each reply, with their losses, their bytes and the seconds of each."""
         self.plain_bytes = 0
         """The total bytes without any encoding."""
         self._rule = method_of(methods, Aggregator)
@@ -170,10 +185,7 @@ class Aggregate:
         """Count the bytes that clients have sent."""
         count, own = len(reply.clients), sum(reply.manifest.sizes.values())
         losses = reply.envelope.measured.get("loss", torch.full((count,), math.nan))
-        self._arrived += [
-            (client, loss, own - masked, reply.seconds)
-            for client, loss, masked in zip(reply.clients, losses.unbind(), reply.masked_bytes, strict=True)
-        ]
+        self._arrived.append((reply.clients, losses, [own - masked for masked in reply.masked_bytes], reply.seconds))
         for sender, size in reply.manifest.sizes.items():
             self.up_bytes[sender] = self.up_bytes.get(sender, 0) + size * count
         self.up_bytes["model"] -= sum(reply.masked_bytes)
@@ -225,23 +237,26 @@ class Aggregate:
         return bool(self.dropped)
 
     @cached_property
-    def accounts(self) -> dict[int, Account]:
-        """Of each client, once all have sent their replies: its bytes up, its seconds, and its loss if the server reads it."""
-        losses = torch.stack([loss for _, loss, *_ in self._arrived]).tolist() if self._arrived else []  # from the device once
-        return {
-            client: Account(up_bytes=size, seconds=seconds, loss=loss)
-            for (client, _, size, seconds), loss in zip(self._arrived, losses, strict=True)
-        }
+    def arrived(self) -> Arrived:
+        """The clients that have sent replies, once all have."""
+        found = Arrived([], [], [], [])
+        for clients, _, sizes, seconds in self._arrived:
+            found.clients.extend(clients)
+            found.up_bytes.extend(sizes)
+            found.seconds.extend([seconds] * len(clients))
+        losses = torch.cat([losses for _, losses, *_ in self._arrived]).tolist() if self._arrived else []  # from the device once
+        return found._replace(loss=losses)
 
     def total_bytes(self, processes: Processes) -> None:
-        """Add up the bytes of all processes' clients, and share the clients' accounts."""
-        known, zero = self._weights.keys(), Account(loss=0.0)
+        """Add up the bytes of all processes' clients, and share what is known of each client."""
+        place = {client: k for k, client in enumerate(self._weights)}
         # A client has trained in one process, so that the sum of its numbers' bits over all processes is these bits.
-        own = torch.tensor([self.accounts.get(client, zero) for client in known], dtype=torch.float64).view(torch.int64)
+        own = torch.zeros(3, len(place), dtype=torch.float64)
+        own[:, [place[client] for client in self.arrived.clients]] = torch.tensor(self.arrived[1:], dtype=torch.float64)
         counts = torch.tensor([*self.up_bytes.values(), self.plain_bytes], dtype=torch.int64)
-        total = processes.total(torch.cat([own.flatten(), counts]).to(processes.device)).cpu()
-        rows = total[: own.numel()].view(torch.float64).view(own.shape).tolist()
-        self.accounts = {client: Account(*row) for client, row in zip(known, rows, strict=True)}
+        total = processes.total(torch.cat([own.flatten().view(torch.int64), counts]).to(processes.device)).cpu()
+        losses, sizes, seconds = total[: own.numel()].view(torch.float64).view(own.shape).tolist()
+        self.arrived = Arrived(list(place), losses, list(map(int, sizes)), seconds)
         *sizes, self.plain_bytes = total[own.numel() :].tolist()
         self.up_bytes = dict(zip(self.up_bytes, sizes, strict=True))
 

@@ -32,7 +32,6 @@ from flcog.server.round_plan import Round
 from flcog.server.sealed import SealedAggregate
 from flcog.server.state import ServerState
 from flcog.wire.envelope import Envelope
-from flcog.wire.ledger import Account
 
 Asked = Sequence[tuple[Download, Sequence[ClientTask]]]
 """Broadcasts, each with the tasks of the clients that start from it."""
@@ -75,7 +74,7 @@ def receive(engine: Engine, server: ServerState, round: Round, asked: Asked, dir
         aggregate.discard()
     aggregate.reduce(processes, somebody_idle, logs=engine.evaluator.own.logs)
     if clocked and not may_be_lost and not aggregate.dropped:
-        sizes = {client: int(account.up_bytes) for client, account in aggregate.accounts.items()}
+        sizes = dict(zip(aggregate.arrived.clients, aggregate.arrived.up_bytes, strict=True))
         round = replace(round, timing=timing(engine, server, round, tasks, sizes))
     return round, aggregate
 
@@ -220,13 +219,17 @@ def account(
     """Count the bytes of all clients' downloads, by sender, and of the uploads of the clients that were not dropped; and book them."""
     for sender, size in down.items():
         server.ledger.add(sender, down=size)
-    for task, size in zip(asked, downloaded(server, round, asked) if asked else (), strict=True):
-        server.ledger.book(task.client, Account(down_bytes=size))
+    if asked:
+        server.ledger.book([task.client for task in asked], down_bytes=downloaded(server, round, asked))
     communicates, simulated = all(method.communicates for method in round.methods), round.timing and round.timing.taken()
-    for client in round.trained:
-        own = aggregate.accounts[client]._replace(steps=round.plans[client])
-        own = own if communicates else own._replace(up_bytes=0)
-        server.ledger.book(client, own._replace(seconds=simulated[client]) if simulated else own)
+    trained = aggregate.arrived.of(round.trained)
+    server.ledger.book(
+        trained.clients,
+        steps=[round.plans[client] for client in trained.clients],
+        up_bytes=trained.up_bytes if communicates else 0,
+        seconds=[simulated[client] for client in trained.clients] if simulated else trained.seconds,
+        loss=trained.loss,
+    )
     if not communicates:
         return
     server.note_whole_models(task.client for task in asked if any(mask.ndim == 0 for mask in task.masks.values()))

@@ -39,7 +39,6 @@ from flcog.server.round_plan import Round, plain_sizes, planned_steps, send_down
 from flcog.server.select import charge, remember, select
 from flcog.server.state import ServerState
 from flcog.wire.envelope import addable
-from flcog.wire.ledger import Account, Ledger
 
 ServerStep = tuple[Params, Slot, Params]
 """The changed delta, the method's new state and the new buffers."""
@@ -68,7 +67,7 @@ def advance(
     ``on_selected`` is called with the selected clients before training. ``directions`` adds the cosine between clients' updates.
     """
     # The row of the first round includes the bytes of the exchange before it, so that the rows add up to the total.
-    before = server.ledger.copy() if server.round else Ledger()
+    before = server.ledger.totals if server.round else (0, 0)
     engine.progress.begin("planning")
     pay(engine, server)
     selection = select(engine, server)
@@ -81,7 +80,7 @@ def advance(
         # If the round does not count, clients keep the states with which they began it.
         counts = step(engine, server, round, aggregate)
         engine.clients.commit(round.trained if counts else [])
-        losses = {client: account.loss for client, account in aggregate.accounts.items()}
+        losses = dict(zip(aggregate.arrived.clients, aggregate.arrived.loss, strict=True))
         round.cohort.metrics.update(aggregate.figures())
     else:
         round.cohort.metrics["clients/participating"] = 0.0
@@ -89,8 +88,7 @@ def advance(
             warnings.warn(f"round {server.round + 1}: every sampled client dropped out; the model stays as it was", stacklevel=2)
     selected = selection if round.flights is None else round.flights.selected
     remember(engine, server, selected, round.trained, losses, round.timing)
-    for client in selected.clients:
-        server.ledger.book(client, Account(times_selected=1))
+    server.ledger.book(selected.clients, times_selected=1)
     times = pass_time(server, round.methods, round.asking, round.timing)
     server.round, server.steps = server.round + 1, server.steps + sum(round.plans.values())
     return released(engine, server, round.cohort.metrics | times | server.ledger.figures(before))

@@ -26,7 +26,7 @@ from flcog.server.privacy import seed_of_cohort
 from flcog.server.round_plan import Timing
 from flcog.server.state import ServerState
 from flcog.wire.envelope import message_bytes
-from flcog.wire.ledger import Account, model_bytes
+from flcog.wire.ledger import model_bytes
 
 
 class Start(NamedTuple):
@@ -103,9 +103,8 @@ def charge(engine: Engine, server: ServerState, selected: Participants, trains: 
         others = sum(client not in trains for client in selected.asked)
         down = others * model_bytes(server.params, server.buffers)
         server.ledger.add(method.name, up=len(selected.asked) * message_bytes(0.0), down=down)
-        for client in selected.asked:
-            own = 0 if client in trains else model_bytes(server.params, server.buffers)
-            server.ledger.book(client, Account(up_bytes=message_bytes(0.0), down_bytes=own))
+        own = [0 if client in trains else model_bytes(server.params, server.buffers) for client in selected.asked]
+        server.ledger.book(selected.asked, up_bytes=message_bytes(0.0), down_bytes=own)
 
 
 def remember(

@@ -11,7 +11,7 @@ from flcog.core.types import Params, Slot
 from flcog.method import Method, Uploads
 from flcog.server.in_flight import Traffic
 from flcog.wire.envelope import message_bytes
-from flcog.wire.ledger import Account, Ledger
+from flcog.wire.ledger import Ledger
 
 
 @dataclass
@@ -92,7 +92,7 @@ class ServerState:
                 known.add(client)
                 size = sum(map(message_bytes, pytree.tree_leaves(sent[client])))
                 self.ledger.add(name, up=size)
-                self.ledger.book(client, Account(up_bytes=size))
+                self.ledger.book([client], up_bytes=size)
 
     def note_whole_models(self, clients: Iterable[int]) -> None:
         """Keep the clients that have received the parameters which they do not share."""

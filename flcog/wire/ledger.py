@@ -1,44 +1,56 @@
 """Bytes sent up (clients to server) and down, by sender: the model, or a method's messages; and the part of each client in the rounds."""
 
-import math
-import operator
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from flcog.core.types import Params
 
-
-class Account(NamedTuple):
-    """The part of one client in all rounds, and its mean loss in the last of them."""
-
-    times_selected: int = 0
-    steps: int = 0
-    up_bytes: int = 0
-    down_bytes: int = 0
-    seconds: float = 0.0
-    loss: float = math.nan
+ACCOUNT = ("times_selected", "steps", "up_bytes", "down_bytes", "seconds", "loss")
+"""The columns of a client's account: its part in all rounds, and its mean loss in the last of them."""
 
 
 @dataclass
 class Ledger:
     """Bytes sent so far in a run, up (clients to server) and down, under the name ``model`` or a method's name.
 
-    ``clients`` are the accounts of the clients that the rounds have met. Exchanges of data before round 1 are no part of them.
+    ``accounts`` has a row for each client number up to the highest that a round has met, with the columns of ``ACCOUNT``. Exchanges of
+    data before round 1 are no part of them.
     """
 
     up: dict[str, int] = field(default_factory=dict)
     down: dict[str, int] = field(default_factory=dict)
-    clients: dict[int, Account] = field(default_factory=dict, compare=False)
+    accounts: np.ndarray = field(default_factory=lambda: np.empty((0, len(ACCOUNT))), compare=False)
 
-    def book(self, client: int, more: Account) -> None:
-        """Add to a client's account."""
-        known = self.clients.get(client, Account())
-        loss = known.loss if math.isnan(more.loss) else more.loss
-        self.clients[client] = Account(*map(operator.add, known, more))._replace(loss=loss)
+    def book(self, clients: Sequence[int], **more: Sequence[float] | float) -> None:
+        """Add to the accounts of these clients, by column. A loss replaces the one before it, unless it is NaN."""
+        self._grow(max(clients, default=-1) + 1)
+        rows = np.asarray(clients, dtype=np.int64)
+        for name, values in more.items():
+            column, new = self.accounts[:, ACCOUNT.index(name)], np.broadcast_to(np.asarray(values, dtype=np.float64), rows.shape)
+            if name == "loss":
+                column[rows] = np.where(np.isnan(new), column[rows], new)
+            else:
+                np.add.at(column, rows, new)
+
+    def columns(self, num_clients: int) -> dict[str, np.ndarray]:
+        """The accounts of all clients by column: numbers and bytes are integers."""
+        self._grow(num_clients)
+        return {
+            name: column if name in ("seconds", "loss") else column.astype(np.int64)
+            for name, column in zip(ACCOUNT, self.accounts.T, strict=True)
+        }
+
+    def _grow(self, num_clients: int) -> None:
+        missing = num_clients - len(self.accounts)
+        if missing > 0:
+            fresh = np.zeros((missing, len(ACCOUNT)))
+            fresh[:, ACCOUNT.index("loss")] = np.nan
+            self.accounts = np.concatenate([self.accounts, fresh])
 
     def add(self, name: str, up: int = 0, down: int = 0) -> None:
         self.up[name] = self.up.get(name, 0) + up
@@ -52,28 +64,32 @@ class Ledger:
     def total_down(self) -> int:
         return sum(self.down.values())
 
-    def figures(self, before: "Ledger") -> dict[str, float]:
-        """This round's columns, given the ledger as it was before the round: bytes of the round, then of the run so far."""
+    @property
+    def totals(self) -> tuple[int, int]:
+        """The bytes up and down."""
+        return self.total_up, self.total_down
+
+    def figures(self, before: tuple[int, int]) -> dict[str, float]:
+        """This round's columns, given the totals before the round: bytes of the round, then of the run so far."""
         return {
-            "comm/up_bytes": self.total_up - before.total_up,
-            "comm/down_bytes": self.total_down - before.total_down,
+            "comm/up_bytes": self.total_up - before[0],
+            "comm/down_bytes": self.total_down - before[1],
             "comm/up_bytes_total": self.total_up,
             "comm/down_bytes_total": self.total_down,
             "comm/total_bytes": self.total_up + self.total_down,
         }
 
-    def copy(self) -> "Ledger":
-        return Ledger(dict(self.up), dict(self.down), dict(self.clients))
-
     def state_dict(self) -> dict[str, Any]:
-        accounts = torch.tensor([*self.clients.values()], dtype=torch.float64)
-        return {"up": dict(self.up), "down": dict(self.down), "clients": torch.tensor([*self.clients]), "accounts": accounts}
+        """The totals, and the accounts of the clients that the rounds have met."""
+        met = np.flatnonzero((self.accounts[:, :-1] != 0).any(axis=1))
+        accounts = {"clients": torch.from_numpy(met), "accounts": torch.from_numpy(self.accounts[met])}
+        return {"up": dict(self.up), "down": dict(self.down)} | accounts
 
     @classmethod
     def from_state(cls, state: dict[str, Any]) -> "Ledger":
-        rows = zip(state["clients"].tolist(), state["accounts"].tolist(), strict=True)
-        accounts = {client: Account(*map(int, row[:4]), *row[4:]) for client, row in rows}
-        return cls(dict(state["up"]), dict(state["down"]), accounts)
+        ledger = cls(dict(state["up"]), dict(state["down"]))
+        ledger.book(state["clients"].tolist(), **dict(zip(ACCOUNT, state["accounts"].T.tolist(), strict=True)))
+        return ledger
 
 
 def model_bytes(params: Params, buffers: Params) -> int:
