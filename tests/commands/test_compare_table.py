@@ -166,6 +166,7 @@ PAPERS = yaml.safe_load((ROOT / "configs/papers.yaml").read_text())
 ITEMS = {f"{name}, {item}" for name, paper in PAPERS.items() for item in paper["items"]}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", TABLES, ids=lambda path: path.stem)
 def test_every_table_of_ours_is_read(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its metrics tell which values are better, its items are the papers', and the command at its head names it and parts of it."""

@@ -40,6 +40,7 @@ PAGE = (ROOT / "docs/your-part.md").read_text()
 SECTIONS = re.findall(r"    flcog new (\w+) (\w+)\n    flcog (fit [^\n]+)\n\n```python\n(.+?)```", PAGE, re.DOTALL)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("kind", "name", "words", "code"), SECTIONS, ids=[section[0] for section in SECTIONS])
 def test_a_part_is_that_of_its_page_and_runs(
     kind: str, name: str, words: str, code: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]

@@ -37,6 +37,10 @@ CASES = collected()
 FIRST = {type(case.method): name for name, case in reversed(CASES.items())}
 
 
+def each(cases: Mapping[str, Case]) -> pytest.MarkDecorator:
+    return pytest.mark.parametrize("case", cases.values(), ids=cases.keys())
+
+
 def first_quickly(cases: Mapping[str, Case]) -> pytest.MarkDecorator:
     """Parametrize a test that needs several runs: the first case of each method is a quick test, and the others are slow tests."""
     params = [

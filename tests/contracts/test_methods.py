@@ -6,7 +6,7 @@ import importlib
 import inspect
 import pkgutil
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import fields, replace
 from functools import partial
 from importlib.util import find_spec
@@ -34,7 +34,7 @@ import flcog.callbacks
 import flcog.datamodules
 import flcog.method
 from contracts.case import Case
-from contracts.registry import CASES, client_states, first_quickly, run
+from contracts.registry import CASES, client_states, each, first_quickly, run
 from flcog.callbacks.attacks.omniscient import OmniscientAttack
 from flcog.callbacks.codecs.codec import Codec
 from flcog.callbacks.codecs.sparse import Sparse
@@ -44,10 +44,6 @@ from flcog.execute.placements import Threads
 from flcog.method import Method, Params, Withholding
 
 pytestmark = pytest.mark.filterwarnings("error")
-
-
-def each(cases: Mapping[str, Case]) -> pytest.MarkDecorator:
-    return pytest.mark.parametrize("case", cases.values(), ids=cases.keys())
 
 
 WITH_REFERENCE = {name: case for name, case in CASES.items() if case.reference is not None}
@@ -100,7 +96,8 @@ def test_against_the_paper(case: Case) -> None:
     assert_close(trainer.state, case.reference(problem_of(trainer, before, case.optimizer)), case.rtol)
 
 
-@first_quickly(CASES)
+@pytest.mark.slow
+@each(CASES)
 def test_threads_agree_with_the_loop(case: Case) -> None:
     loop, _ = as_listed(case)
     threads = run(case, case.method, chunk_size=2)
@@ -161,13 +158,15 @@ def test_resume_is_bitwise(case: Case, tmp_path: Path) -> None:
     assert without_times(resumed.rows[:2]) == without_times(half.rows)
 
 
-@first_quickly(WITHOUT_DRAWS)
+@pytest.mark.slow
+@each(WITHOUT_DRAWS)
 def test_client_ids_are_only_names(case: Case) -> None:
     runs = [run_on_all_samples(case, order) for order in (range(4), (3, 0, 2, 1))]
     assert_close(runs[1].state, runs[0].state, 1e-11)
 
 
-@first_quickly(WITHOUT_DRAWS)
+@pytest.mark.slow
+@each(WITHOUT_DRAWS)
 def test_identical_clients_are_one(case: Case) -> None:
     runs = [run_on_all_samples(case, order) for order in ((5,), (5, 5, 5))]
     assert_close(runs[1].state, runs[0].state, 1e-11)
@@ -242,6 +241,7 @@ NOT_ON_TINY_DATA = {
 """Configs that do not run on the tiny data, and why. Other tests run or parse them."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", [path for path in CONFIGS if path.stem not in NOT_ON_TINY_DATA], ids=lambda path: path.stem)
 def test_its_config_runs(path: Path) -> None:
     given = trainer_options(f"--config={path}")

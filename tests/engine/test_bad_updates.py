@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 from contracts.case import Case
-from contracts.registry import CASES, first_quickly, run
+from contracts.registry import CASES, each, run
 from harness import RecordingTrainer, distance, train
 from torch import Tensor
 
@@ -90,7 +90,8 @@ AT_THE_SERVER = {
 }
 
 
-@first_quickly(AT_THE_SERVER)
+@pytest.mark.slow
+@each(AT_THE_SERVER)
 def test_dropping_a_client_is_a_round_without_it(case: Case) -> None:
     dropped = run(case, BadDelta(), BadMessage(), case.method, on_bad_update="drop", rounds=2)
     assert_same_run(

@@ -110,6 +110,7 @@ def logged(root: Path) -> list[str]:
     return [str({name: value for name, value in row.items() if value and name not in times}) for row in kept]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", CASES)
 def test_a_killed_run_goes_on_with_the_same_bits(case: str, tmp_path: Path) -> None:
     whole = run(tmp_path / "whole", case)

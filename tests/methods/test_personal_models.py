@@ -201,6 +201,7 @@ def test_a_personal_step_has_the_rate_that_its_method_gives() -> None:
     assert_close(double, {name: 2 * value for name, value in same.items()})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CASES)
 def test_batch_norm(name: str) -> None:
     """Further passes leave the statistics of the client's global model as they are, and all placements agree."""
