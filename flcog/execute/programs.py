@@ -141,12 +141,17 @@ def program_of(local_step: LocalStep, arguments: StepArguments) -> StepProgram:
     return program
 
 
+def _empty_like(leaf: Tensor) -> Tensor:
+    """A tensor of this form. One client's axis gets the same stride in all lanes: torch would compile again for another."""
+    return torch.empty_like(leaf[0]).unsqueeze(0) if leaf.ndim and len(leaf) == 1 else torch.empty_like(leaf)
+
+
 class Lane:
     """The tensors of a program. One chunk of clients after another is copied to them, trains there, and is copied out."""
 
     def __init__(self, program: StepProgram, like: StepArguments) -> None:
         leaves, tree = pytree.tree_flatten(like)
-        self._program, self.tensors = program, [torch.empty_like(leaf) for leaf in leaves]
+        self._program, self.tensors = program, [_empty_like(leaf) for leaf in leaves]
         self.chunk, self._shared, self._given = pytree.tree_unflatten(self.tensors, tree)
 
     def load(self, chunk: ChunkTensors, shared: RoundTensors) -> None:
