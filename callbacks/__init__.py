@@ -84,7 +84,10 @@ if TYPE_CHECKING:
     from flcog.callbacks.personal.apfl import APFL as APFL
     from flcog.callbacks.personal.ditto import Ditto as Ditto
     from flcog.callbacks.personal.fedala import FedALA as FedALA
+    from flcog.callbacks.personal.fedamp import FedAMP as FedAMP
     from flcog.callbacks.personal.feddbe import FedDBE as FedDBE
+    from flcog.callbacks.personal.fedfomo import FedFomo as FedFomo
+    from flcog.callbacks.personal.fedpac import FedPAC as FedPAC
     from flcog.callbacks.personal.fedproto import FedProto as FedProto
     from flcog.callbacks.personal.fedrep import FedRep as FedRep
     from flcog.callbacks.personal.fedrod import FedRoD as FedRoD

@@ -48,6 +48,7 @@ class EncodedBroadcast(BroadcastStage):
 
     excludes = {
         "LocalParts": "its clients receive the shared parts of the model alone, and the broadcast is encoded whole for all clients",
+        "OwnDownload": "each of its clients receives something of its own, and the broadcast is encoded once for all clients",
         "ParameterMask": "its clients receive different parts of the model, and the broadcast is encoded once for all clients",
         "PowerOfChoice": "its candidates download the model before the broadcast is encoded",
     }

@@ -1,5 +1,6 @@
 """FedProto: clients share the mean features of each class instead of their models."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
@@ -17,12 +18,38 @@ from flcog.method import Cohort, Context, Messages, ParameterMask, Upload
 
 def class_sums(apply: Apply, params: Params, batch: Batch) -> Slot:
     """For each class, the sum of its samples' features and their number, divided by the number of rows."""
-    features, outputs = apply.features(params, batch.inputs), apply(params, batch.inputs)
-    classes = torch.arange(outputs.shape[-1], device=outputs.device)
-    members = (first_leaf(batch.targets)[:, None] == classes).to(features.dtype)
-    members = members if batch.mask is None else members * batch.mask[:, None]
-    number = len(members) if batch.mask is None else batch.mask.sum().clamp(min=1)
+    features = apply.features(params, batch.inputs)
+    members, number = class_members(batch, apply(params, batch.inputs).shape[-1], features.dtype)
     return {"features": members.T @ features / number, "share": members.sum(0) / number}
+
+
+def class_members(batch: Batch, num_classes: int, dtype: torch.dtype) -> tuple[Tensor, Tensor | int]:
+    """Whether each row that counts has each class, as 1 or 0, and the number of such rows."""
+    members = F.one_hot(first_leaf(batch.targets), num_classes).to(dtype)
+    if batch.mask is None:
+        return members, len(members)
+    return members * batch.mask[:, None], batch.mask.sum().clamp(min=1)
+
+
+def distances(apply: Apply, params: Params, batch: Batch, prototypes: Slot) -> Tensor:
+    """The mean squared distance of the features from the prototypes of their classes, of which unknown ones count 0."""
+    targets = first_leaf(batch.targets)
+    near = F.embedding(targets, prototypes["prototypes"])
+    apart = (apply.features(params, batch.inputs) - near).square().mean(1)
+    return masked_mean(apart * prototypes["is_known"][targets], batch.mask)
+
+
+def first_prototypes(head: Tensor) -> Slot:
+    """The prototypes of all classes, of which none is known."""
+    return {"prototypes": torch.zeros_like(head), "is_known": head.new_zeros(len(head))}
+
+
+def new_prototypes(prototypes: Slot, sums: Mapping[str, Tensor]) -> Slot:
+    """The prototypes after a round with these sums of features and of samples over its clients, by class."""
+    counts, means = sums["share"], sums["features"]
+    found = (counts > 0).to(means.dtype)
+    known = torch.where(found[:, None] > 0, means / counts.clamp(min=1)[:, None], prototypes["prototypes"])
+    return {"prototypes": known, "is_known": torch.maximum(found, prototypes["is_known"])}
 
 
 @dataclass(frozen=True)
@@ -56,8 +83,7 @@ class FedProto(Local, ParameterMask):
     over_data = staticmethod(class_sums)
 
     def init_server(self, params: Params) -> Slot:
-        head = head_weight(self, params)
-        return {"prototypes": torch.zeros_like(head), "is_known": head.new_zeros(len(head))}
+        return first_prototypes(head_weight(self, params))
 
     def mask(self, params: Params, client: int) -> dict[str, Tensor]:
         return dict.fromkeys(params, torch.tensor(False))
@@ -66,17 +92,11 @@ class FedProto(Local, ParameterMask):
         return server
 
     def loss(self, apply: Apply, params: Params, batch: Batch, task_loss: Tensor, ctx: Context) -> Tensor:
-        targets = first_leaf(batch.targets)
-        near = F.embedding(targets, ctx.broadcast["prototypes"])
-        distances = (apply.features(params, batch.inputs) - near).square().mean(1)
-        return self.strength * masked_mean(distances * ctx.broadcast["is_known"][targets], batch.mask)
+        return self.strength * distances(apply, params, batch, ctx.broadcast)
 
     def finish_client(self, delta: Params, params: Params, ctx: Context) -> Upload:
         number = ctx.data.num_samples
         return Upload(None, {"params": params}, sum={name: value * number for name, value in ctx.data.mean.items()})
 
     def server_step(self, server: Slot, params: Params, delta: Params, messages: Messages, cohort: Cohort) -> tuple[Params, Slot]:
-        counts, means = messages.sum["share"], messages.sum["features"]
-        found = (counts > 0).to(means.dtype)
-        prototypes = torch.where(found[:, None] > 0, means / counts.clamp(min=1)[:, None], server["prototypes"])
-        return delta, {"prototypes": prototypes, "is_known": torch.maximum(found, server["is_known"])}
+        return delta, new_prototypes(server, messages.sum)

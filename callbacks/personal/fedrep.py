@@ -54,21 +54,35 @@ class FedRep(LocalParts):
         return found
 
     def correct_gradient(self, gradient: Params, params: Params, ctx: Context) -> Params:
-        on_head = self._on_head(ctx)
-        # The part that is not trained gets a gradient that cancels the optimiser's weight decay, so that it gathers no momentum.
-        return {
-            name: torch.where(on_head == (name in ctx.state["own"]), value, -ctx.optimisation.weight_decay * params[name])
-            for name, value in gradient.items()
-        }
+        return gradient_of_phase(gradient, params, ctx, ctx.state["own"], self.body_share)
 
     def after_step(self, apply: Apply, params: Params, before: Params, batch: Batch, ctx: Context) -> tuple[Params, Slot]:
-        on_head, own = self._on_head(ctx), ctx.state["own"]
-        head = {name: torch.where(on_head, params[name], before[name]) for name in own}
-        body = {name: torch.where(on_head, ctx.received.params[name], value) for name, value in params.items() if name not in own}
-        return body | head, ctx.state
+        return params_of_phase(params, before, ctx, ctx.state["own"], self.body_share), ctx.state
 
-    def _on_head(self, ctx: Context) -> Tensor:
-        # As tensors under both executors, so that both round the same way.
-        device = next(iter(ctx.received.params.values())).device
-        num_steps, step = (count_on(device, value) for value in (ctx.num_steps, ctx.step))
-        return step < num_steps - (num_steps.float() * self.body_share).round().clamp(min=1)
+
+def gradient_of_phase(gradient: Params, params: Params, ctx: Context, head: Collection[str], body_share: float) -> Params:
+    """The gradient of the head in the first steps, and of the body in the last ones.
+
+    The part that is not trained gets a gradient that cancels the optimiser's weight decay, so that it gathers no momentum.
+    """
+    on_head = _on_head(ctx, body_share)
+    return {
+        name: torch.where(on_head == (name in head), value, -ctx.optimisation.weight_decay * params[name])
+        for name, value in gradient.items()
+    }
+
+
+def params_of_phase(params: Params, before: Params, ctx: Context, head: Collection[str], body_share: float) -> Params:
+    """The parameters after a step of which only the part that is trained counts."""
+    on_head, received = _on_head(ctx, body_share), ctx.received.params
+    return {
+        name: torch.where(on_head, *((value, before[name]) if name in head else (received[name], value)))
+        for name, value in params.items()
+    }
+
+
+def _on_head(ctx: Context, body_share: float) -> Tensor:
+    """Whether a step is one of the head, as a tensor under both executors, so that both round the same way."""
+    device = next(iter(ctx.received.params.values())).device
+    num_steps, step = (count_on(device, value) for value in (ctx.num_steps, ctx.step))
+    return step < num_steps - (num_steps.float() * body_share).round().clamp(min=1)

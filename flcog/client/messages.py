@@ -48,13 +48,15 @@ class Download(NamedTuple):
 class ClientTask(NamedTuple):
     """The work of one client in a round, beside the broadcast.
 
-    ``masks`` are the parts of parameters that the client shares with the server, if it does not share whole parameters.
+    ``masks`` are the parts of parameters that the client shares with the server, if it does not share whole parameters. ``own`` is what
+    methods send to this client alone.
     """
 
     client: int
     num_steps: int
     weight: float
     masks: Mapping[str, Any] = {}
+    own: Mapping[str, Slot] = {}
 
 
 @message

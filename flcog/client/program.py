@@ -27,6 +27,7 @@ from flcog.method import (
     Upload,
 )
 from flcog.method.method import with_measures
+from flcog.method.personal import DOWNLOAD
 from flcog.method.returned import as_given, as_tensors, check_params, is_checked, untouched
 from flcog.method.stage import ORDER
 from flcog.wire.envelope import Envelope, Manifest, fields_of, map_fields, sizes_of
@@ -113,7 +114,17 @@ class Program:
             as_given(
                 Context(
                     self.received if i == self.keeper else self._shared,
-                    *(sent, state, draws, inputs, buffers, step, tensors.num_steps, own, self.optimisation),
+                    *(
+                        {**sent, **draws[DOWNLOAD]} if DOWNLOAD in draws else sent,
+                        state,
+                        draws,
+                        inputs,
+                        buffers,
+                        step,
+                        tensors.num_steps,
+                        own,
+                        self.optimisation,
+                    ),
                 )
             )
             for i, (sent, state, draws, inputs, own) in enumerate(parts)

@@ -39,6 +39,7 @@ from flcog.method import (
     method_of,
 )
 from flcog.method.client_view import Population
+from flcog.method.personal import DOWNLOAD
 from flcog.metrics import reweighted
 from flcog.models.causal_lm import scales
 from flcog.wire.envelope import of_client
@@ -253,6 +254,7 @@ class ClientRuntime:
             self.store.fetch([work.client for work in works])
         for work, task in zip(works, tasks, strict=True):
             work.masks = {name: mask for name, mask in task.masks.items() if name not in unsent}
+            work.received = task.own
             work.training = self.store.get(work.client).get(TRAINING, {}) if trains_apart else {}
         self.prepare(works, methods, received.params, received.buffers, received.round)
         self._initial = {}
@@ -274,7 +276,8 @@ class ClientRuntime:
     ) -> None:
         """Add the clients' states, which are made at first need, and this round's random numbers to their work."""
         kept = residual_stages(methods)
-        if not (kept or any(method.overrides("init_client") or method.overrides("draw") for method in methods)):
+        kinds = ("init_client", "draw", "send")
+        if not (kept or any(method.overrides(hook) for method in methods for hook in kinds)):
             for work in works:
                 work.states = work.draws = lambda: [{}] * len(methods)
             return
@@ -289,7 +292,8 @@ class ClientRuntime:
                 if states[-1][i] is None:
                     states[-1][i] = first_contact(method, params, buffers, view, self.local).state
                 rng = make_rng(self.seed, round, work.client, "draw", method.name)
-                draws[-1].append(as_tensors(method.draw(rng, view)) if method.overrides("draw") else {})
+                drawn = as_tensors(method.draw(rng, view)) if method.overrides("draw") else {}
+                draws[-1].append({**drawn, DOWNLOAD: work.received[method.name]} if method.name in work.received else drawn)
         for work, own_states, own_draws in zip(works, self._on_device(states), self._on_device(draws), strict=True):
             work.states, work.draws = own_states, own_draws
         if kept:

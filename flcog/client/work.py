@@ -1,6 +1,6 @@
 """The batches of local training: each client's steps and samples, drawn for the whole cohort at once."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -24,7 +24,8 @@ class ClientWork:
     ``order[starts[t] : starts[t] + sizes[t]]``. ``ends`` says after which batches the optimiser steps; None stands for each of them.
     ``states()`` and ``draws()`` are the client's state and random numbers for each method. ``residuals()``, which are needed after
     training, are its residuals by the position of their stage among the methods. All three are on the device, to which they may be
-    copied in the meantime. ``training`` is what the client's last round has left to its training in Lightning's loops.
+    copied in the meantime. ``received`` is what methods have sent to this client alone, and ``training`` is what the client's last round
+    has left to its training in Lightning's loops.
     """
 
     client: int
@@ -38,6 +39,7 @@ class ClientWork:
     keys: np.ndarray | None = None
     ends: np.ndarray | None = None
     masks: Params = field(default_factory=dict)
+    received: Mapping[str, Slot] = field(default_factory=dict)
     states: Callable[[], list[Slot]] = list
     draws: Callable[[], list[Slot]] = list
     residuals: Callable[[], dict[int, Slot]] = dict

@@ -57,7 +57,7 @@ def all_methods() -> list[type[Method]]:
 
 def images(num_clients: int = 2) -> FederatedDataModule:
     """Random images for counting a method's bytes."""
-    return RandomData((28, 28, 1), num_samples=80, num_test_samples=0, num_clients=num_clients, batch_size=8)
+    return RandomData((28, 28, 1), num_samples=100, num_test_samples=0, num_clients=num_clients, batch_size=8, client_val=0.2)
 
 
 class RoundBytes(NamedTuple):

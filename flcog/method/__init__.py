@@ -48,6 +48,7 @@ from flcog.method.observer import Notes as Notes
 from flcog.method.observer import Run as Run
 from flcog.method.observer import Trackers as Trackers
 from flcog.method.personal import LocalParts as LocalParts
+from flcog.method.personal import OwnDownload as OwnDownload
 from flcog.method.personal import ParameterMask as ParameterMask
 from flcog.method.personal import Personal as Personal
 from flcog.method.personal import Personalisation as Personalisation

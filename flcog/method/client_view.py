@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from flcog.core.trees import Tree
-from flcog.data import Exchange, Federation
+from flcog.core.types import Batch
+from flcog.data import Exchange, Federation, Partition
 from flcog.wire.packing import message
 
 
@@ -100,9 +101,20 @@ class ClientView:
         rows = self._rows(positions)
         return self._own.load(self._own.train, rows, rows.device)[0]
 
-    def _rows(self, positions: Tensor | None = None) -> Tensor:
+    @property
+    def num_val(self) -> int:
+        """The number of its samples that it holds out for validation (``client_val`` of the data module)."""
+        held_out = self._own.client_val
+        return 0 if held_out is None else int(held_out.sizes[self.id])
+
+    def val_batch(self, positions: Tensor) -> Batch:
+        """The samples at some positions among those that it holds out for validation, ready for the model."""
+        rows = self._rows(positions, self._own.client_val)
+        return Batch(*self._own.load(self._own.train, rows, rows.device))
+
+    def _rows(self, positions: Tensor | None = None, part: Partition | None = None) -> Tensor:
         """Its samples' places in the training set, where the targets are stored."""
-        own = torch.from_numpy(self._own.partition.client(self.id))
+        own = torch.from_numpy((self._own.partition if part is None else part).client(self.id))
         return (own if positions is None else own[positions]).to(self._own.train.labels.device)
 
     @property

@@ -3,8 +3,9 @@
 from abc import abstractmethod
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor, nn
 
 from flcog.core.types import Params, Slot
@@ -13,6 +14,9 @@ from flcog.functional.model_function import ModelFunction
 from flcog.method.client_view import ClientView
 from flcog.method.context import Context
 from flcog.method.method import Method, method_of
+
+DOWNLOAD = "download"
+"""The entry of a client's random numbers for a method with what the method has sent to this client alone."""
 
 
 class Personal(NamedTuple):
@@ -60,6 +64,18 @@ class ParameterMask(Method, protocol=True):
         trains, and are neither sent nor received. FlexLoRA cuts its adapters to a client's rank in this way.
 
         The masks of all clients must name the same parameters.
+        """
+
+
+@dataclass(frozen=True, kw_only=True)
+class OwnDownload(Method, protocol=True):
+    """Sends each client something that no other client receives, such as a mixture of other clients' models."""
+
+    @abstractmethod
+    def send(self, server: Slot, params: Params, client: int, rng: torch.Generator) -> Mapping[str, Any]:
+        """What the client with this number downloads in a round beside the broadcast, and finds in ``ctx.broadcast``. *Plain Python.*
+
+        ``params`` are the global model's. The result has the same structure and shapes for every client.
         """
 
 

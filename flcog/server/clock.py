@@ -89,7 +89,7 @@ def downloaded(server: ServerState, round: Round, tasks: Sequence[ClientTask]) -
     if round.down is not None:
         # A round of noise alone has a client that has been sent nothing.
         return [sum(each.get(task.client, 0) for each in round.down.values()) for task in tasks]
-    if any(task.masks for task in tasks):
+    if any(task.masks or task.own for task in tasks):
         return [sum(plain_sizes(server, round.methods, received, [task]).values()) for task in tasks]
     return [sum(plain_sizes(server, round.methods, received, tasks[:1]).values())] * len(tasks)
 

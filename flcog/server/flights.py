@@ -46,7 +46,7 @@ def fly(engine: Engine, server: ServerState, method: AsynchronousRounds, round: 
 
 def _depart(engine: Engine, server: ServerState, round: Round, moment: float) -> tuple[list[ClientTask], list[Flight]]:
     """The tasks and flights of the round's clients, which start at this moment."""
-    tasks = tasks_of(server.params, round.methods, round.plans, dict.fromkeys(round.plans, 0.0).values(), engine.local)
+    tasks = tasks_of(engine, server, round.methods, round.plans, dict.fromkeys(round.plans, 0.0).values())
     times = durations(engine, server, round, tasks, _upload_bytes(engine, server, round, tasks))
     return tasks, [
         Flight(task.client, round.number, task.num_steps, moment, moment + time) for task, time in zip(tasks, times, strict=True)

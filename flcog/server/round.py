@@ -153,7 +153,7 @@ def ask(engine: Engine, server: ServerState, round: Round) -> list[tuple[Downloa
     flights = round.flights
     # A client's training is a function of the facts at its start, when its staleness is unknown.
     weights = round.cohort.weights.tolist() if flights is None else [flights.weight] * len(round.plans)
-    tasks = tasks_of(server.params, round.methods, round.plans, weights, engine.local)
+    tasks = tasks_of(engine, server, round.methods, round.plans, weights)
     return [(round.received, tasks)] if flights is None else flights.asked(tasks)
 
 

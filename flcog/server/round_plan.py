@@ -9,7 +9,7 @@ from torch.utils import _pytree as pytree
 
 from flcog.client.messages import ClientTask, Download
 from flcog.core.randomness import make_rng
-from flcog.core.types import Params
+from flcog.core.types import Params, Slot
 from flcog.functional.apply import Apply
 from flcog.functional.model_function import without_negative_variances
 from flcog.method import (
@@ -18,13 +18,14 @@ from flcog.method import (
     Cohort,
     LocalParts,
     Method,
+    OwnDownload,
     ParameterMask,
     Participants,
     PrivateSum,
     Workload,
     method_of,
 )
-from flcog.method.returned import broadcast_of
+from flcog.method.returned import as_tensors, broadcast_of
 from flcog.server.engine import Engine
 from flcog.server.in_flight import Flights
 from flcog.server.state import ServerState
@@ -164,13 +165,25 @@ def planned_steps(engine: Engine, methods: Sequence[Method], round: int, clients
 
 
 def tasks_of(
-    params: Params, methods: Sequence[Method], plans: Mapping[int, int], weights: Iterable[float], local: Collection[str] = ()
+    engine: Engine, server: ServerState, methods: Sequence[Method], plans: Mapping[int, int], weights: Iterable[float]
 ) -> list[ClientTask]:
     """The task of each client, from its number of steps and its weight."""
     masking = [method for method in methods if isinstance(method, ParameterMask)]
-    kept = dict.fromkeys(local if method_of(methods, LocalParts) else (), torch.tensor(False))
+    sending = [method for method in methods if isinstance(method, OwnDownload)]
+    kept = dict.fromkeys(engine.local if method_of(methods, LocalParts) else (), torch.tensor(False))
+
+    def own(method: OwnDownload, client: int) -> Slot:
+        rng = make_rng(engine.seed, server.round, client, "send", method.name)
+        return as_tensors(method.send(server.servers[method.name], server.params, client, rng))
+
     return [
-        ClientTask(client, steps, weight, masks_of(masking, params, client) | kept)
+        ClientTask(
+            client,
+            steps,
+            weight,
+            masks_of(masking, server.params, client) | kept,
+            {method.name: own(method, client) for method in sending},
+        )
         for (client, steps), weight in zip(plans.items(), weights, strict=True)
     ]
 
@@ -212,7 +225,9 @@ def plain_sizes(
     counts again.
     """
     sizes = {
-        method.name: len(asked) * sum(map(message_bytes, pytree.tree_leaves(received.server[method.name]))) for method in methods
+        method.name: len(asked) * sum(map(message_bytes, pytree.tree_leaves(received.server[method.name])))
+        + sum(map(message_bytes, pytree.tree_leaves([task.own.get(method.name) for task in asked])))
+        for method in methods
     }
     if all(method.communicates for method in methods):
         met = server.reported.get("model", set())

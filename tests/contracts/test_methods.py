@@ -38,6 +38,7 @@ from contracts.registry import CASES, client_states, each, first_quickly, run
 from flcog.callbacks.attacks.omniscient import OmniscientAttack
 from flcog.callbacks.codecs.codec import Codec
 from flcog.callbacks.codecs.sparse import Sparse
+from flcog.callbacks.personal.kept_models import KeptModels
 from flcog.callbacks.robust.parts import ToleratesAttackers
 from flcog.callbacks.scaffold import ControlVariates
 from flcog.execute.placements import Threads
@@ -180,7 +181,7 @@ CONFIGS = sorted((ROOT / "configs" / "methods").glob("*.yaml"))
 
 
 PROTOCOLS = {value for value in vars(flcog.method).values() if inspect.isclass(value) and issubclass(value, Method)}
-BASES = {*PROTOCOLS, Codec, ControlVariates, Sparse, ToleratesAttackers, OmniscientAttack}
+BASES = {*PROTOCOLS, Codec, ControlVariates, KeptModels, Sparse, ToleratesAttackers, OmniscientAttack}
 
 MODULES = [info.name for info in pkgutil.walk_packages(flcog.callbacks.__path__, "flcog.callbacks.") if not info.ispkg]
 
@@ -217,7 +218,7 @@ def test_the_lists_of_methods_agree() -> None:
     assert found == set(METHODS)
     configured = set(re.findall(r"class_path: flcog\.callbacks\.(\w+)", "".join(path.read_text() for path in CONFIGS)))
     assert set(METHODS) <= configured <= set(flcog.callbacks.__all__)
-    assert len([case for case in CASES.values() if case.no_reference]) == 11
+    assert len([case for case in CASES.values() if case.no_reference]) == 13
 
 
 NOT_ON_TINY_DATA = {

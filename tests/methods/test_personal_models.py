@@ -15,6 +15,7 @@ from harness import (
     RAGGED,
     SGD,
     BatchNormFeatures,
+    RecordingTrainer,
     TinyData,
     assert_close,
     classifier,
@@ -29,7 +30,22 @@ from torch import Tensor, nn
 
 import flcog
 from flcog import ClientView, Context, Params, Personal, Slot
-from flcog.callbacks import APFL, IFCA, MOON, VHL, FedALA, FedDBE, FedGen, FedProto, FedRoD, PerFedAvg, PFedMe
+from flcog.callbacks import (
+    APFL,
+    IFCA,
+    MOON,
+    VHL,
+    FedALA,
+    FedAMP,
+    FedDBE,
+    FedFomo,
+    FedGen,
+    FedPAC,
+    FedProto,
+    FedRoD,
+    PerFedAvg,
+    PFedMe,
+)
 from flcog.method import Personalisation
 
 pytestmark = pytest.mark.filterwarnings("error")
@@ -69,6 +85,20 @@ CASES: dict[str, Case] = {
     "IFCA": Case(IFCA(samples=20), None, no_reference="it draws samples, which the test records", random=True),
     "FedRoD": Case(FedRoD(), of_global(personal.fedrod, num_classes=NUM_CLASSES), optimizer=MOMENTUM, **RAGGED_DATA),
     "FedDBE": Case(FedDBE(kappa=2.0, momentum=0.3), of_global(personal.feddbe, kappa=2.0, momentum=0.3), **RAGGED_DATA),
+    "FedAMP": Case(FedAMP(0.5, 0.3, 2.0), of_global(personal.fedamp, strength=0.5, alpha=0.3, sigma=2.0), **RAGGED_DATA),
+    "FedAMP-cosine": Case(
+        FedAMP(0.5, 0.3, 2.0, own_weight=0.6),
+        of_global(personal.fedamp, strength=0.5, alpha=0.3, sigma=2.0, own_weight=0.6),
+        **RAGGED_DATA,
+    ),
+    "FedFomo": Case(
+        FedFomo(models=2, samples=20),
+        None,
+        data=partial(TinyData, client_val=0.3),
+        no_reference="it draws samples, which the test records",
+        random=True,
+    ),
+    "FedPAC": Case(FedPAC(0.5, 0.6), None, no_reference="its statistics need all samples, which the test gives", **RAGGED_DATA),
     "FedProto": Case(
         FedProto(strength=0.5), None, no_reference="its global model does not train; the test compares the clients'"
     ),
@@ -150,6 +180,62 @@ def test_ifca(options: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @everywhere
+@pytest.mark.parametrize("own_weight", [None, 0.6])
+def test_fedamp(own_weight: float | None, options: dict[str, Any]) -> None:
+    trainer = train(FedAMP(0.5, 0.3, 2.0, own_weight), data=ODD_BATCHES(), rounds=4, **options, **RAGGED)
+    state, own = personal.fedamp(problem_of(trainer, classifier(), SGD), 0.5, 0.3, 2.0, own_weight)
+    assert_close(trainer.state, state)
+    compare(states_by_client(trainer, "FedAMP", "params"), own)
+    model, downloads = sum(value.nbytes for value in trainer.params.values()), sum(map(len, trainer.recorded))
+    assert trainer.ledger.down == {"model": downloads * model, "FedAMP": downloads * model}
+
+
+@dataclass(frozen=True)
+class RecordedFomo(FedFomo):
+    """Records the samples that it draws, and whose models it sends."""
+
+    drawn: ClassVar[dict[int, list[tuple[Tensor, Tensor]]]] = defaultdict(list)
+    sent: ClassVar[dict[int, list[list[int]]]] = defaultdict(list)
+
+    def send(self, server: Slot, params: Params, client: int, rng: torch.Generator) -> Any:
+        sent = super().send(server, params, client, rng)
+        places = [place for place in sent["places"].tolist() if place >= 0]
+        self.sent[client].append(places)
+        assert client not in places and all(server["is_known"][place] for place in places)
+        if self.exploration == 0 and places:
+            affinities = [
+                float(server["affinities"][client][other]) for other in range(len(server["is_known"])) if other != client
+            ]
+            assert sorted(float(server["affinities"][client][k]) for k in places)[-1] == max(affinities)
+        return sent
+
+    def draw(self, rng: torch.Generator, client: ClientView) -> Slot:
+        slot = super().draw(rng, client)
+        self.drawn[client.id].append((slot["inputs"].double(), slot["targets"]))
+        return slot
+
+
+@everywhere
+@pytest.mark.parametrize("exploration", [0.0, 1.0])
+def test_fedfomo(exploration: float, options: dict[str, Any]) -> None:
+    RecordedFomo.drawn.clear()
+    RecordedFomo.sent.clear()
+    trainer = train(RecordedFomo(2, exploration, samples=20), data=TinyData(client_val=0.3), rounds=5, **options)
+    state, own, affinities = personal.fedfomo(problem_of(trainer, classifier(), SGD), RecordedFomo.drawn, RecordedFomo.sent)
+    assert_close(trainer.state, state)
+    compare(states_by_client(trainer, "RecordedFomo", "params"), own)
+    torch.testing.assert_close(
+        trainer.run.server.servers["RecordedFomo"]["affinities"].double(), affinities, rtol=1e-6, atol=1e-7
+    )
+    assert (affinities > 0).any()
+
+
+def test_fedfomo_needs_validation_samples() -> None:
+    with pytest.raises(ValueError, match=r"FedFomo: client \d holds out no samples for validation: set data.client_val"):
+        train(FedFomo())
+
+
+@everywhere
 def test_fedrod_and_feddbe_keep_their_part(options: dict[str, Any]) -> None:
     for method, solve in (
         (FedRoD(), partial(personal.fedrod, num_classes=NUM_CLASSES)),
@@ -161,16 +247,28 @@ def test_fedrod_and_feddbe_keep_their_part(options: dict[str, Any]) -> None:
         compare(states_by_client(trainer, method.name, "own"), own)
 
 
+def samples_of(trainer: RecordingTrainer) -> dict[int, tuple[Tensor, Tensor]]:
+    federation = trainer.run.federation
+    parts = {k: federation.partition.client(k) for k in range(federation.num_clients)}
+    return {k: (federation.train.inputs[rows].double(), federation.train.targets[rows]) for k, rows in parts.items()}
+
+
+@everywhere
+def test_fedpac(options: dict[str, Any]) -> None:
+    trainer = train(FedPAC(0.5, 0.6), data=ODD_BATCHES(), rounds=4, **options, **RAGGED)
+    state, own, heads = personal.fedpac(problem_of(trainer, classifier(), SGD), 0.5, 0.6, samples_of(trainer), NUM_CLASSES)
+    assert_close(trainer.state, state)
+    compare(states_by_client(trainer, "FedPAC", "params"), own)
+    for client, head in heads.items():
+        found = trainer.run.server.servers["FedPAC"]["heads"]
+        assert_close({name.removeprefix("model.head."): value[client] for name, value in found.items()}, head, 1e-7)
+
+
 @everywhere
 def test_fedproto(options: dict[str, Any]) -> None:
     trainer = train(FedProto(strength=0.5), data=ODD_BATCHES(), **options, **RAGGED)
-    federation = trainer.run.federation
-    parts = {k: federation.partition.client(k) for k in range(federation.num_clients)}
-    data = {k: (federation.train.inputs[rows].double(), federation.train.targets[rows]) for k, rows in parts.items()}
-    compare(
-        states_by_client(trainer, "FedProto", "params"),
-        personal.fedproto(problem_of(trainer, classifier(), SGD), 0.5, data, NUM_CLASSES),
-    )
+    expected = personal.fedproto(problem_of(trainer, classifier(), SGD), 0.5, samples_of(trainer), NUM_CLASSES)
+    compare(states_by_client(trainer, "FedProto", "params"), expected)
     assert distance(trainer.state, {name: value.double() for name, value in classifier().model.state_dict().items()}) == 0
     took_part = sum(map(len, trainer.recorded))
     assert trainer.ledger.total_up == took_part * NUM_CLASSES * (classifier().model.num_features + 1) * 8

@@ -227,3 +227,132 @@ def ifca(
             total = sum(size for size, _ in trained)
             models[chosen] = {n: sum(size / total * end[n] for size, end in trained) for n in models[chosen]}
     return models, cluster_of
+
+
+def fedamp(
+    problem: Problem, strength: float, alpha: float, sigma: float, own_weight: float | None = None
+) -> tuple[State, dict[int, State]]:
+    model, last = copy.deepcopy(problem.model), dict[int, nn.Module]()
+    for clients in problem.rounds:
+        vectors = {k: nn.utils.parameters_to_vector(each.parameters()).detach() for k, each in last.items()}
+        locals_ = []
+        for client in clients:
+            k, cloud = client.id, nn.utils.parameters_to_vector(model.parameters()).detach()
+            if k in vectors:
+                others = [j for j in vectors if j != k]
+                if own_weight is None:
+                    apart = [(vectors[k] - vectors[j]).square().sum() for j in others]
+                    weights = [alpha * torch.exp(-x / sigma) / sigma for x in apart]
+                else:
+                    like = torch.stack([torch.cosine_similarity(vectors[k], vectors[j], dim=0) for j in others])
+                    weights = list((1 - own_weight) * torch.softmax(sigma * like, 0))
+                cloud = (1 - sum(weights)) * vectors[k] + sum(w * vectors[j] for w, j in zip(weights, others, strict=True))
+
+            def pull(local: nn.Module, cloud: Tensor = cloud) -> Tensor:
+                return strength / (2 * alpha) * (nn.utils.parameters_to_vector(local.parameters()) - cloud).square().sum()
+
+            locals_.append(train(problem, last.get(k, model), client, pull))
+        last |= {client.id: local for client, local in zip(clients, locals_, strict=True)}
+        model.load_state_dict(average(locals_, shares(clients)))
+    return model.state_dict(), {k: parameters(local) for k, local in last.items()}
+
+
+def fedfomo(
+    problem: Problem, drawn: Mapping[int, list[tuple[Tensor, Tensor]]], sent: Mapping[int, list[list[int]]]
+) -> tuple[State, dict[int, State], Tensor]:
+    """``drawn`` are each client's validation samples, and ``sent`` the clients whose models it has received, by its rounds."""
+    model, last = copy.deepcopy(problem.model), dict[int, nn.Module]()
+    samples, places = ({k: iter(each) for k, each in by_client.items()} for by_client in (drawn, sent))
+    affinities = torch.zeros(problem.num_clients, problem.num_clients, dtype=torch.float64)
+    for clients in problem.rounds:
+        locals_, gained = [], {}
+        for client in clients:
+            k, (inputs, targets) = client.id, next(samples[client.id])
+            start = copy.deepcopy(last.get(k, model))
+            own, loss = nn.utils.parameters_to_vector(start.parameters()).detach(), problem.loss(start(inputs), targets)
+            gained[k] = {}
+            for j in next(places[k]):
+                other = nn.utils.parameters_to_vector(last[j].parameters()).detach()
+                gained[k][j] = (
+                    ((loss - problem.loss(last[j](inputs), targets)) / (other - own).norm()).clamp(min=0).detach(),
+                    other,
+                )
+            total = sum(gain for gain, _ in gained[k].values())
+            if total > 0:
+                moved = own + sum(gain / total * (other - own) for gain, other in gained[k].values())
+                nn.utils.vector_to_parameters(moved, start.parameters())
+            locals_.append(train(problem, start, client))
+        for k, gains in gained.items():
+            for j, (gain, _) in gains.items():
+                affinities[k, j] += gain
+        last |= {client.id: local for client, local in zip(clients, locals_, strict=True)}
+        model.load_state_dict(average(locals_, shares(clients)))
+    return model.state_dict(), {k: parameters(local) for k, local in last.items()}, affinities
+
+
+def fedpac(
+    problem: Problem, strength: float, body_share: float, data: Mapping[int, tuple[Tensor, Tensor]], num_classes: int
+) -> tuple[State, dict[int, State], dict[int, State]]:
+    """The global model, each client's last model, and its next head. ``data`` are all inputs and targets of each client."""
+    model, last, heads, prototypes = copy.deepcopy(problem.model), dict[int, State](), dict[int, nn.Module](), dict[int, Tensor]()
+    for clients in problem.rounds:
+        locals_, by_class, means, variances = [], dict[int, list[Tensor]](), dict[int, Tensor](), dict[int, Tensor]()
+        for client in clients:
+            local, (inputs, targets) = copy.deepcopy(model), data[client.id]
+            with torch.no_grad():
+                z = model.features(inputs)
+            each = [z[targets == c] for c in range(num_classes)]
+            p = [len(rows) / len(z) for rows in each]
+            own = [rows.mean(0) if len(rows) else z.new_zeros(z.shape[1]) for rows in each]
+            means[client.id] = torch.stack([share * mean for share, mean in zip(p, own, strict=True)])
+            square = sum(
+                share * (rows @ rows.T).trace() / len(rows) - share**2 * mean @ mean
+                for share, rows, mean in zip(p, each, own, strict=True)
+                if len(rows)
+            )
+            variances[client.id] = square / len(z)
+            local.head.load_state_dict(heads.get(client.id, model.head).state_dict())
+            head = problem.optimizer(local.head.parameters())
+            names = {id(value) for value in local.head.parameters()}
+            body = problem.optimizer([value for value in local.parameters() if id(value) not in names])
+            first = len(client.batches) - max(1, round(body_share * len(client.batches)))
+            for step, batch in enumerate(client.batches):
+                features = local.features(batch[0])
+                pulls = [
+                    F.mse_loss(z, prototypes[int(y)]) if int(y) in prototypes else z.new_zeros(())
+                    for z, y in zip(features, batch[1], strict=True)
+                ]
+                local.zero_grad()
+                (problem.loss(local.head(features), batch[1]) + strength * torch.stack(pulls).mean()).backward()
+                (head if step < first else body).step()
+            last[client.id] = parameters(local)
+            locals_.append(local)
+            with torch.no_grad():
+                for z, y in zip(local.features(inputs), targets.tolist(), strict=True):
+                    by_class.setdefault(y, []).append(z)
+        prototypes |= {c: torch.stack(rows).mean(0) for c, rows in by_class.items()}
+        ids = [client.id for client in clients]
+        for k in ids:
+            weights = _simplex_minimum(
+                torch.tensor([[((means[k] - means[i]) * (means[k] - means[j])).sum() for j in ids] for i in ids])
+                + torch.diag(torch.stack([variances[i] for i in ids]))
+            )
+            heads[k] = copy.deepcopy(model.head)
+            heads[k].load_state_dict(
+                {n: sum(w * m.head.state_dict()[n] for w, m in zip(weights, locals_, strict=True)) for n in heads[k].state_dict()}
+            )
+        model.load_state_dict(average(locals_, shares(clients)))
+    return model.state_dict(), last, {k: parameters(head) for k, head in heads.items()}
+
+
+def _simplex_minimum(matrix: Tensor) -> Tensor:
+    """The minimum of ``w matrix w`` over w >= 0 with the sum 1: the best of the solutions on all faces."""
+    best, lowest = torch.empty(0), float("inf")
+    for chosen in range(1, 2 ** len(matrix)):
+        face = [i for i in range(len(matrix)) if chosen >> i & 1]
+        solved = torch.linalg.solve(matrix[face][:, face], torch.ones(len(face), dtype=matrix.dtype))
+        w = torch.zeros(len(matrix), dtype=matrix.dtype)
+        w[face] = solved / solved.sum()
+        if (w >= 0).all() and w @ matrix @ w < lowest:
+            best, lowest = w, w @ matrix @ w
+    return best
