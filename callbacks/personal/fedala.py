@@ -57,8 +57,7 @@ class FedALA(Personalisation):
         return {"params": dict(params), "weights": weights}
 
     def draw(self, rng: torch.Generator, client: ClientView) -> Slot:
-        rows = torch.randint(client.num_samples, (self.steps * self.batch_size,), generator=rng)
-        return {"inputs": client.inputs(rows), "targets": client.targets[rows.to(client.targets.device)]}
+        return client.sample(self.steps * self.batch_size, rng)
 
     def start(self, apply: Apply, params: Params, ctx: Context) -> tuple[Params, Slot]:
         weights, own = ctx.state["weights"], ctx.state["params"]

@@ -22,10 +22,11 @@ class FedFomo(KeptModels):
 
         r_n = max(0, (F_k(v) - F_k(w_n)) / ||w_n - v||)        y = v + sum_n r_n / sum_m r_m (w_n - v)
 
-    F_k is the loss in evaluation mode on ``samples`` that are drawn from those that the client holds out: the data module needs
-    ``client_val``. The client sends its r_n, and the server adds them to the client's affinities. In the next rounds it sends the models of
-    the highest affinity, or random ones with probability ``exploration``; ties are broken at random. Clients that have not trained are sent
-    to nobody, and a client's first start is the global model.
+    F_k is the loss in evaluation mode on samples that are drawn from those that the client holds out for validation (``client_val`` of the
+    data module). Without such samples they are drawn from the training set, on which v has an advantage. The client sends its r_n, and the
+    server adds them to the client's affinities. In the next rounds it sends the models of the highest affinity, or random ones with
+    probability ``exploration``; ties are broken at random. Clients that have not trained are sent to nobody, and a client's first start is
+    the global model.
 
     A client downloads ``models`` models beside the global one, and the server keeps a model for each client.
 
@@ -51,13 +52,6 @@ class FedFomo(KeptModels):
     def init_server(self, params: Params) -> Slot:
         return {**super().init_server(params), "affinities": torch.zeros(0, 0)}
 
-    def init_client(self, params: Params, buffers: Params, client: ClientView) -> Slot:
-        if client.num_val == 0:
-            raise ValueError(
-                f"FedFomo: client {client.id} holds out no samples for validation: set data.client_val, for example to 0.2"
-            )
-        return super().init_client(params, buffers, client)
-
     def send(self, server: Slot, params: Params, client: int, rng: torch.Generator) -> Mapping[str, Any]:
         count = len(server["is_known"])
         others = [
@@ -69,15 +63,14 @@ class FedFomo(KeptModels):
         chosen = others[: self.models]
         missing = self.models - len(chosen)
         models = {
-            name: torch.cat([known[chosen], params[name].expand(missing, *params[name].shape)])
+            name: torch.stack([*(known[other] for other in chosen), *[params[name]] * missing])
             for name, known in server["models"].items()
         }
         places = F.pad(torch.tensor(chosen, dtype=torch.long), (0, missing), value=-1)
         return {"models": models, "places": places}
 
     def draw(self, rng: torch.Generator, client: ClientView) -> Slot:
-        batch = client.val_batch(torch.randint(client.num_val, (self.samples,), generator=rng))
-        return {"inputs": batch.inputs, "targets": batch.targets}
+        return client.sample(self.samples, rng, validation=True)
 
     def start(self, apply: Apply, params: Params, ctx: Context) -> tuple[Params, Slot]:
         own, batch = ctx.state["params"], Batch(ctx.draws["inputs"], ctx.draws["targets"])

@@ -18,8 +18,9 @@ from flcog.method import Cohort, Context, Messages, ParameterMask, Upload
 
 def class_sums(apply: Apply, params: Params, batch: Batch) -> Slot:
     """For each class, the sum of its samples' features and their number, divided by the number of rows."""
-    features = apply.features(params, batch.inputs)
-    members, number = class_members(batch, apply(params, batch.inputs).shape[-1], features.dtype)
+    model = apply.frozen(params, apply.buffers)  # BatchNorm in training mode would mix the rows with padding
+    features = model.features(batch.inputs)
+    members, number = class_members(batch, model.head(features).shape[-1], features.dtype)
     return {"features": members.T @ features / number, "share": members.sum(0) / number}
 
 

@@ -65,8 +65,7 @@ class IFCA(Personalisation):
         return {"cluster": F.one_hot(torch.tensor(0), self.clusters).to(next(iter(params.values())))}
 
     def draw(self, rng: torch.Generator, client: ClientView) -> Slot:
-        rows = torch.randint(client.num_samples, (self.samples,), generator=rng)
-        return {"inputs": client.inputs(rows), "targets": client.targets[rows.to(client.targets.device)]}
+        return client.sample(self.samples, rng)
 
     def start(self, apply: Apply, params: Params, ctx: Context) -> tuple[Params, Slot]:
         models = [{name: values[cluster] for name, values in ctx.broadcast.items()} for cluster in range(self.clusters)]

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from flcog.core.trees import Tree
-from flcog.core.types import Batch
+from flcog.core.types import Slot
 from flcog.data import Exchange, Federation, Partition
 from flcog.wire.packing import message
 
@@ -101,16 +101,17 @@ class ClientView:
         rows = self._rows(positions)
         return self._own.load(self._own.train, rows, rows.device)[0]
 
-    @property
-    def num_val(self) -> int:
-        """The number of its samples that it holds out for validation (``client_val`` of the data module)."""
-        held_out = self._own.client_val
-        return 0 if held_out is None else int(held_out.sizes[self.id])
+    def sample(self, count: int, rng: torch.Generator, validation: bool = False) -> Slot:
+        """``inputs`` and ``targets`` of some of its samples, drawn with replacement, ready for the model.
 
-    def val_batch(self, positions: Tensor) -> Batch:
-        """The samples at some positions among those that it holds out for validation, ready for the model."""
-        rows = self._rows(positions, self._own.client_val)
-        return Batch(*self._own.load(self._own.train, rows, rows.device))
+        With ``validation`` they are drawn from those that it holds out (``client_val`` of the data module), if there are any.
+        """
+        part = self._own.client_val
+        if not validation or part is None or part.sizes[self.id] == 0:
+            part = self._own.partition
+        rows = self._rows(torch.randint(int(part.sizes[self.id]), (count,), generator=rng), part)
+        inputs, targets = self._own.load(self._own.train, rows, rows.device)
+        return {"inputs": inputs, "targets": targets}
 
     def _rows(self, positions: Tensor | None = None, part: Partition | None = None) -> Tensor:
         """Its samples' places in the training set, where the targets are stored."""

@@ -230,11 +230,6 @@ def test_fedfomo(exploration: float, options: dict[str, Any]) -> None:
     assert (affinities > 0).any()
 
 
-def test_fedfomo_needs_validation_samples() -> None:
-    with pytest.raises(ValueError, match=r"FedFomo: client \d holds out no samples for validation: set data.client_val"):
-        train(FedFomo())
-
-
 @everywhere
 def test_fedrod_and_feddbe_keep_their_part(options: dict[str, Any]) -> None:
     for method, solve in (
