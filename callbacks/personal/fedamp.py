@@ -61,12 +61,14 @@ class FedAMP(KeptModels):
 
     def _weights(self, models: Params, known: Tensor, client: int) -> Tensor:
         """The weight of each client's model in the mixture of this client."""
+        flat = [value.reshape(len(value), -1) for value in models.values()]
         if self.own_weight is None:
-            distances = _sum(models, lambda value: (value - value[client]).square())
+            distances = torch.stack([_squares(each - each[client]) for each in flat]).sum(0)
             weights = self.alpha / self.sigma * torch.exp(-distances / self.sigma)
         else:
-            products, squares = _sum(models, lambda value: value * value[client]), _sum(models, torch.square)
-            likeness = products / (squares * squares[client]).sqrt().clamp(min=1e-30)
+            products = torch.stack([(each @ each[client]).double() for each in flat]).sum(0)
+            norms = torch.stack([_squares(each) for each in flat]).sum(0).sqrt()
+            likeness = products / (norms * norms[client]).clamp(min=1e-30)
             weights = torch.exp(self.sigma * (likeness - 1))
         weights = weights * known.to(weights.device)
         weights[client] = 0
@@ -82,6 +84,5 @@ class FedAMP(KeptModels):
         return self.strength / self.alpha * proximal_term(params, ctx.broadcast["cloud"])
 
 
-def _sum(models: Params, function: Any) -> Tensor:
-    """The sum over all numbers of each client's model, float64."""
-    return torch.stack([function(value.double()).flatten(1).sum(1) for value in models.values()]).sum(0)
+def _squares(rows: Tensor) -> Tensor:
+    return torch.linalg.vector_norm(rows, dim=1).double().square()
