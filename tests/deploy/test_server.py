@@ -128,6 +128,11 @@ def test_numbers_are_those_of_a_simulation(tmp_path: Path, name: str) -> None:
     assert history(deployed(tmp_path, FAULTS[name])) == simulation(tmp_path)
 
 
+@pytest.mark.parametrize("method", ["FedAMP", "FedPAC"])
+def test_a_node_receives_what_is_its_clients_alone(tmp_path: Path, method: str) -> None:
+    assert history(deployed(tmp_path, FAULTS["none"], callbacks=[f"flcog.callbacks.{method}"])) == simulation(tmp_path)
+
+
 @pytest.mark.parametrize("sharing", [NODES, NODES - 1])
 def test_label_counts_stay_at_the_nodes_unless_all_share_them(tmp_path: Path, sharing: int) -> None:
     write_app(tmp_path / "app", softmax(), CLIENTS, NODES, 1000)
