@@ -79,16 +79,11 @@ def replacing_folder(path: Path, remedy: str = REMEDY) -> Iterator[Path]:
 
 
 def append(path: Path, text: str, remedy: str = REMEDY) -> None:
-    """Append to a file and flush it to the disk. If that fails, the file is cut to its former length."""
+    """Append to a file and flush it to the disk."""
     with clear_errors(path, remedy), path.open("ab") as file:
-        size = file.tell()
-        try:
-            file.write(text.encode())
-            file.flush()
-            os.fsync(file.fileno())
-        except OSError:
-            os.truncate(path, size)
-            raise
+        file.write(text.encode())
+        file.flush()
+        os.fsync(file.fileno())
 
 
 def make_folder(path: Path) -> None:
