@@ -69,7 +69,8 @@ def replacing_folder(path: Path, remedy: str = REMEDY) -> Iterator[Path]:
             yield aside
             for folder, _, names in os.walk(aside):
                 for name in names:
-                    _flush(Path(folder, name))
+                    with Path(folder, name).open("rb") as file:
+                        os.fsync(file.fileno())
                 _flush_folder(Path(folder))
             os.replace(aside, path)
         except BaseException:
@@ -120,11 +121,6 @@ def _aside(path: Path) -> Path:
 
 def _open(path: Path, mode: str) -> IO[Any]:
     return path.open(mode) if "b" in mode else path.open(mode, newline="", encoding="utf-8")
-
-
-def _flush(path: Path) -> None:
-    with path.open("rb") as file:
-        os.fsync(file.fileno())
 
 
 def _flush_folder(path: Path) -> None:

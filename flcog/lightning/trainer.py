@@ -13,7 +13,6 @@ import torch
 from lightning.fabric.plugins.environments import ClusterEnvironment, LightningEnvironment
 from lightning.fabric.utilities.device_dtype_mixin import _DeviceDtypeModuleMixin
 from lightning.pytorch.callbacks import BaseFinetuning, Checkpoint, ModelCheckpoint, ProgressBar
-from lightning.pytorch.profilers import PassThroughProfiler
 from lightning.pytorch.strategies import DeepSpeedStrategy, FSDPStrategy, Strategy
 from lightning.pytorch.trainer import call
 from lightning.pytorch.trainer.states import RunningStage, TrainerFn, TrainerStatus
@@ -206,13 +205,6 @@ class RoundsTrainer(L.Trainer, Callback):
         """Call the hooks at the end of a verb."""
         self.datamodule.teardown(stage)
         self.call("teardown", stage=stage)
-
-    def end_profile(self) -> None:
-        """Print the profiler's measurements, or write them into the directory of the run."""
-        if isinstance(self.profiler, PassThroughProfiler):
-            return
-        self.profiler.describe()
-        self.profiler.teardown(stage="fit")
 
     # The hooks of a run -----------------------------------------------------------------------------------------------------------
 

@@ -53,7 +53,7 @@ class Lifecycle:
             try:
                 if self._run is not None:
                     self._run.trackers.close("success" if error is None else "failed")
-                    self._trainer.end_profile()
+                    self._trainer.profiler.describe()
             finally:
                 self.lock.release()
                 self._stop.leave()
