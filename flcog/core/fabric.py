@@ -1,7 +1,6 @@
 """Make Lightning's Fabric from the trainer's arguments, and start its processes."""
 
 import os
-from collections.abc import Sequence
 
 import torch
 from lightning.fabric import Fabric
@@ -34,13 +33,9 @@ class SharedDevices(DDPStrategy):
 
     @property
     def root_device(self) -> torch.device:
+        """Neighbouring ranks get different devices, so that a round of few clients uses all of them."""
         assert self.parallel_devices is not None
-        return device_of(self.local_rank, self.parallel_devices)
-
-
-def device_of(local_rank: int, devices: Sequence[torch.device]) -> torch.device:
-    """The device of a local process. Neighbouring ranks get different devices, so that a round of few clients uses all of them."""
-    return devices[local_rank % len(devices)]
+        return self.parallel_devices[self.local_rank % len(self.parallel_devices)]
 
 
 def as_torchrun_started(devices: int | str, num_nodes: int, processes_per_device: int = 1) -> tuple[int | str, int]:
@@ -80,12 +75,8 @@ def processes_of(fabric: Fabric, together: bool = False) -> Processes:
     """Return this process's place among the run's processes, which divide the clients or train each client together."""
     if together:
         return Processes(device=fabric.device, replica=fabric.global_rank, replicas=fabric.world_size)
-    return Processes(fabric.global_rank, fabric.world_size, fabric.device, processes_per_device(fabric))
-
-
-def processes_per_device(fabric: Fabric) -> int:
-    """Return the number of processes that compute on one device."""
-    return fabric.strategy.processes_per_device if isinstance(fabric.strategy, SharedDevices) else 1
+    per_device = fabric.strategy.processes_per_device if isinstance(fabric.strategy, SharedDevices) else 1
+    return Processes(fabric.global_rank, fabric.world_size, fabric.device, per_device)
 
 
 def num_cores() -> int:

@@ -69,7 +69,8 @@ def replacing_folder(path: Path, remedy: str = REMEDY) -> Iterator[Path]:
             yield aside
             for folder, _, names in os.walk(aside):
                 for name in names:
-                    _flush(Path(folder, name))
+                    with Path(folder, name).open("rb") as file:
+                        os.fsync(file.fileno())
                 _flush_folder(Path(folder))
             os.replace(aside, path)
         except BaseException:
@@ -79,16 +80,11 @@ def replacing_folder(path: Path, remedy: str = REMEDY) -> Iterator[Path]:
 
 
 def append(path: Path, text: str, remedy: str = REMEDY) -> None:
-    """Append to a file and flush it to the disk. If that fails, the file is cut to its former length."""
+    """Append to a file and flush it to the disk."""
     with clear_errors(path, remedy), path.open("ab") as file:
-        size = file.tell()
-        try:
-            file.write(text.encode())
-            file.flush()
-            os.fsync(file.fileno())
-        except OSError:
-            os.truncate(path, size)
-            raise
+        file.write(text.encode())
+        file.flush()
+        os.fsync(file.fileno())
 
 
 def make_folder(path: Path) -> None:
@@ -125,11 +121,6 @@ def _aside(path: Path) -> Path:
 
 def _open(path: Path, mode: str) -> IO[Any]:
     return path.open(mode) if "b" in mode else path.open(mode, newline="", encoding="utf-8")
-
-
-def _flush(path: Path) -> None:
-    with path.open("rb") as file:
-        os.fsync(file.fileno())
 
 
 def _flush_folder(path: Path) -> None:

@@ -16,10 +16,6 @@ from lightning.fabric.plugins.environments import ClusterEnvironment, LightningE
 from flcog.core import child_processes
 
 
-class ProcessDied(ValueError):
-    """Another process of this run has died."""
-
-
 def launch(fabric: Fabric, num_nodes: int) -> None:
     """Start the other processes, or connect to processes that another program has started.
 
@@ -61,5 +57,5 @@ def watched(advice: Callable[[], str]) -> Iterator[None]:
     except BaseException as error:
         atexit.unregister(_disconnect)  # it would wait for processes that wait for this one
         if isinstance(error, torch.distributed.DistError) or (isinstance(error, RuntimeError) and "gloo" in str(error)):
-            raise ProcessDied(f"another process died or cannot be reached: {advice()}") from None
+            raise ValueError(f"another process died or cannot be reached: {advice()}") from None
         raise

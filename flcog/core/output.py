@@ -3,7 +3,7 @@
 import os
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppress
 from typing import Any
 
 
@@ -28,9 +28,8 @@ class LossyStream:
         """Send all later output nowhere. Otherwise Python, which flushes once more as it ends, would exit with status 120."""
         try:
             yield
-        except (OSError, ValueError) as error:  # ValueError: the stream was closed
-            if not isinstance(error, BlockingIOError):  # a slow reader may catch up
-                discard(self._stream)
+        except (OSError, ValueError):  # ValueError: the stream was closed
+            discard(self._stream)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._stream, name)
@@ -39,18 +38,13 @@ class LossyStream:
 @contextmanager
 def never_failing() -> Iterator[None]:
     """Send all output through :class:`LossyStream`: flcog's, the user's code's, rich's, and warnings."""
-    streams = sys.stdout, sys.stderr
-    lossy = [None if stream is None else LossyStream(stream) for stream in streams]
-    sys.stdout, sys.stderr = lossy  # type: ignore[assignment]
-    try:
-        yield
-    finally:
-        for stream in filter(None, lossy):
-            stream.flush()
-        # A progress bar that was not stopped has replaced the streams and restores them later.
-        sys.stdout, sys.stderr = (
-            before if now is ours else now for before, now, ours in zip(streams, (sys.stdout, sys.stderr), lossy, strict=True)
-        )
+    output, errors = LossyStream(sys.stdout), LossyStream(sys.stderr)
+    with redirect_stdout(output), redirect_stderr(errors):
+        try:
+            yield
+        finally:
+            output.flush()
+            errors.flush()
 
 
 def say(text: str) -> None:

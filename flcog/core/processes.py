@@ -94,17 +94,15 @@ class Processes:
         if self.device.type == "cpu":
             torch.distributed.all_gather_object(values, value)
             return values
-        torch.distributed.all_gather_object(values, self._packed(value))
-        return pytree.tree_map_only(_FromGPU, self._unpacked, values, is_leaf=lambda part: isinstance(part, _FromGPU))
 
-    def _packed(self, value: Any) -> Any:
-        """The value as it is sent to other processes."""
-        return pytree.tree_map_only(
-            Tensor, lambda tensor: _FromGPU(tensor.cpu()) if tensor.device.type == self.device.type else tensor, value
-        )
+        def packed(tensor: Tensor) -> Tensor | _FromGPU:
+            return _FromGPU(tensor.cpu()) if tensor.device.type == self.device.type else tensor
 
-    def _unpacked(self, sent: "_FromGPU") -> Tensor:
-        return sent.tensor.to(self.device)
+        def unpacked(sent: _FromGPU) -> Tensor:
+            return sent.tensor.to(self.device)
+
+        torch.distributed.all_gather_object(values, pytree.tree_map_only(Tensor, packed, value))
+        return pytree.tree_map_only(_FromGPU, unpacked, values, is_leaf=lambda part: isinstance(part, _FromGPU))
 
     def share_first(self, tree: Any) -> Any:
         """Send the first process's tensors to all processes, in one message for each dtype."""

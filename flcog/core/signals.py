@@ -1,7 +1,7 @@
 """Handle signals that end a run between two rounds, so that the run is saved completely and can be resumed.
 
-After Ctrl-C, SIGUSR1, SIGUSR2 and SIGHUP a run finishes its round. A second Ctrl-C, SIGTERM, which a scheduler sends seconds before it
-kills, and SIGXCPU, the limit on CPU time, end it at once: it resumes from its last checkpoint.
+After Ctrl-C, SIGUSR1, SIGUSR2 and SIGHUP a run finishes its round. A second Ctrl-C, and SIGTERM, which a scheduler sends seconds before
+it kills, end it at once: it resumes from its last checkpoint.
 """
 
 import os
@@ -10,16 +10,12 @@ import threading
 from collections.abc import Callable
 from contextlib import suppress
 from types import FrameType
-from typing import Any, Literal
+from typing import Any
 
 EXIT_STATUS = 75
 """The exit status after a signal: "temporary failure, try again" in sysexits.h, which makes schedulers requeue a job."""
 
-NAMES = ("SIGINT", "SIGTERM", "SIGXCPU", "SIGHUP", "SIGUSR1", "SIGUSR2")
-
-URGENT = ("SIGTERM", "SIGXCPU")
-"""These leave only seconds: a scheduler kills, or the limit on CPU time (``ulimit -t``) is reached."""
-
+NAMES = ("SIGINT", "SIGTERM", "SIGHUP", "SIGUSR1", "SIGUSR2")
 
 Handlers = dict[signal.Signals, Any]
 
@@ -41,8 +37,9 @@ class StopSignals:
     def __init__(self, tell: Callable[[str], None]) -> None:
         self.number = 0
         """The last signal, or 0."""
+        self.in_rounds = False
+        """Whether the run is saved after a signal. Before and after its rounds every signal ends it immediately."""
         self._tell = tell
-        self._stage: Literal["before", "rounds", "after"] = "before"
         self._before: Handlers = {}
 
     def listen(self) -> None:
@@ -52,14 +49,6 @@ class StopSignals:
     def leave(self) -> None:
         """Restore the earlier handlers."""
         put_back(self._before)
-
-    def rounds_begin(self) -> None:
-        """From here on the run is saved after a signal. Before, every signal ends the run immediately."""
-        self._stage = "rounds"
-
-    def rounds_end(self) -> None:
-        """Everything is saved. From here on Ctrl-C ends the process at once, and other signals let it finish."""
-        self._stage = "after"
 
     def stop(self, number: int, leads: bool, round: int) -> BaseException:
         """Return the exception that ends the run between two rounds because of a signal.
@@ -72,12 +61,12 @@ class StopSignals:
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
         again, self.number = self.number == number == signal.SIGINT, number
-        if self._stage == "rounds" and not again and signal.Signals(number).name not in URGENT:
+        if self.in_rounds and not again and number != signal.SIGTERM:
             more = "; Ctrl-C again stops at once" if number == signal.SIGINT else ""
             self._tell(f"{name(number)}: the round in hand is finished, then the run is saved and stops{more}")
         elif number == signal.SIGINT:
             raise KeyboardInterrupt
-        elif self._stage != "after":
+        else:
             self._tell(f"stopped by {name(number)}")
             raise SystemExit(EXIT_STATUS)
 

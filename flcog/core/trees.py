@@ -152,10 +152,8 @@ def moved(tree: Tree, move: Callable[[Any], Any]) -> Tree:
     return apply_to_collection(tree, Movable, move)
 
 
-def call(network: Callable[..., Any], inputs: Tree, remedy: str = "leave out {unknown}") -> Any:
+def call(network: Callable[..., Any], inputs: Tree) -> Any:
     """Call ``network(inputs)``, or ``network(**inputs)`` if the inputs are a dict of the parameters of the network's forward.
-
-    The ``remedy`` is advised where the network takes some keys of a dict alone.
 
     >>> call(lambda words, mask=None: words, {"words": 1})
     1
@@ -163,9 +161,9 @@ def call(network: Callable[..., Any], inputs: Tree, remedy: str = "leave out {un
     ['mask', 'words']
     >>> call(lambda words, mask=None: words, {"words": 1, "kind": 2})
     Traceback (most recent call last):
-    ValueError: <lambda> takes words, mask, and the inputs are a dict of words, kind: leave out kind, or take the dict as one argument
+    TypeError: <lambda>() got an unexpected keyword argument 'kind'
     """
-    if isinstance(inputs, dict) and _by_name(_function_of(network), tuple(inputs), remedy):
+    if isinstance(inputs, dict) and _by_name(_function_of(network), tuple(inputs)):
         return network(**inputs)
     return network(inputs)
 
@@ -177,21 +175,11 @@ def _function_of(network: Callable[..., Any]) -> Callable[..., Any]:
 
 
 @lru_cache(maxsize=256)
-def _by_name(function: Callable[..., Any], names: tuple[str, ...], remedy: str) -> bool:
-    """Whether inputs with these names are passed as keywords."""
-    kinds = {name: parameter.kind for name, parameter in inspect.signature(function).parameters.items() if name != "self"}
-    if inspect.Parameter.VAR_KEYWORD in kinds.values():
-        return True
-    known = [
-        name for name, kind in kinds.items() if kind in (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
-    ]
-    unknown = [name for name in names if name not in known]
-    if unknown and len(unknown) < len(names):
-        raise ValueError(
-            f"{getattr(function, '__qualname__', function)} takes {', '.join(known)}, and the inputs are a dict of "
-            f"{', '.join(names)}: {remedy.format(unknown=', '.join(unknown))}, or take the dict as one argument"
-        )
-    return not unknown
+def _by_name(function: Callable[..., Any], names: tuple[str, ...]) -> bool:
+    """Whether inputs with these names are passed as keywords: the function takes any of them."""
+    parameters = inspect.signature(function).parameters
+    takes_all = any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters.values())
+    return takes_all or not parameters.keys().isdisjoint(names)
 
 
 def is_sharded(value: Any) -> bool:

@@ -32,15 +32,8 @@ def load_yaml(path: Path, loader: type[yaml.SafeLoader] = yaml.SafeLoader) -> An
         raise ValueError(f"{path} cannot be read: {type(error).__name__}: {' '.join(str(error).split())[:200]}") from None
 
 
-def refuse_doubles(path: Path, node: Any, seen: set[int] | None = None) -> None:
-    """Refuse a key that a mapping has twice, because YAML would use the last value.
-
-    An alias may contain itself, so nodes that were ``seen`` are not visited again.
-    """
-    seen = set() if seen is None else seen
-    if id(node) in seen:
-        return
-    seen.add(id(node))
+def refuse_doubles(path: Path, node: Any) -> None:
+    """Refuse a key that a mapping has twice, because YAML would use the last value."""
     if isinstance(node, yaml.MappingNode):
         lines: dict[str, int] = {}
         for key, value in node.value:
@@ -50,10 +43,10 @@ def refuse_doubles(path: Path, node: Any, seen: set[int] | None = None) -> None:
                     where = f"lines {lines[key.value]} and {line}" if lines[key.value] != line else f"line {line}"
                     raise ValueError(f"{path} has {key.value!r} twice, in {where}: keep one")
                 lines[key.value] = line
-            refuse_doubles(path, value, seen)
+            refuse_doubles(path, value)
     elif isinstance(node, yaml.SequenceNode):
         for value in node.value:
-            refuse_doubles(path, value, seen)
+            refuse_doubles(path, value)
 
 
 def problem(error: yaml.YAMLError) -> str:

@@ -207,7 +207,7 @@ def is_writable(buffer: Tensor) -> bool:
 
 def forward(module: Any, inputs: Tree) -> Tensor:
     """Call a module on its inputs, for :meth:`ModelFunction.frozen` and :meth:`ModelFunction.training`."""
-    return call(module, inputs) if isinstance(module, ClientModule) else call(module, inputs, "write a predict_step")
+    return call(module, inputs)
 
 
 def without_negative_variances(buffers: Params) -> Params:

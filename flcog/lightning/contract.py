@@ -68,10 +68,10 @@ def _of_callback(callback: L.Callback) -> str:
     name = type(callback).__name__
     if hooks := [hook for hook in OF_A_STEP if is_users(callback, hook)]:
         return "" if isinstance(callback, lightnings.ProgressBar) else f"{name}.{hooks[0]}"
-    return name if _is_active(callback) else ""
+    return name if is_active(callback) else ""
 
 
-def _is_active(callback: Any) -> bool:
+def is_active(callback: Any) -> bool:
     """Whether it is a callback of Lightning's, or derives from one, that does more than look on."""
     kind = next((kind for kind in type(callback).__mro__ if kind.__module__.startswith("lightning.")), None)
     return kind not in (None, L.Callback) and not isinstance(callback, PASSIVE)
@@ -99,9 +99,3 @@ BETWEEN_ROUNDS = (
     *("on_test_epoch_end", "on_train_end", "on_fit_end", "validation_step", "test_step", "on_load_checkpoint"),
 )
 """Hooks between the training of clients, in which a user may change the module."""
-
-
-def has_users_hooks(trainer: Any, module: L.LightningModule) -> bool:
-    """Whether a user's hook, or a callback of Lightning's, may change the module between rounds."""
-    owners = [module, *trainer.callbacks]
-    return any(is_users(owner, hook) for owner in owners for hook in BETWEEN_ROUNDS) or any(map(_is_active, trainer.callbacks))

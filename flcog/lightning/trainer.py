@@ -13,7 +13,6 @@ import torch
 from lightning.fabric.plugins.environments import ClusterEnvironment, LightningEnvironment
 from lightning.fabric.utilities.device_dtype_mixin import _DeviceDtypeModuleMixin
 from lightning.pytorch.callbacks import BaseFinetuning, Checkpoint, ModelCheckpoint, ProgressBar
-from lightning.pytorch.profilers import PassThroughProfiler
 from lightning.pytorch.strategies import DeepSpeedStrategy, FSDPStrategy, Strategy
 from lightning.pytorch.trainer import call
 from lightning.pytorch.trainer.states import RunningStage, TrainerFn, TrainerStatus
@@ -26,7 +25,7 @@ from flcog.core.global_streams import kept
 from flcog.core.processes import Processes
 from flcog.functional.own_steps import column_of
 from flcog.lightning.checkpoint import restored
-from flcog.lightning.contract import has_users_hooks, reasons_for_lightning
+from flcog.lightning.contract import BETWEEN_ROUNDS, is_active, is_users, reasons_for_lightning
 from flcog.lightning.loops import ClientEpoch, RoundLogs, RoundLoop, SetLoop
 from flcog.lightning.strategy import ClientsAlone
 from flcog.method import Callback, Withholding
@@ -185,8 +184,10 @@ class RoundsTrainer(L.Trainer, Callback):
         return next(filter(None, reasons_for_lightning(self, self.lightning_module, keeps_optimizers)), "")
 
     def has_users_hooks(self) -> bool:
-        """Whether a user's hook may change the module between rounds."""
-        return has_users_hooks(self, self.lightning_module)
+        """Whether a user's hook, or a callback of Lightning's, may change the module between rounds."""
+        owners = [self.lightning_module, *self.callbacks]
+        own = any(is_users(owner, hook) for owner in owners for hook in BETWEEN_ROUNDS)
+        return own or any(map(is_active, self.callbacks))
 
     def finish_opening(self, run: Any) -> None:
         """Take over the run, once it is open, and give it to the callbacks."""
@@ -204,13 +205,6 @@ class RoundsTrainer(L.Trainer, Callback):
         """Call the hooks at the end of a verb."""
         self.datamodule.teardown(stage)
         self.call("teardown", stage=stage)
-
-    def end_profile(self) -> None:
-        """Print the profiler's measurements, or write them into the directory of the run."""
-        if isinstance(self.profiler, PassThroughProfiler):
-            return
-        self.profiler.describe()
-        self.profiler.teardown(stage="fit")
 
     # The hooks of a run -----------------------------------------------------------------------------------------------------------
 
@@ -463,10 +457,7 @@ class RoundsTrainer(L.Trainer, Callback):
 
     def save_checkpoint(self, filepath: Any, weights_only: bool | None = None, storage_options: Any = None) -> None:
         """Write the global model, with the state of callbacks and loops. A run resumes from its own ``last.ckpt``."""
-        path = Path(filepath)
-        if self.is_global_zero:
-            path.parent.mkdir(parents=True, exist_ok=True)
-        self.run.save(path, resumable=False)
+        self.run.save(Path(filepath), resumable=False)
 
 
 @contextmanager

@@ -1,6 +1,5 @@
 """Checkpoints: tensors and primitives only, loaded with ``weights_only=True``, written aside and renamed."""
 
-import zipfile
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -25,20 +24,13 @@ def write(path: Path, payload: dict[str, Any]) -> None:
         torch.save(on_cpu, file)
 
 
-def read(path: Path, tested: bool = False, mmap: bool = False) -> dict[str, Any]:
-    """Load a checkpoint without executing code that it might contain.
-
-    A ``tested`` file, which this process wrote or read before, is not searched for damage again. ``mmap`` leaves tensors in the file
-    until they are used.
-    """
+def read(path: Path, mmap: bool = False) -> dict[str, Any]:
+    """Load a checkpoint without executing code that it might contain. ``mmap`` leaves tensors in the file until they are used."""
     if not path.is_file():
         raise ValueError(
             f"no checkpoint at {path}: give a file that a run wrote under checkpoints/, or 'last' for the newest run's"
         )
     try:
-        with zipfile.ZipFile(path) as archive:
-            if not tested and (damaged := archive.testzip()):  # torch.load does not check the checksums
-                raise ValueError(f"the checksum of {damaged} in it does not match")
         payload = torch.load(path, map_location="cpu", weights_only=True, mmap=mmap)
     except Exception as error:  # readers of archives and pickles raise nearly every kind of error on broken files
         reason = first_line(error).partition(". ")[0][:200]
@@ -53,8 +45,8 @@ def read(path: Path, tested: bool = False, mmap: bool = False) -> dict[str, Any]
 def peek(path: Path) -> dict[str, Any]:
     """The contents of a checkpoint, whose tensors stay in the file. Empty if it cannot be read."""
     try:
-        return dict(torch.load(path, map_location="cpu", weights_only=True, mmap=True))
-    except Exception:  # readers of archives and pickles raise nearly every kind of error on broken files
+        return read(path, mmap=True)
+    except ValueError:
         return {}
 
 

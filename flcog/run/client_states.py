@@ -107,7 +107,7 @@ class SavedClientStates:
         """Read clients' states from the disk, each file once. Copies, so that the rest of the file can be freed."""
         for name, wanted in _by_file(clients, self.files).items():
             assert self.directory is not None
-            stored = checkpoint.read(self.directory / name, tested=name in self._held, mmap=True)["clients"]
+            stored = checkpoint.read(self.directory / name, mmap=True)["clients"]
             self._held[name] = len(stored)
             for client in wanted:
                 yield client, pytree.tree_map_only(Tensor, torch.clone, stored[client])

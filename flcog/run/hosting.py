@@ -65,18 +65,13 @@ class ClientSide:
         federation = dataclasses.replace(federation, train=ready(federation.train), val=val, test=test)
         example = self._reader(federation).example
         check_outputs(model, example, federation)
-        for method in (method for method in self.methods if method.plain_batches):
-            if federation.train.returned is not None and model.takes_whole_batches:
-                raise ValueError(
-                    f"{method.name} reads labels as class indices and images in [0, 1], and {type(model.module).__name__} gets the pairs "
-                    f"as the data set returns them: return such labels and images, give a flcog.ClientModule, or remove {method.name}"
-                )
-            for what, tree in (("inputs", example), ("targets", federation.train.targets)):
-                if not isinstance(tree, Tensor):
-                    raise ValueError(
-                        f"{method.name} takes {what} that are one tensor, which it makes, moves or reads itself; this data set's are a "
-                        f"{type(tree).__name__}: remove it"
-                    )
+        as_returned = federation.train.returned is not None and model.takes_whole_batches
+        plain = not as_returned and isinstance(example, Tensor) and isinstance(federation.train.targets, Tensor)
+        if reader := next((method.name for method in self.methods if method.plain_batches and not plain), None):
+            raise ValueError(
+                f"{reader} makes, moves or reads inputs and targets itself, and {type(model.module).__name__} does not get them as one "
+                f"tensor each, images in [0, 1] and class indices: give such data and a flcog.ClientModule, or remove {reader}"
+            )
         return federation
 
     def _reader(self, federation: Federation) -> Reader:

@@ -49,11 +49,11 @@ class Lifecycle:
             if error is not None:
                 self._observe("on_exception", error)
         finally:
-            self._stop.rounds_end()
+            self._stop.in_rounds = False
             try:
                 if self._run is not None:
                     self._run.trackers.close("success" if error is None else "failed")
-                    self._trainer.end_profile()
+                    self._trainer.profiler.describe()
             finally:
                 self.lock.release()
                 self._stop.leave()
@@ -70,9 +70,9 @@ class Lifecycle:
                 with trainer.sanity_check(run), run.evaluator.limited_to(num_sanity_val_steps):
                     evaluate()
             trainer.on_train_start(run)
-            self._stop.rounds_begin()
+            self._stop.in_rounds = True
             yield
-        self._stop.rounds_end()
+        self._stop.in_rounds = False
         if run.round < run.settings.rounds and not privacy.affordable(run.engine, run.server):
             warnings.warn(f"stopped after round {run.round}: another round would exceed the privacy budget", stacklevel=3)
         run.record_clients()

@@ -1,7 +1,6 @@
 """The choice of each process's device, and several processes that share a device."""
 
 import os
-from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +10,7 @@ from fake_device import computing_there
 from lightning.fabric.accelerators import CUDAAccelerator
 from torch.utils import _pytree as pytree
 
-from flcog.core.fabric import SharedDevices, as_torchrun_started, device_of, make_fabric, processes_of
+from flcog.core.fabric import SharedDevices, as_torchrun_started, make_fabric, processes_of
 from flcog.core.processes import Processes
 
 
@@ -31,14 +30,6 @@ def test_slurms_client_programs_bring_no_warning(tmp_path: Path, monkeypatch: py
     (tmp_path / "srun").touch(mode=0o755)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
     fabric(1, 1)
-
-
-@pytest.mark.parametrize(("devices", "per_device"), [(1, 4), (2, 2), (3, 2), (4, 1)])
-def test_devices_are_dealt_in_turn(devices: int, per_device: int) -> None:
-    gpus = [torch.device("cuda", number) for number in range(devices)]
-    dealt = [device_of(rank, gpus) for rank in range(devices * per_device)]
-    assert dealt[:devices] == gpus, "a round of few clients uses every device"
-    assert Counter(dealt) == dict.fromkeys(gpus, per_device)
 
 
 @pytest.mark.parametrize(

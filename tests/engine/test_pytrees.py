@@ -175,5 +175,5 @@ def test_labels_are_the_first_of_several() -> None:
 
 @pytest.mark.parametrize("name", ["FedCOG", "VHL", "DENSE", "FedDM", "FedReg"])
 def test_methods_that_make_inputs_refuse_them(name: str) -> None:
-    with pytest.raises(ValueError, match=f"{name} takes inputs that are one tensor, .* are a dict: remove it"):
+    with pytest.raises(ValueError, match=f"{name} makes, moves or reads inputs and targets itself, .* or remove {name}"):
         train(CASES[name].method, module=classifier(ByName), data=Halves())

@@ -91,19 +91,17 @@ class ProgressBar(Callback):
         at_least(self, 1, num_lines=num_lines, hint="enabled=false shows nothing")
         self.enabled, self.num_lines = enabled, num_lines
         self._live: TerminalBar | NotebookBar | None = None
-        self._looked = False
-        """Whether it is known where to show it, which is asked once a run."""
 
     def on_fit_start(self, run: Run) -> None:
         self._stop()
-        self._score, self._began, self._looked = "", time.perf_counter(), False
+        self._score, self._began = "", time.perf_counter()
         self._durations: deque[float] = deque(maxlen=20)
         self._round, self._pace, self._figures = run.round, 0.0, list[str]()
 
     def on_round_start(self, run: Run, round: int, cohort: list[int]) -> None:
         # Not before the first round, because other observers still print the run's description until then.
-        if not self._looked and self._shows(run):
-            console, look, self._looked = Console(), partial(self._look, run), True
+        if not self._durations and self._shows(run):
+            console, look = Console(), partial(self._look, run)
             if console.is_jupyter:
                 self._live = NotebookBar(look, run.settings.rounds)
                 run.progress.listener = self._live.show
