@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from flcog.core.trees import containers_copied, equal
+from flcog.core.trees import containers_copied
 from flcog.core.types import Params
 from flcog.method import CLIENT_HOOKS, Method
 from flcog.schedules import Piecewise
@@ -104,8 +104,10 @@ class CalledTwice:
 
     def __init__(self, method: Method, hook: str) -> None:
         self._hook, self._place = getattr(method, hook), CHAINS[hook][0]
-        self.acts = self.depends = False
-        """Whether it returns anything, and whether that depends on the value."""
+        self.changes = False
+        """Whether it makes anything but the value."""
+        self.made, self.same = set[str](), set[str]()
+        """The parts of its result, and those that do not depend on the value."""
 
     def __call__(self, *arguments: Any) -> Any:
         given, results = [list(arguments), list(arguments)], list[Any]()
@@ -115,9 +117,12 @@ class CalledTwice:
             for rng, state in states:
                 rng.set_state(state)
             results.append(self._hook(*containers_copied(each)))
-        own, other = (_parts(result[0] if isinstance(result, tuple) else result) for result in results)
-        self.acts |= bool(other)
-        self.depends |= not equal(own, other)
+        parts = [_parts(result[0] if isinstance(result, tuple) else result) for result in results]
+        received = [_parts(each[self._place]) for each in given]
+        pairs = ((own[name], value[name]) for own, value in zip(parts, received, strict=True) for name in own)
+        self.changes |= not all(torch.equal(own, value) for own, value in pairs)
+        same = {name for name in parts[1] if name in parts[0] and torch.equal(parts[0][name], parts[1][name])}
+        self.made, self.same = set(parts[1]), self.same & same if self.made else same
         return results[1]
 
 
@@ -151,11 +156,15 @@ def lost_work(engine: Engine, server: ServerState) -> Iterator[Finding]:
             for method in _overriding(engine, hook):
                 vars(method).pop(hook, None)
     for hook, (_, value) in CHAINS.items():
-        acting = [(name, call) for name, call in calls[hook].items() if call.acts]
-        for place, (name, call) in enumerate(acting):
-            if place and not call.depends:
-                listed = " and ".join(earlier for earlier, _ in acting[:place])
-                yield Finding(name, hook, f"replaces {value}, so the work of {listed} is lost", f"list {name} before {listed}")
+        on_server, earlier = hook == "server_step", list[str]()  # where a step may undo an earlier one in part
+        for name, call in calls[hook].items():
+            if earlier and call.same and (on_server or call.same == call.made):
+                of, listed = "" if call.same == call.made else f" of {min(call.same)}", " and ".join(earlier)
+                yield Finding(
+                    name, hook, f"replaces {value}{of}, so the work of {listed} is lost", f"list {name} before {listed}"
+                )
+            if call.changes or (on_server and call.made):  # a first step may leave the change as it is
+                earlier.append(name)
 
 
 def _overriding(engine: Engine, hook: str) -> list[Method]:
