@@ -2,7 +2,6 @@
 
 import operator
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import torch
@@ -12,7 +11,7 @@ from flcog.core.precision import number_dtype
 from flcog.core.trees import Tree
 from flcog.core.types import Batch, Params
 from flcog.functional.model_function import ModelFunction, forward
-from flcog.functional.own_steps import call_step, logging_to, loss_of
+from flcog.functional.own_steps import logging_to, loss_of, step_of
 
 
 def masked_mean(values: Tensor, mask: Tensor | None) -> Tensor:
@@ -90,7 +89,7 @@ class Apply:
         if not self.model.trains_itself:
             return masked_mean(module.per_example_loss(self(params, batch.inputs), batch.targets), batch.mask)
         with self.model.log.of_a_step() as self.logged, logging_to(module, self.model.log.take):
-            return _own_loss(module, partial(self._call, params), batch, self._step)
+            return loss_of(module, self._call(params, step_of(module, batch.given, self._step)))
 
     def scratch(self) -> "Apply":
         """The same model with copies of its buffers, for a further pass in a local step that leaves the buffers as they are. Call it
@@ -138,17 +137,7 @@ class Frozen:
         if not self._model.trains_itself:
             return masked_mean(module.per_example_loss(self(batch.inputs), batch.targets), batch.mask)
         with logging_to(module, lambda *value, **options: None):
-            return _own_loss(module, self._call, batch, self._step)
-
-
-def _own_loss(module: Any, call: Callable[..., Any], batch: Batch, step: int) -> Tensor:
-    """The loss that a module's own ``training_step`` returns."""
-    if not module.automatic_optimization:
-        raise ValueError(
-            f"{type(module).__name__} takes its steps itself (automatic_optimization = False), and a method of this run reads its loss: "
-            "remove the method, or let training_step return the loss"
-        )
-    return loss_of(module, call(call_step, batch.given, step))
+            return loss_of(module, self._call(step_of(module, batch.given, self._step)))
 
 
 OwnForward = Callable[[Callable[[Params, Tree], Tensor], Params, Tree], Tensor]

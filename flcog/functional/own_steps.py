@@ -4,6 +4,7 @@ import inspect
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from operator import methodcaller
 from typing import Any
 
 import lightning as L
@@ -29,10 +30,15 @@ def loss_of(module: nn.Module, result: Any) -> Tensor:
     return loss.reshape(())
 
 
-def call_step(module: Any, batch: Tree, index: int) -> Any:
-    """Call a module's own ``training_step``. As in Lightning, it gets ``batch_idx`` if it has such a parameter."""
+def step_of(module: Any, batch: Tree, index: int) -> Callable[[Any], Any]:
+    """The call of a module's own ``training_step``. As in Lightning, it gets ``batch_idx`` if it has such a parameter."""
+    if not module.automatic_optimization:
+        raise ValueError(
+            f"{type(module).__name__} takes its steps itself (automatic_optimization = False), and a method of this run reads its loss: "
+            "remove the method, or let training_step return the loss"
+        )
     numbered = is_param_in_hook_signature(module.training_step, "batch_idx", min_args=2)
-    return module.training_step(batch, index) if numbered else module.training_step(batch)
+    return methodcaller("training_step", batch, *[index] * numbered)
 
 
 class PureTrainer:
