@@ -52,7 +52,7 @@ class FedAMP(KeptModels):
     sigma: float = option(1.0, "> 0")
     own_weight: float | None = option(None, "[0, 1]")
 
-    def send(self, server: Slot, params: Params, client: int, rng: torch.Generator) -> Mapping[str, Any]:
+    def send_to(self, server: Slot, params: Params, client: int, rng: torch.Generator) -> Mapping[str, Any]:
         known, models = server["is_known"], server["models"]
         if not len(known) or not known[client]:
             return {"cloud": dict(params)}

@@ -52,7 +52,7 @@ class FedFomo(KeptModels):
     def init_server(self, params: Params) -> Slot:
         return {**super().init_server(params), "affinities": torch.zeros(0, 0)}
 
-    def send(self, server: Slot, params: Params, client: int, rng: torch.Generator) -> Mapping[str, Any]:
+    def send_to(self, server: Slot, params: Params, client: int, rng: torch.Generator) -> Mapping[str, Any]:
         count = len(server["is_known"])
         others = [
             other for other in torch.randperm(count, generator=rng).tolist() if other != client and server["is_known"][other]

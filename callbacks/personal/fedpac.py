@@ -29,16 +29,16 @@ def statistics(apply: Apply, params: Params, batch: Batch) -> Slot:
 
 @dataclass(frozen=True)
 class FedPAC(OwnDownload, Personalisation):
-    """Averages the bodies of the clients, combines their heads anew for each client, and pulls features to common class means.
+    """Averages the bodies of the clients, combines their heads for each client, and pulls features to common class means.
 
     A client starts from the global body and the head that the server has combined for it, trains the head, and then the body. With
     features z(x) of dimension d and the prototype P_c, the mean feature of class c over the clients of the last round::
 
         F_k = CE(h(z(x)), y) + strength mean_i (z_i(x) - P_y,i)^2
 
-    From the features of the received model it computes m_c, the mean of z(x) over all its samples, of which those of other classes than c
-    count 0, and v = (mean ||z||^2 - sum_c ||m_c||^2) / n_k, and sends both. The head of client k is then sum_j w_j h_j over the clients
-    of the round, whose weights are at least 0, have the sum 1, and minimise::
+    The client also computes features with the received model. m_c is the sum of z(x) over its samples of class c, divided by n_k, the
+    number of all its samples, and v = (mean ||z||^2 - sum_c ||m_c||^2) / n_k. It sends all m_c and v. The head of client k is then
+    sum_j w_j h_j over the clients of the round. The weights are at least 0, have the sum 1, and minimise::
 
         sum_j w_j^2 v_j + sum_c || sum_j w_j (m_kc - m_jc) ||^2
 
@@ -79,7 +79,7 @@ class FedPAC(OwnDownload, Personalisation):
     def broadcast(self, server: Slot) -> Slot:
         return {name: server[name] for name in ("prototypes", "is_known")}
 
-    def send(self, server: Slot, params: Params, client: int, rng: torch.Generator) -> Mapping[str, Any]:
+    def send_to(self, server: Slot, params: Params, client: int, rng: torch.Generator) -> Mapping[str, Any]:
         known = len(server["has_head"]) > 0 and bool(server["has_head"][client])
         return {"head": {name: heads[client] if known else params[name] for name, heads in server["heads"].items()}}
 

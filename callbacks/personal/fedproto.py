@@ -41,7 +41,7 @@ def distances(apply: Apply, params: Params, batch: Batch, prototypes: Slot) -> T
 
 
 def first_prototypes(head: Tensor) -> Slot:
-    """The prototypes of all classes, of which none is known."""
+    """The prototypes before the first round: no class has one yet."""
     return {"prototypes": torch.zeros_like(head), "is_known": head.new_zeros(len(head))}
 
 

@@ -48,8 +48,8 @@ class Download(NamedTuple):
 class ClientTask(NamedTuple):
     """The work of one client in a round, beside the broadcast.
 
-    ``masks`` are the parts of parameters that the client shares with the server, if it does not share whole parameters. ``own`` is what
-    methods send to this client alone.
+    ``masks`` are the parts of parameters that the client shares with the server, if it does not share whole parameters. ``own`` are
+    methods' messages to this client alone.
     """
 
     client: int

@@ -109,25 +109,19 @@ class Program:
     ) -> list[Context]:
         """The context of each method, which contains the method's view of the client."""
         data = [ClientData(tensors.num_samples, tensors.weight, mean) for mean in means or [{}] * len(self.methods)]
-        parts = zip(self.broadcasts, tensors.states, tensors.draws, tensors.inputs, data, strict=True)
+        sent = [
+            {**broadcast, **draws[DOWNLOAD]} if DOWNLOAD in draws else broadcast
+            for broadcast, draws in zip(self.broadcasts, tensors.draws, strict=True)
+        ]
+        parts = zip(sent, tensors.states, tensors.draws, tensors.inputs, data, strict=True)
         return [
             as_given(
                 Context(
                     self.received if i == self.keeper else self._shared,
-                    *(
-                        {**sent, **draws[DOWNLOAD]} if DOWNLOAD in draws else sent,
-                        state,
-                        draws,
-                        inputs,
-                        buffers,
-                        step,
-                        tensors.num_steps,
-                        own,
-                        self.optimisation,
-                    ),
+                    *(broadcast, state, draws, inputs, buffers, step, tensors.num_steps, own, self.optimisation),
                 )
             )
-            for i, (sent, state, draws, inputs, own) in enumerate(parts)
+            for i, (broadcast, state, draws, inputs, own) in enumerate(parts)
         ]
 
     def start(self, params: Params, buffers: Params, tensors: ClientTensors) -> tuple[Params, ClientTensors]:

@@ -276,8 +276,8 @@ class ClientRuntime:
     ) -> None:
         """Add the clients' states, which are made at first need, and this round's random numbers to their work."""
         kept = residual_stages(methods)
-        kinds = ("init_client", "draw", "send")
-        if not (kept or any(method.overrides(hook) for method in methods for hook in kinds)):
+        needed = any(method.overrides("init_client") or method.overrides("draw") for method in methods)
+        if not (kept or needed or any(work.received for work in works)):
             for work in works:
                 work.states = work.draws = lambda: [{}] * len(methods)
             return

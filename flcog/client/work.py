@@ -24,8 +24,8 @@ class ClientWork:
     ``order[starts[t] : starts[t] + sizes[t]]``. ``ends`` says after which batches the optimiser steps; None stands for each of them.
     ``states()`` and ``draws()`` are the client's state and random numbers for each method. ``residuals()``, which are needed after
     training, are its residuals by the position of their stage among the methods. All three are on the device, to which they may be
-    copied in the meantime. ``received`` is what methods have sent to this client alone, and ``training`` is what the client's last round
-    has left to its training in Lightning's loops.
+    copied in the meantime. ``received`` are methods' messages to this client alone, and ``training`` is the state that Lightning's loops
+    have kept since the client's last round.
     """
 
     client: int

@@ -16,7 +16,7 @@ from flcog.method.context import Context
 from flcog.method.method import Method, method_of
 
 DOWNLOAD = "download"
-"""The entry of a client's random numbers for a method with what the method has sent to this client alone."""
+"""The name under which a client's random numbers for a method also hold the method's message to this client alone."""
 
 
 class Personal(NamedTuple):
@@ -72,8 +72,8 @@ class OwnDownload(Method, protocol=True):
     """Sends each client something that no other client receives, such as a mixture of other clients' models."""
 
     @abstractmethod
-    def send(self, server: Slot, params: Params, client: int, rng: torch.Generator) -> Mapping[str, Any]:
-        """What the client with this number downloads in a round beside the broadcast, and finds in ``ctx.broadcast``. *Plain Python.*
+    def send_to(self, server: Slot, params: Params, client: int, rng: torch.Generator) -> Mapping[str, Any]:
+        """The message that this client downloads in a round beside the broadcast, and finds in ``ctx.broadcast``. *Plain Python.*
 
         ``params`` are the global model's. The result has the same structure and shapes for every client.
         """

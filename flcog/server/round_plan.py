@@ -174,7 +174,7 @@ def tasks_of(
 
     def own(method: OwnDownload, client: int) -> Slot:
         rng = make_rng(engine.seed, server.round, client, "send", method.name)
-        return as_tensors(method.send(server.servers[method.name], server.params, client, rng))
+        return as_tensors(method.send_to(server.servers[method.name], server.params, client, rng))
 
     return [
         ClientTask(

@@ -197,8 +197,8 @@ class RecordedFomo(FedFomo):
     drawn: ClassVar[dict[int, list[tuple[Tensor, Tensor]]]] = defaultdict(list)
     sent: ClassVar[dict[int, list[list[int]]]] = defaultdict(list)
 
-    def send(self, server: Slot, params: Params, client: int, rng: torch.Generator) -> Any:
-        sent = super().send(server, params, client, rng)
+    def send_to(self, server: Slot, params: Params, client: int, rng: torch.Generator) -> Any:
+        sent = super().send_to(server, params, client, rng)
         places = [place for place in sent["places"].tolist() if place >= 0]
         self.sent[client].append(places)
         assert client not in places and all(server["is_known"][place] for place in places)
