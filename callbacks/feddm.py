@@ -38,6 +38,13 @@ def perturb(params: Params, key: Tensor, step: Tensor | int, rho: float) -> Para
     return {name: value + part.view_as(value).to(value.dtype) for (name, value), part in zip(params.items(), parts, strict=True)}
 
 
+MODEL_READERS = dict.fromkeys(
+    ("DENSE", "FedAMP", "FedFomo", "FedGen", "FedPAC", "FlexLoRA", "LocalModels"),
+    "it reads clients' models, and these clients send none",
+)
+"""Methods that a method without uploaded models excludes."""
+
+
 @dataclass(frozen=True)
 class FedDM(Method):
     """Trains no model at the clients: each optimises images to resemble its data to the model, and the server trains on them.
@@ -90,7 +97,7 @@ class FedDM(Method):
     individual_uploads = True
     tasks = ("classification",)
     plain_batches = True
-    excludes = {"FedNova": "FedDM's clients do not move the model, so that FedNova has no steps to count"}
+    excludes = {**MODEL_READERS, "FedNova": "FedDM's clients do not move the model, so that FedNova has no steps to count"}
 
     def draw(self, rng: torch.Generator, client: ClientView) -> Slot:
         example_of(client)  # raises an error for token ids

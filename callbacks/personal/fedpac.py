@@ -12,7 +12,7 @@ from torch import Tensor
 from flcog.callbacks.parts.parameters import by_name, head_weight
 from flcog.callbacks.personal.fedproto import class_members, class_sums, distances, first_prototypes, new_prototypes
 from flcog.callbacks.personal.fedrep import gradient_of_phase, params_of_phase
-from flcog.callbacks.personal.kept_models import with_rows
+from flcog.callbacks.personal.kept_models import values_of, with_rows
 from flcog.core.checks import option
 from flcog.core.types import Batch, Params, Slot
 from flcog.functional.apply import Apply
@@ -108,7 +108,7 @@ class FedPAC(OwnDownload, Personalisation):
         weights = torch.from_numpy(np.stack([combination(features - own, variances) for own in features]))
         clients, heads = torch.tensor([upload.client for upload in uploads]), {}
         for name, known in server["heads"].items():
-            sent = torch.stack([params[name] + upload.delta[name] for upload in uploads])
+            sent = values_of(name, params, uploads)
             heads[name] = with_rows(known, cohort.num_clients, clients, torch.tensordot(weights.to(sent), sent, 1))
         known = with_rows(server["has_head"], cohort.num_clients, clients, torch.ones(len(clients), dtype=torch.bool))
         return delta, {**moved, "heads": heads, "has_head": known}

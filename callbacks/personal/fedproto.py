@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from flcog.callbacks.bounds import Local
+from flcog.callbacks.feddm import MODEL_READERS
 from flcog.callbacks.parts.parameters import head_weight
 from flcog.core.checks import option
 from flcog.core.trees import first_leaf
@@ -80,7 +81,7 @@ class FedProto(Local, ParameterMask):
     communicates = True
     tasks = ("classification",)
     plain_batches = True
-    excludes = dict.fromkeys(("DENSE", "FedGen", "FlexLoRA", "LocalModels"), "its clients send no models")
+    excludes = MODEL_READERS
     over_data = staticmethod(class_sums)
 
     def init_server(self, params: Params) -> Slot:

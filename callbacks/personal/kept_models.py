@@ -1,18 +1,24 @@
 """Methods whose server keeps the last model of each client, and sends each client something of the others' models."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from flcog.core.types import Params, Slot
-from flcog.method import ClientView, Cohort, Context, Messages, OwnDownload, Personal, Personalisation, Upload
+from flcog.method import ClientUpload, ClientView, Cohort, Context, Messages, OwnDownload, Personal, Personalisation, Upload
 
 
 def with_rows(known: Tensor, count: int, clients: Tensor, new: Tensor) -> Tensor:
     """A tensor with a row for each of ``count`` clients, without rows before the first round, after these clients have sent theirs."""
     kept = known if len(known) else known.new_zeros((count, *known.shape[1:]))
     return kept.index_copy(0, clients.to(kept.device), new.to(kept))
+
+
+def values_of(name: str, params: Params, uploads: Sequence[ClientUpload]) -> Tensor:
+    """A parameter in each client's model as it was sent; the global one where clients send no change, as with ``Freeze``."""
+    return torch.stack([params[name] + upload.delta.get(name, 0) for upload in uploads])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,9 +46,7 @@ class KeptModels(OwnDownload, Personalisation, protocol=True):
     def server_step(self, server: Slot, params: Params, delta: Params, messages: Messages, cohort: Cohort) -> tuple[Params, Slot]:
         clients, count = torch.tensor([upload.client for upload in messages.individual]), cohort.num_clients
         models = {
-            name: with_rows(
-                known, count, clients, torch.stack([params[name] + upload.delta[name] for upload in messages.individual])
-            )
+            name: with_rows(known, count, clients, values_of(name, params, messages.individual))
             for name, known in server["models"].items()
         }
         known = with_rows(server["is_known"], count, clients, torch.ones(len(clients), dtype=torch.bool))

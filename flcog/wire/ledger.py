@@ -18,18 +18,20 @@ ACCOUNT = ("times_selected", "steps", "up_bytes", "down_bytes", "seconds", "loss
 class Ledger:
     """Bytes sent so far in a run, up (clients to server) and down, under the name ``model`` or a method's name.
 
-    ``accounts`` has a row for each client number up to the highest that a round has met, with the columns of ``ACCOUNT``. Exchanges of
-    data before round 1 are no part of them.
+    ``accounts`` has the columns of ``ACCOUNT`` and a row for each client that a round has met, whose place ``rows`` names; it grows ahead
+    of them. Exchanges of data before round 1 are no part of it.
     """
 
     up: dict[str, int] = field(default_factory=dict)
     down: dict[str, int] = field(default_factory=dict)
-    accounts: np.ndarray = field(default_factory=lambda: np.empty((0, len(ACCOUNT))), compare=False)
+    accounts: np.ndarray = field(default_factory=lambda: _fresh(0), compare=False)
+    rows: dict[int, int] = field(default_factory=dict, compare=False)
 
     def book(self, clients: Sequence[int], **more: Sequence[float] | float) -> None:
         """Add to the accounts of these clients, by column. A loss replaces the one before it, unless it is NaN."""
-        self._grow(max(clients, default=-1) + 1)
-        rows = np.asarray(clients, dtype=np.int64)
+        rows = np.array([self.rows.setdefault(client, len(self.rows)) for client in clients], dtype=np.int64)
+        if len(self.rows) > len(self.accounts):
+            self.accounts = np.concatenate([self.accounts, _fresh(len(self.rows))])
         for name, values in more.items():
             column, new = self.accounts[:, ACCOUNT.index(name)], np.broadcast_to(np.asarray(values, dtype=np.float64), rows.shape)
             if name == "loss":
@@ -39,18 +41,12 @@ class Ledger:
 
     def columns(self, num_clients: int) -> dict[str, np.ndarray]:
         """The accounts of all clients by column: numbers and bytes are integers."""
-        self._grow(num_clients)
+        whole = _fresh(num_clients)
+        whole[[*self.rows]] = self.accounts[: len(self.rows)]
         return {
             name: column if name in ("seconds", "loss") else column.astype(np.int64)
-            for name, column in zip(ACCOUNT, self.accounts.T, strict=True)
+            for name, column in zip(ACCOUNT, whole.T, strict=True)
         }
-
-    def _grow(self, num_clients: int) -> None:
-        missing = num_clients - len(self.accounts)
-        if missing > 0:
-            fresh = np.zeros((missing, len(ACCOUNT)))
-            fresh[:, ACCOUNT.index("loss")] = np.nan
-            self.accounts = np.concatenate([self.accounts, fresh])
 
     def add(self, name: str, up: int = 0, down: int = 0) -> None:
         self.up[name] = self.up.get(name, 0) + up
@@ -81,15 +77,20 @@ class Ledger:
 
     def state_dict(self) -> dict[str, Any]:
         """The totals, and the accounts of the clients that the rounds have met."""
-        met = np.flatnonzero((self.accounts[:, :-1] != 0).any(axis=1))
-        accounts = {"clients": torch.from_numpy(met), "accounts": torch.from_numpy(self.accounts[met])}
-        return {"up": dict(self.up), "down": dict(self.down)} | accounts
+        clients, accounts = torch.tensor([*self.rows], dtype=torch.int64), torch.tensor(self.accounts[: len(self.rows)])
+        return {"up": dict(self.up), "down": dict(self.down), "clients": clients, "accounts": accounts}
 
     @classmethod
     def from_state(cls, state: dict[str, Any]) -> "Ledger":
         ledger = cls(dict(state["up"]), dict(state["down"]))
         ledger.book(state["clients"].tolist(), **dict(zip(ACCOUNT, state["accounts"].T.tolist(), strict=True)))
         return ledger
+
+
+def _fresh(number: int) -> np.ndarray:
+    accounts = np.zeros((number, len(ACCOUNT)))
+    accounts[:, ACCOUNT.index("loss")] = np.nan
+    return accounts
 
 
 def model_bytes(params: Params, buffers: Params) -> int:

@@ -130,7 +130,6 @@ LEAKS = (
 """Methods that DPFedAvg refuses before round 1. Its own tests check the reasons."""
 
 OTHERS = {
-    *(("FedDM", name) for name in ("DENSE", "FedGen", "FlexLoRA", "LocalModels")),  # FedDM's clients send no models
     ("FFALoRA", "FlexLoRA"),  # one freezes A, the other replaces it
     *(("Centralized", name) for name in ("Backdoor", "GaussianAttack", "LabelFlip", "SignFlip")),  # the attacker is client 1
     ("RotatedQuantize", "TrimmedMean"),  # rounding breaks ties of clients whose weights differ
