@@ -1,9 +1,10 @@
 """Send tasks to this process's clients, decode their envelopes, add them up, and count their bytes."""
 
 import secrets
-from collections.abc import Collection, Generator, Iterable, Iterator, Mapping, Sequence
-from contextlib import closing
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing
 from dataclasses import replace
+from itertools import chain
 
 import torch
 from torch import Tensor
@@ -54,10 +55,11 @@ def receive(engine: Engine, server: ServerState, round: Round, asked: Asked, dir
     may_be_lost = engine.clients.may_be_lost or method_of(round.methods, Cutoff) is not None
     asked = _with_keys(engine, round, asked)
     engine.progress.begin("training", len(round.plans))
-    with closing(_replies(engine, asked, mine, round, may_be_lost)) as arriving:
-        replies: Iterable[ClientReply] = arriving
+    missing = {task.client for task in mine}
+    with ExitStack() as stack:
+        replies: Iterable[ClientReply] = _replies(engine, asked, missing, len(round.plans), stack)
         if may_be_lost:
-            round, replies, somebody_idle = arrived(engine, server, round, tasks, list(arriving))
+            round, replies, somebody_idle = arrived(engine, server, round, tasks, list(replies))
             mine = [task for task in mine if task.client in round.plans]
         if engine.clients.here is None:  # executors in this process always return clients in the same order
             replies = in_order(replies, mine)
@@ -70,6 +72,11 @@ def receive(engine: Engine, server: ServerState, round: Round, asked: Asked, dir
                 reply = reply._replace(envelope=pytree.tree_map(torch.zeros_like, reply.envelope))
             # Arrivals that began at one old model would each add the same change of the buffers, so their buffers are averaged themselves.
             aggregate.add(reply, server.buffers if stale else received.buffers, received.round)
+    if missing and not may_be_lost:
+        raise ValueError(
+            f"{len(missing)} of {len(mine)} clients have sent no reply to their task in round {round.number + 1}; the first is client "
+            f"{min(missing)}. A run continues without lost replies only beside a flcog.method.Cutoff"
+        )
     if isinstance(aggregate, SealedAggregate) and not pay_for_arrived(engine, server, len(round.plans)):
         aggregate.discard()
     aggregate.reduce(processes, somebody_idle, logs=engine.evaluator.own.logs)
@@ -119,27 +126,20 @@ def _aggregate(engine: Engine, round: Round, received: Download, directions: boo
     return SealedAggregate(received, round.methods, round.cohort, on_bad_update, engine.processes.device)
 
 
-def _replies(
-    engine: Engine, asked: Asked, mine: Sequence[ClientTask], round: Round, may_be_lost: bool
-) -> Generator[ClientReply, None, None]:
-    """Train this process's clients, one broadcast after another. Every process takes part for every broadcast.
+def _replies(engine: Engine, asked: Asked, missing: set[int], cohort: int, stack: ExitStack) -> Iterator[ClientReply]:
+    """Train this process's clients, one broadcast after another, and leave those without a reply in ``missing``.
 
-    Clients that send no reply are refused, unless it may be lost.
+    Every process takes part for every broadcast. ``stack`` ends the training of clients whose replies nobody takes.
     """
-    clients = {task.client for task in mine}
-    waiting = set(clients)
-    for received, tasks in asked:
-        with closing(engine.clients.train(received, [task for task in tasks if task.client in clients])) as replies:
-            for reply in replies:
-                waiting -= {*reply.clients}
-                engine.progress.count(len(reply.clients) * len(round.plans) / len(mine))  # other processes are about as far
-                yield reply
-    if waiting and not may_be_lost:
-        first = next(task.client for task in mine if task.client in waiting)
-        raise ValueError(
-            f"{len(waiting)} of {len(mine)} clients have sent no reply to their task in round {round.number + 1}; the first is client "
-            f"{first}. A run continues without lost replies only beside a flcog.method.Cutoff"
-        )
+    share = cohort / max(len(missing), 1)  # other processes are about as far as this one
+
+    def arrive(reply: ClientReply) -> ClientReply:
+        missing.difference_update(reply.clients)
+        engine.progress.count(len(reply.clients) * share)
+        return reply
+
+    parts = [engine.clients.train(received, [task for task in tasks if task.client in missing]) for received, tasks in asked]
+    return map(arrive, chain.from_iterable([stack.enter_context(closing(part)) for part in parts]))
 
 
 def arrived(
