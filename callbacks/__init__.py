@@ -88,6 +88,7 @@ if TYPE_CHECKING:
     from flcog.callbacks.personal.feddbe import FedDBE as FedDBE
     from flcog.callbacks.personal.fedfomo import FedFomo as FedFomo
     from flcog.callbacks.personal.fedpac import FedPAC as FedPAC
+    from flcog.callbacks.personal.fedphp import FedPHP as FedPHP
     from flcog.callbacks.personal.fedproto import FedProto as FedProto
     from flcog.callbacks.personal.fedrep import FedRep as FedRep
     from flcog.callbacks.personal.fedrod import FedRoD as FedRoD

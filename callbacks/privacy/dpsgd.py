@@ -64,7 +64,9 @@ class DPSGD(Withholding):
         **dict.fromkeys(("FedSAM", "FedReg", "FedDM", "PerFedAvg", "PFedMe"), SECOND_GRADIENT),
         **dict.fromkeys(("FedDisco", "FedWalk", "Fedssyn", "FedCOG", "FedGen", "PowerOfChoice"), OTHER_READS),
         **dict.fromkeys(("AFL", "FedALA", "FedDBE", "FedFomo", "FedPAC", "FedProto", "FedRoD", "IFCA", "QFFL"), OTHER_READS),
-        "FedDecorr": "it compares the samples of a batch, and DPSGD takes the gradient of each sample alone",
+        **dict.fromkeys(
+            ("FedDecorr", "FedPHP"), "it compares the samples of a batch, and DPSGD takes the gradient of each sample alone"
+        ),
         "Oort": NO_LOSSES,
         "Stragglers": OWN_STEPS,
     }

@@ -41,6 +41,7 @@ from flcog.callbacks import (
     FedFomo,
     FedGen,
     FedPAC,
+    FedPHP,
     FedProto,
     FedRoD,
     PerFedAvg,
@@ -99,6 +100,12 @@ CASES: dict[str, Case] = {
         random=True,
     ),
     "FedPAC": Case(FedPAC(0.5, 0.6), None, no_reference="its statistics need all samples, which the test gives", **RAGGED_DATA),
+    "FedPHP": Case(
+        FedPHP(0.3, 0.8, rounds=2),
+        of_global(personal.fedphp, strength=0.3, inheritance=0.8, expected=2),
+        optimizer=MOMENTUM,
+        **RAGGED_DATA,
+    ),
     "FedProto": Case(
         FedProto(strength=0.5), None, no_reference="its global model does not train; the test compares the clients'"
     ),
@@ -240,6 +247,14 @@ def test_fedrod_and_feddbe_keep_their_part(options: dict[str, Any]) -> None:
         state, own = solve(problem_of(trainer, classifier(), SGD))
         assert_close(trainer.state, state)
         compare(states_by_client(trainer, method.name, "own"), own)
+
+
+@everywhere
+def test_fedphp(options: dict[str, Any]) -> None:
+    trainer = train(FedPHP(0.3, 0.8, rounds=2), data=ODD_BATCHES(), rounds=4, **options, **RAGGED)
+    state, own = personal.fedphp(problem_of(trainer, classifier(), SGD), strength=0.3, inheritance=0.8, expected=2)
+    assert_close(trainer.state, state)
+    compare(states_by_client(trainer, "FedPHP", "inherited"), own)
 
 
 def samples_of(trainer: RecordingTrainer) -> dict[int, tuple[Tensor, Tensor]]:

@@ -181,6 +181,36 @@ def feddbe(problem: Problem, kappa: float, momentum: float) -> tuple[State, dict
     return state | {"head.feature_bias": torch.zeros_like(next(iter(kept.values())))}, personal
 
 
+def fedphp(problem: Problem, strength: float, inheritance: float, expected: int) -> tuple[State, dict[int, State]]:
+    def kernel(a: Tensor, b: Tensor, bandwidth: Tensor) -> Tensor:
+        distance = (a - b).square().sum()
+        return sum(torch.exp(-distance / (bandwidth * 2**power)) for power in range(-2, 3))
+
+    def mmd(a: Tensor, b: Tensor) -> Tensor:
+        pool, n = [*a, *b], len(a)
+        if n == 0:
+            return torch.zeros(())
+        bandwidth = sum((x - y).square().sum() for x in pool for y in pool).detach() / (2 * n * (2 * n - 1)) + 1e-8
+        within = sum(kernel(x, y, bandwidth) for side in (a, b) for x in side for y in side)
+        return (within - 2 * sum(kernel(x, y, bandwidth) for x in a for y in b)) / n**2
+
+    def client_round(model: nn.Module, client: Client, kept: Any) -> Trained:
+        local, (own, times) = copy.deepcopy(model), kept or (copy.deepcopy(model), 0)
+        optimizer = problem.optimizer(local.parameters())
+        for inputs, targets in client.batches:
+            pull = mmd(local.features(inputs), own.features(inputs).detach())
+            optimizer.zero_grad()
+            ((1 - strength) * problem.loss(local(inputs), targets) + strength * pull).backward()
+            optimizer.step()
+        mu, trained = inheritance * min(1, times / expected), parameters(local)
+        own.load_state_dict(
+            {name: mu * value + (1 - mu) * trained[name] for name, value in parameters(own).items()}, strict=False
+        )
+        return local, parameters(own), (own, times + 1)
+
+    return rounds(problem, client_round)
+
+
 def fedproto(problem: Problem, strength: float, data: Mapping[int, tuple[Tensor, Tensor]], num_classes: int) -> dict[int, State]:
     """``data`` are all inputs and targets of each client."""
     kept, prototypes = dict[int, nn.Module](), dict[int, Tensor]()
