@@ -86,17 +86,13 @@ class DDPM(DataGenerator):
         network, scheduler = self.network(shape[0], max(data.shape[2:]), num_classes).to(device), self.scheduler()
         average = require("diffusers", "DDPM").training_utils.EMAModel(network.parameters(), decay=self.ema, foreach=True)
         optimizer = torch.optim.AdamW(network.parameters(), lr=self.lr)
+        loss = partial(self._loss, scheduler.alphas_cumprod.to(device))
+
+        def move_average() -> None:
+            average.step(network.parameters())
+
         GeneratorTraining(
-            network,
-            partial(self._loss, scheduler.alphas_cumprod.to(device)),
-            optimizer,
-            data,
-            labels,
-            self.epochs,
-            self.batch_size,
-            log,
-            self.privacy,
-            lambda _: average.step(network.parameters()),
+            network, loss, optimizer, data, labels, self.epochs, self.batch_size, log, self.privacy, move_average
         ).run()
         average.copy_to(network.parameters())
         network.eval()
