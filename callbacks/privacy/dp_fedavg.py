@@ -18,7 +18,7 @@ from flcog.callbacks.privacy.banded_noise import BandedNoise
 from flcog.callbacks.privacy.clipping import clip, layers, total_bound, with_message, without_messages
 from flcog.callbacks.privacy.discrete_noise import longest, noisy_whole_numbers, value_of_one
 from flcog.callbacks.privacy.guarantee import Guarantee, guarantee_of
-from flcog.callbacks.privacy.leaks import check_beside, is_withheld
+from flcog.callbacks.privacy.leaks import EXCLUDED, check_beside, is_withheld
 from flcog.core.checks import option, positive_and_finite
 from flcog.core.precision import number_dtype
 from flcog.core.types import Params, Slot
@@ -98,6 +98,8 @@ class DPFedAvg(PrivateSum):
     noise_cohort_size: int | None = option(None, ">= 1")
     noise: BandedNoise | None = None
     repeatable: bool = False
+
+    excludes = EXCLUDED
 
     def __post_init__(self) -> None:
         super().__post_init__()
