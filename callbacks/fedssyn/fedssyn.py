@@ -82,11 +82,6 @@ class Fedssyn(DataExchange):
         super().__post_init__()
         if self.generator is None:
             object.__setattr__(self, "generator", BetaVAE())
-        if not self.keep_own and self.share in ("real", "none"):
-            raise ValueError(
-                f"Fedssyn: keep_own=false leaves clients only synthetic data, and share={self.share} generates none: set "
-                "share=shuffled or local"
-            )
 
     @property
     def tasks(self) -> tuple[str, ...]:  # type: ignore[override]
@@ -121,11 +116,14 @@ class Fedssyn(DataExchange):
     def answer(self, step: str, messages: Mapping[int, Any], host: DataHost) -> dict[int, Any]:
         if step == "generate":
             Form.of(host.federation.train)  # refuses inputs that cannot be generated
-            synthesis = self._synthesis(next(iter(messages.values())), host.seed)
-            sets, folder = synthetic_sets(synthesis, host.federation, self._root(host.workspace), list(messages))
+            assert self.generator is not None
+            synthesis = Synthesis(self.generator, self.rho, next(iter(messages.values())), host.seed)
+            shared = host.workspace and host.workspace / "synthetic"
+            root = shared if self.directory is None else Path(self.directory)
+            sets, folder = synthetic_sets(synthesis, host.federation, root, list(messages))
             host.memory |= {"sets": dict(zip(messages, sets, strict=True)), "folder": folder}
             return {client: len(labels) for client, (_, labels) in host.memory["sets"].items()}
-        return answer_of_shuffle(step, messages, host, self.keep_own)
+        return answer_of_shuffle(step, messages, host, self.keep_own or self.share == "real")
 
     def prepare_data(self, federation: Federation, rng: torch.Generator, workspace: Path | None) -> Exchange:
         """Where all clients are in this process, real samples change hands by indices, so that none is copied."""
@@ -169,16 +167,6 @@ class Fedssyn(DataExchange):
     def _count(self, sizes: np.ndarray) -> int:
         """The number n~ of samples that each client generates."""
         return self.num_images or round(int(sizes.sum()) / len(sizes))
-
-    def _synthesis(self, count: int, seed: int) -> Synthesis:
-        assert self.generator is not None
-        return Synthesis(self.generator, self.rho, count, seed)
-
-    def _root(self, workspace: Path | None) -> Path | None:
-        """The folder of the synthetic sets; None to store none."""
-        if self.directory is not None:
-            return Path(self.directory)
-        return None if workspace is None else workspace / "synthetic"
 
 
 def received_figure(federation: Federation, exchange: SampleExchange, max_clients: int = 10, max_images: int = 12) -> Figure:
