@@ -11,8 +11,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from flcog.callbacks.fedssyn.generators.base import Log, require
+from flcog.callbacks.fedssyn.generators.base import Log
 from flcog.core.checks import check_options, option
+from flcog.core.extras import require
 
 Loss = Callable[[Any, Tensor, Tensor], Tensor]
 """``loss(network, inputs, labels) -> the loss of each sample [B]``."""
@@ -106,7 +107,7 @@ class Budget:
         steps = self.steps + Counter({sample_rate: more_steps}) + Counter({1.0: self.extra_releases})
         if not steps:
             return 0.0
-        accountants = require("opacus", "private training").accountants
+        accountants = require("opacus", "private training", "generate").accountants
         with warnings.catch_warnings():
             # Opacus warns if the best Renyi order is the largest it tries: epsilon is then valid, but perhaps not the smallest.
             warnings.simplefilter("ignore")
@@ -137,7 +138,7 @@ class Budget:
 @lru_cache(maxsize=64)
 def divergence(rate: float, noise_multiplier: float) -> Any:
     """The Renyi divergences of one step, which takes Opacus up to a third of a second. They add up over steps."""
-    accountants = require("opacus", "private training").accountants
+    accountants = require("opacus", "private training", "generate").accountants
     orders = accountants.RDPAccountant.DEFAULT_ALPHAS
     return accountants.analysis.rdp.compute_rdp(q=rate, noise_multiplier=noise_multiplier, steps=1, orders=orders)
 
@@ -200,7 +201,7 @@ class GeneratorTraining:
         with warnings.catch_warnings():
             # Opacus' hooks cause torch's warning about inputs without gradients in every pass, as a first layer needs none.
             warnings.simplefilter("ignore")
-            opacus = require("opacus", "private training")
+            opacus = require("opacus", "private training", "generate")
             wrapped = opacus.GradSampleModule(self.network)
             handles = _inputs_in_order(self.network)
             private = opacus.optimizers.DPOptimizer(
