@@ -29,18 +29,12 @@ def masked(counts: Tensor, secret: str) -> Tensor:
     FedDisco's A.3 (https://arxiv.org/abs/2305.19229) describes the case of two clients. A protocol such as Bonawitz et al., CCS
     2017, also lets clients agree on masks and removes the masks of clients that drop out; this function does not.
 
-    >>> messages = masked(torch.tensor([[3, 0], [1, 4]]), "secret")
-    >>> unmasked_sum(messages)
+    >>> masked(torch.tensor([[3, 0], [1, 4]]), "secret").sum(0) % 2**BITS
     tensor([4, 4])
     """
     num = len(counts)
     masks = [pair_masks(secret, k, {(k - 1) % num, (k + 1) % num}, counts[k].numel(), BITS) for k in range(num)]
     return (torch.stack(masks).view(counts.shape) + counts) % 2**BITS
-
-
-def unmasked_sum(messages: Tensor) -> Tensor:
-    """The sum of the clients' counts, from the messages of all clients."""
-    return messages.sum(0) % 2**BITS
 
 
 METRICS = ("kl", "l1", "l2", "cosine")
@@ -129,7 +123,7 @@ class FedDisco(DataExchange):
             return Field((own.num_classes,), torch.int64)
 
         messages = torch.stack(list(ask("count", dict.fromkeys(everybody, None), like).values()))
-        total = unmasked_sum(messages)
+        total = messages.sum(0) % 2**BITS
         ask("sum", dict.fromkeys(everybody, total), None)
         num_bytes = 4 * messages.numel()  # up, and as many down: the sum goes to every client
         return ExchangeSummary((num_bytes, num_bytes), kind=partial(LabelSum, label_counts=total))

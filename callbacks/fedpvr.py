@@ -38,11 +38,8 @@ class FedPVR(ControlVariates):
 
     layers: str | None = None
 
-    @property
-    def _pattern(self) -> str:
-        return HEAD if self.layers is None else self.layers
-
     def init_server(self, params: Params) -> Slot:
-        c = {name: torch.zeros_like(value) for name, value in params.items() if re.search(self._pattern, name)}
-        check_some("FedPVR: layers", self._pattern, c, params)
+        pattern = HEAD if self.layers is None else self.layers
+        c = {name: torch.zeros_like(value) for name, value in params.items() if re.search(pattern, name)}
+        check_some("FedPVR: layers", pattern, c, params)
         return {"c": c}

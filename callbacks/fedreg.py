@@ -13,7 +13,7 @@ from flcog.functional.apply import Apply, Frozen, masked_mean
 from flcog.method import Context, Gradient, GradientFunction, Method
 
 
-def mix(share: float, params: Params, anchor: Params) -> Params:
+def mix(share: float | Tensor, params: Params, anchor: Params) -> Params:
     """The point at fraction ``share`` of the way from ``anchor`` to ``params``."""
     return {name: share * value + (1 - share) * anchor[name] for name, value in params.items()}
 

@@ -6,12 +6,10 @@ would agree on them in pairs.
 """
 
 import hashlib
-import sys
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -42,8 +40,7 @@ def stream(seed: bytes, count: int, bits: int) -> Tensor:
     >>> stream(b"seed", 2, 64)
     tensor([ 3631554265262118479, -3201818656474406339])
     """
-    words = np.frombuffer(bytearray(hashlib.shake_256(seed).digest(count * bits // 8)), dtype=f"<i{bits // 8}")
-    return torch.from_numpy(words if sys.byteorder == "little" else words.astype(f"=i{bits // 8}"))
+    return torch.frombuffer(bytearray(hashlib.shake_256(seed).digest(count * bits // 8)), dtype=WORDS[bits])
 
 
 def sign(client: int, other: int) -> int:

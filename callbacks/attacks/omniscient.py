@@ -9,7 +9,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from flcog.callbacks.robust.parts import distances
+from flcog.callbacks.robust.parts import Combine, distances
 from flcog.core.checks import option
 from flcog.core.types import Slot
 from flcog.method import Attack, Cohort, UploadChange, UploadMatrix
@@ -22,9 +22,7 @@ STRENGTHS = tuple(0.1 * 2**i for i in range(11))
 class OmniscientAttack(Attack, UploadChange, ABC, protocol=True):
     """An attack that knows the uploads of all clients of the round. It acts at the server, where the attackers' uploads are replaced."""
 
-    def change(
-        self, uploads: UploadMatrix, server: Slot, cohort: Cohort, combine: Callable[[UploadMatrix], Tensor]
-    ) -> tuple[UploadMatrix, Slot]:
+    def change(self, uploads: UploadMatrix, server: Slot, cohort: Cohort, combine: Combine) -> tuple[UploadMatrix, Slot]:
         known = self.attackers(cohort.seed, cohort.num_clients)
         evil = torch.tensor([client in known for client in uploads.clients], device=uploads.values.device)
         if not evil.any() or evil.all():

@@ -54,9 +54,7 @@ class FedBuff(AsynchronousRounds):
     momentum: float = option(0.0, "[0, 1)")
     arrival_rate: float | None = option(None, "(0, inf)")
 
-    excludes = {
-        "PoissonSampling": "it does not select a given number of clients for the free places",
-    }
+    excludes = {"PoissonSampling": "it does not select a given number of clients for the free places"}
 
     @property
     def rate(self) -> float | None:

@@ -48,15 +48,6 @@ def _shifts(step: int, count: int, like: Tensor) -> Tensor:
     return step * torch.arange(count, device=like.device)
 
 
-def num_kept(fraction: float, size: int) -> int:
-    """The numbers that a sparse codec keeps, at least 1.
-
-    >>> num_kept(0.01, 1000), num_kept(0.01, 20)
-    (10, 1)
-    """
-    return min(size, max(1, round(fraction * size)))
-
-
 def pack_positions(positions: Tensor, size: int) -> Tensor:
     """Increasing positions below ``size``, [k], in the shorter of both forms, uint8.
 

@@ -104,7 +104,8 @@ class Codec(Stage, ABC, protocol=True):
             return result
 
         changes = envelope._replace(buffers=self._moved(envelope.buffers, envelope.buffers, ctx.received, -1))
-        return map_fields(encoded, changes, names_of(changes)), residual
+        names = pytree.tree_map_with_path(lambda path, _: pytree.keystr(path), changes)
+        return map_fields(encoded, changes, names), residual
 
     def _decoded(self, encoded: Slot, field: Field) -> Tensor:
         flat = Field((torch.Size(field.shape).numel(),), field.dtype)
@@ -145,13 +146,3 @@ def encoded_bytes(codec: Codec, size: int, dtype: torch.dtype) -> int:
     key = torch.empty((), dtype=torch.int64, device="meta")
     encoded = codec.encode(torch.empty(size, dtype=dtype, device="meta"), Noise(key, 0))
     return sum(map(message_bytes, pytree.tree_leaves(encoded)))
-
-
-def names_of(tree: Any) -> Any:
-    """The tree with the name of each leaf in its place.
-
-    >>> names_of({"mean": {"w": 1}})
-    {'mean': {'w': "['mean']['w']"}}
-    """
-    paths, spec = pytree.tree_flatten_with_path(tree)
-    return pytree.tree_unflatten([pytree.keystr(path) for path, _ in paths], spec)

@@ -1,6 +1,5 @@
 """SignSGD: one bit for each number."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -27,7 +26,8 @@ class SignSGD(Codec):
         mean:      v -> sum_k p_k s_k sign(v_k),                          s_k = ||v_k||_1 / d
         majority:  v -> (sum_k p_k s_k) sign(sum_k p_k sign(v_k))
 
-    Each client has as many votes as its aggregation weight; list ``EqualWeights`` for one vote each. Buffers and messages are averaged in
+    Each client has as many votes as its aggregation weight; list ``EqualWeights`` for one vote each. A robust rule replaces the weighted
+    means of the votes and of the scales. Buffers and messages are averaged in
     both forms. A sign is one bit, so 0 counts as positive; a tensor of zeros has no vote, and an exact tie changes nothing. The error is
     biased: list the codec with ``error_feedback``, so that each client adds it to its next change.
 
@@ -43,10 +43,6 @@ class SignSGD(Codec):
     """
 
     combine: Literal["mean", "majority"] = "mean"
-
-    @property
-    def excludes(self) -> Mapping[str, str]:  # type: ignore[override]
-        return {"AggregationRule": "a majority vote replaces the mean of the changes, too"} if self.votes else {}
 
     @property
     def votes(self) -> bool:

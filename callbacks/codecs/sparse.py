@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from flcog.callbacks.codecs.bits import num_kept, pack_positions, unpack_positions
+from flcog.callbacks.codecs.bits import pack_positions, unpack_positions
 from flcog.callbacks.codecs.codec import Codec, Noise
 from flcog.callbacks.parts.noise import words
 from flcog.core.checks import option
@@ -21,8 +21,8 @@ class Sparse(Codec):
         fraction: of the numbers that are sent, in (0, 1].
         values: the codec for these numbers; None sends them as they are.
 
-    >>> RandomK(fraction=0.25)._count(100)
-    25
+    >>> RandomK(fraction=0.25)._count(100), RandomK(fraction=0.01)._count(20)
+    (25, 1)
     """
 
     fraction: float = option(0.01, "(0, 1]")
@@ -40,8 +40,8 @@ class Sparse(Codec):
         return torch.zeros(field.shape, dtype=chosen.dtype, device=chosen.device).scatter(0, positions, chosen)
 
     def _count(self, size: int) -> int:
-        """The number of numbers that are sent of a vector."""
-        return num_kept(self.fraction, size)
+        """The number of numbers that are sent of a vector, at least 1."""
+        return min(size, max(1, round(self.fraction * size)))
 
     @property
     def _inner(self) -> Codec | None:

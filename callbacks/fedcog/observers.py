@@ -15,7 +15,7 @@ from flcog.core.randomness import make_rng
 from flcog.core.types import Slot
 from flcog.data import Federation
 from flcog.functional.apply import Apply
-from flcog.method import Callback, ClientView, Run
+from flcog.method import Callback, ClientView, Run, method_of
 
 
 class GeneratedImages(Callback):
@@ -57,11 +57,10 @@ class GeneratedImages(Callback):
 
 def fedcog_of(run: Run, observer: Callback) -> FedCOG:
     """The run's FedCOG, which ``observer`` needs."""
-    for method in run.methods:
-        if isinstance(method, FedCOG):
-            return method
-    name = type(observer).__name__
-    raise ValueError(f"{name} shows inputs that FedCOG generates: add FedCOG to the callbacks, or remove {name}")
+    method, name = method_of(run.methods, FedCOG), type(observer).__name__
+    if method is None:
+        raise ValueError(f"{name} shows inputs that FedCOG generates: add FedCOG to the callbacks, or remove {name}")
+    return method
 
 
 def generate_as_client(run: Run, method: FedCOG, num_samples: int, classes: Tensor | None = None) -> Tensor:

@@ -1,18 +1,16 @@
 """FedWalk: the server also trains the global model on public data, the leash, which guides the clients' learning."""
 
-from dataclasses import dataclass, field
-from typing import Literal
+from dataclasses import dataclass
 
 import torch
 
-from flcog.callbacks.fedwalk.leash import Leash, check_lr, value_at
+from flcog.callbacks.fedwalk.leash import OnLeash, value_at
 from flcog.client_module import ClientModule
 from flcog.core.checks import option
 from flcog.core.precision import number_dtype, to_float64_device
 from flcog.core.types import Batch, Params, Slot
-from flcog.data import FederatedDataModule
 from flcog.functional.apply import Apply
-from flcog.method import Cohort, Context, Messages, Method, Upload
+from flcog.method import Cohort, Context, Messages, Upload
 from flcog.schedules import Schedule
 
 
@@ -45,7 +43,7 @@ def task_loss(apply: Apply, params: Params, batch: Batch) -> Slot:
 
 
 @dataclass(frozen=True)
-class FedWalk(Method):
+class FedWalk(OnLeash):
     """After each aggregation the server takes SGD steps on public data, the leash, unless its loss is already far below the clients'.
 
     With W the aggregated model, L_k client k's loss on all of its data after local training, and F the leash's loss::
@@ -99,22 +97,10 @@ class FedWalk(Method):
         1
     """
 
-    leash: FederatedDataModule = field(kw_only=True, repr=False)
     tau: float | Schedule = 0.0
     num_steps: int = option(1, ">= 1")
-    lr: float | Schedule | None = None
     beta: float = option(0.9, "[0, 1)")
     bias_correction: bool = False
-    head: Literal["own", "shared"] = "own"
-    mode: Literal["eval", "train"] = "eval"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_lr(self)
-
-    @property
-    def _leash(self) -> Leash:
-        return Leash(self.name, self.leash, self.head, self.mode)
 
     def configure_model(self, model: ClientModule) -> ClientModule:
         self._leash.check(model)
@@ -153,18 +139,8 @@ class FedWalk(Method):
             leash_loss, steps = leash.loss(apply, new, head), steps + self.num_steps
             cosine, length = cosine_and_length({name: value - aggregated[name] for name, value in new.items()}, delta)
             delta = {name: value - params[name] for name, value in new.items()}
-        for name, value in (
-            ("client_loss", client_loss),
-            ("leash_loss", leash_loss),
-            ("llr", llr),
-            ("applied", float(applied)),
-            ("steps", float(steps)),
-            ("cosine", cosine),
-            ("length", length),
-        ):
+        figures = {"client_loss": client_loss, "leash_loss": leash_loss, "llr": llr, "applied": float(applied)}
+        for name, value in {**figures, "steps": float(steps), "cosine": cosine, "length": length}.items():
             cohort.log(f"fedwalk/{name}", value)
-        losses = {
-            "client_loss": server["client_loss"].new_tensor(mean),
-            "leash_loss": server["leash_loss"].new_tensor(leash_loss),
-        }
+        losses = {name: server[name].new_tensor(value) for name, value in (("client_loss", mean), ("leash_loss", leash_loss))}
         return delta, losses | {"rounds": torch.tensor(rounds), "steps": torch.tensor(steps), "head": head}, buffers

@@ -2,8 +2,8 @@
 
 import copy
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Any, Literal
+from dataclasses import dataclass, field
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
@@ -17,6 +17,7 @@ from flcog.core.trees import Tree, floats_to
 from flcog.core.types import Params
 from flcog.data import FederatedDataModule
 from flcog.functional.apply import Apply
+from flcog.method import Method
 from flcog.schedules import Cosine, Exponential, Schedule
 
 LOSSES = {
@@ -33,16 +34,6 @@ def value_at(value: float | Schedule, time: int) -> float:
     0.5
     """
     return value(time) if isinstance(value, Schedule) else value
-
-
-def check_lr(owner: Any) -> None:
-    """Refuse negative step sizes, and schedules of factors: a leash has no step size of its own to multiply."""
-    positive(owner, "lr")
-    if isinstance(owner.lr, Exponential | Cosine):
-        raise ValueError(
-            f"{owner.name}: lr must be a number or a schedule of step sizes; got {type(owner.lr).__name__}, which gives factors: "
-            "list the step sizes in a flcog.schedules.Piecewise"
-        )
 
 
 def leash_rows(num_samples: int, batch_size: int, steps: range, seed: int) -> Iterator[tuple[int, Tensor]]:
@@ -158,3 +149,26 @@ class Leash:
         """The same model, whose ``flcog.models.Dropout`` draws this step's noise."""
         keys = {name: torch.tensor(fold(key, name) >> 1, device=device) for name in apply.model.dropout_keys}
         return Apply(apply.model, apply.buffers | keys)
+
+
+@dataclass(frozen=True, kw_only=True)
+class OnLeash(Method):
+    """Trains the global model on a leash, by plain steps whose size is ``lr``."""
+
+    leash: FederatedDataModule = field(repr=False)
+    lr: float | Schedule | None = None
+    head: Literal["own", "shared"] = "own"
+    mode: Literal["eval", "train"] = "eval"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        positive(self, "lr")
+        if isinstance(self.lr, Exponential | Cosine):
+            raise ValueError(
+                f"{self.name}: lr must be a number or a schedule of step sizes; got {type(self.lr).__name__}, which gives factors: "
+                "list the step sizes in a flcog.schedules.Piecewise"
+            )
+
+    @property
+    def _leash(self) -> Leash:
+        return Leash(self.name, self.leash, self.head, self.mode)

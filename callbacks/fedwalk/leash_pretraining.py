@@ -3,25 +3,22 @@
 import copy
 import logging
 from dataclasses import dataclass, field
-from typing import Literal
 
 import torch
 
-from flcog.callbacks.fedwalk.leash import Leash, check_lr, value_at
+from flcog.callbacks.fedwalk.leash import OnLeash, value_at
 from flcog.client_module import ClientModule
 from flcog.core.checks import option
 from flcog.core.randomness import make_rng
-from flcog.data import FederatedDataModule
 from flcog.functional.apply import Apply
 from flcog.functional.model_function import ModelFunction
-from flcog.method import Method
 from flcog.schedules import Schedule
 
 _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class LeashPretraining(Method):
+class LeashPretraining(OnLeash):
     """Trains the initial model on public data, a leash, before round 1; the rounds are unchanged.
 
     ::
@@ -54,20 +51,9 @@ class LeashPretraining(Method):
         0.01
     """
 
-    leash: FederatedDataModule = field(kw_only=True, repr=False)
     num_steps: int = option(300, ">= 1")
-    lr: float | Schedule = 0.01
-    head: Literal["own", "shared"] = "own"
-    mode: Literal["eval", "train"] = "eval"
+    lr: float | Schedule = field(default=0.01, kw_only=True)
     seed: int | None = None
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_lr(self)
-
-    @property
-    def _leash(self) -> Leash:
-        return Leash(self.name, self.leash, self.head, self.mode)
 
     def configure_model(self, model: ClientModule) -> ClientModule:
         if not self.active(0):

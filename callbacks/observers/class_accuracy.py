@@ -1,6 +1,7 @@
 """ClassAccuracy: an observer of the test accuracy on each class, and on frequent and rare classes."""
 
 import torch
+from matplotlib.figure import Figure
 from torch import Tensor
 
 from flcog.client_module import ClientModule
@@ -80,11 +81,8 @@ class ClassAccuracy(Callback):
         return frequency_groups(run.federation.pooled_label_counts, self.head, self.tail)
 
 
-def class_figure(accuracy: Tensor, groups: dict[str, Tensor], class_names: tuple[str, ...] | None) -> object:
+def class_figure(accuracy: Tensor, groups: dict[str, Tensor], class_names: tuple[str, ...] | None) -> Figure:
     """A bar for each class, from the most frequent to the rarest, coloured by group."""
-    # matplotlib takes half a second to import; only runs that reach this point spend it.
-    from matplotlib.figure import Figure
-
     order = torch.cat(list(groups.values()))
     figure = Figure(figsize=(min(12.0, 2 + 0.4 * len(order)), 3))
     axes, position = figure.subplots(), 0

@@ -6,16 +6,6 @@ from flcog.core.monitor import Monitor, lower_is_better
 from flcog.method import Callback, Run
 
 
-def fairness(mean: float, std: float) -> tuple[float, float]:
-    """The variance of clients' scores, and Jain's index (sum x)^2 / (K sum x^2): 1 for equal scores, 1/K if all but one are 0.
-
-    >>> round(fairness(mean=1.0, std=3**0.5)[1], 9)  # of 4, 0, 0, 0
-    0.25
-    """
-    variance = std**2
-    return variance, mean**2 / (mean**2 + variance) if mean or std else 1.0
-
-
 class ClientFairness(Callback):
     """Adds to each evaluation how unequal the clients' scores are, each measured on the client's own held-out part.
 
@@ -47,5 +37,7 @@ class ClientFairness(Callback):
         for name in [name for name in metrics if re.fullmatch(r"(val|test)/(client|personal)_\w+_std", name)]:
             score = name.removesuffix("_std")
             percent, unit = (1, "") if lower_is_better(score) else (100, "_percent")
-            variance, jain = fairness(percent * metrics[f"{score}_mean"], percent * metrics[name])
+            mean, std = percent * metrics[f"{score}_mean"], percent * metrics[name]
+            variance = std**2
+            jain = mean**2 / (mean**2 + variance) if mean or std else 1.0
             metrics |= {f"{score}{unit}_variance": variance, f"{score}_jain": jain}

@@ -1,11 +1,21 @@
 """EarlyStopping and StopAfter: observers that end a run."""
 
 import math
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from flcog.core.checks import at_least
 from flcog.core.monitor import Monitor
 from flcog.method import Callback, Run
+
+
+class Progress(NamedTuple):
+    """The evaluations of a metric until now."""
+
+    metric: str | None = None
+    best: float | None = None
+    best_round: int | None = None
+    last: float | None = None
+    waited: int = 0
 
 
 class EarlyStopping(Callback):
@@ -31,11 +41,7 @@ class EarlyStopping(Callback):
             init_args: {patience: 5}
     """
 
-    _metric: str | None = None
-    _best: float | None = None
-    _best_round: int | None = None
-    _last: float | None = None
-    _waited: int = 0
+    _seen = Progress()
 
     def __init__(
         self,
@@ -53,26 +59,21 @@ class EarlyStopping(Callback):
         self._monitor = Monitor(monitor, mode)
 
     def on_fit_start(self, run: Run) -> None:
-        self._monitor = Monitor(self.monitor, self.mode)
         self._monitor.check(run.settings.eval_every, self)
-        if run.round == 0 or self.monitor not in (None, self._metric):
-            self.load_state_dict({})
+        if run.round == 0 or self.monitor not in (None, self._seen.metric):
+            self._seen = Progress()
         self._decide(run)  # a run that had stopped remains stopped, unless its patience is now larger
 
     def on_evaluation_end(self, run: Run, round: int, metrics: dict[str, float]) -> None:
         name = self._monitor.find(metrics)
         if name is None:
             return
-        if name != self._metric:
-            self.load_state_dict({"metric": name})
-        self._last = metrics[name]
+        seen, value = self._seen if name == self._seen.metric else Progress(name), metrics[name]
         # NaN is not an improvement, because every comparison with it is false.
-        if self._last == self._last and (
-            self._best is None or self._monitor.gain(name, self._last, over=self._best) > self.min_delta
-        ):
-            self._best, self._best_round, self._waited = self._last, round, 0
+        if value == value and (seen.best is None or self._monitor.gain(name, value, over=seen.best) > self.min_delta):
+            self._seen = Progress(name, value, round, value)
         else:
-            self._waited += 1
+            self._seen = seen._replace(last=value, waited=seen.waited + 1)
         self._decide(run)
 
     def _decide(self, run: Run) -> None:
@@ -84,32 +85,25 @@ class EarlyStopping(Callback):
                 print(f"EarlyStopping ends the run after round {run.round}: {reason}", flush=True)
 
     def _reason(self) -> str | None:
-        if self._metric is None or self._last is None:
+        metric, best, best_round, last, waited = self._seen
+        if metric is None or last is None:
             return None
-        if self.check_finite and not math.isfinite(self._last):
-            return f"{self._metric} is {self._last}"
+        if self.check_finite and not math.isfinite(last):
+            return f"{metric} is {last}"
         enough = self.stopping_threshold
-        if enough is not None and self._monitor.gain(self._metric, self._last, over=enough) >= 0:
-            return f"{self._metric} is {self._last:.4g}, which reaches the threshold of {enough:g}"
-        if self._waited < self.patience:
+        if enough is not None and self._monitor.gain(metric, last, over=enough) >= 0:
+            return f"{metric} is {last:.4g}, which reaches the threshold of {enough:g}"
+        if waited < self.patience:
             return None
-        if self._best is None:
-            return f"{self._metric} was NaN at {self._waited} evaluations in a row"
-        waited = f"{self._waited} evaluation" + "s" * (self._waited != 1)
-        return f"{self._metric} has not improved on {self._best:.4g} of round {self._best_round} for {waited}"
+        if best is None:
+            return f"{metric} was NaN at {waited} evaluations in a row"
+        return f"{metric} has not improved on {best:.4g} of round {best_round} for {waited} evaluation{'s' * (waited != 1)}"
 
     def state_dict(self) -> dict[str, Any]:
-        return {
-            "metric": self._metric,
-            "best": self._best,
-            "best_round": self._best_round,
-            "last": self._last,
-            "waited": self._waited,
-        }
+        return self._seen._asdict()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self._metric, self._waited = state.get("metric"), int(state.get("waited", 0))
-        self._last, self._best, self._best_round = state.get("last"), state.get("best"), state.get("best_round")
+        self._seen = Progress(**state)
 
 
 class StopAfter(Callback):

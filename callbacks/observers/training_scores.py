@@ -41,13 +41,8 @@ class TrainingScores(Callback):
         if better or round // run.settings.eval_every % self.every == 0:
             rows = np.sort(run.federation.partition.indices)
             # A module's own step: the one whose score compares models.
-            found = run.evaluator.on_set(
-                run.evaluated_params(),
-                run.buffers,
-                run.federation.train,
-                rows,
-                "val" if (name or "").startswith("val/") else "test",
-            )
+            step = "val" if (name or "").startswith("val/") else "test"
+            found = run.evaluator.on_set(run.evaluated_params(), run.buffers, run.federation.train, rows, step)
             metrics |= {f"training/{key}": value for key, value in found.items()}
         if name is not None:
             score = f"training/{name.partition('/')[2]}"

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 import torch
 
+from flcog.callbacks.fedreg import mix
 from flcog.core.checks import option
 from flcog.core.types import Batch, Params, Slot
 from flcog.functional.apply import Apply
@@ -45,7 +46,7 @@ class APFL(Personalisation):
 
     def after_step(self, apply: Apply, params: Params, before: Params, batch: Batch, ctx: Context) -> tuple[Params, Slot]:
         own, alpha, lr = ctx.state["own"], ctx.state["alpha"], ctx.optimisation.lr
-        gradient = apply.gradient(_mixture(alpha, own, before), batch)
+        gradient = apply.gradient(mix(alpha, own, before), batch)
         moved = {name: value - lr * alpha * gradient[name] for name, value in own.items()}
         if self.adaptive:
             slope = torch.stack([(gradient[name] * (value - before[name])).sum() for name, value in own.items()]).sum()
@@ -53,11 +54,7 @@ class APFL(Personalisation):
         return params, {**ctx.state, "own": moved, "alpha": alpha}
 
     def finish_client(self, delta: Params, params: Params, ctx: Context) -> Upload:
-        return Upload(delta, {**ctx.state, "mixed": _mixture(ctx.state["alpha"], ctx.state["own"], params)})
+        return Upload(delta, {**ctx.state, "mixed": mix(ctx.state["alpha"], ctx.state["own"], params)})
 
     def personal(self, params: Params, ctx: Context) -> Personal:
         return Personal(ctx.state["mixed"], own_statistics=True)
-
-
-def _mixture(alpha: torch.Tensor, own: Params, shared: Params) -> Params:
-    return {name: alpha * value + (1 - alpha) * shared[name] for name, value in own.items()}

@@ -65,12 +65,7 @@ class FedRoD(LocalParts):
         return with_head(self, model, TwoHeads)
 
     def local(self, module: nn.Module) -> Collection[str]:
-        return {
-            f"{name}.own.{key}"
-            for name, two in module.named_modules()
-            if isinstance(two, TwoHeads)
-            for key in two.own.state_dict()
-        }
+        return [name for name in module.state_dict() if ".head.own." in name]
 
     def draw(self, rng: torch.Generator, client: ClientView) -> Slot:
         return {"counts": client.label_counts.to(torch.get_default_dtype())}

@@ -43,14 +43,14 @@ class Sampling:
       https://arxiv.org/abs/2102.06387).
     - A rate of 1: all clients take part in every round, and sampling does not amplify privacy. Both accountants apply.
     - Separated: two participations of a client are at least ``separation`` rounds apart, as with ``BandedNoise``. Sampling does not
-      amplify privacy, and a client counts as often as it can take part. Both accountants apply. Data sets differ by a client whose vectors
-      are zeros in one of them, because without the client the others would take part in other rounds.
+      amplify privacy, and a client counts as often as it can take part, whatever the rate. Both accountants apply. Data sets differ by
+      a client whose vectors are zeros in one of them, because without the client the others would take part in other rounds.
 
     Args:
         num_clients: the number of all clients, >= 1.
         rate: in (0, 1].
-        at_most: the largest number of clients in a round, >= 1; None for no bound.
-        fixed_size: whether the number of clients is the same in every round.
+        at_most: the largest number of clients in a round of Poisson sampling, >= 1; None for no bound.
+        fixed_size: whether the number of clients is the same in every round, a whole number near ``rate * num_clients``.
         known: whether the server knows who takes part, and reads sums with discrete noise.
         separation: the least distance in rounds between two participations of a client, >= 1; None if there is none.
     """
@@ -66,20 +66,6 @@ class Sampling:
     def __post_init__(self) -> None:
         at_least(None, 1, num_clients=self.num_clients, at_most=self.at_most, separation=self.separation)
         within(None, "(0, 1]", rate=self.rate)
-        if self.fixed_size and self.at_most is not None:
-            raise ValueError(
-                f"a fixed number of clients has no bound at_most; got {self.at_most}: remove it, or set fixed_size=False"
-            )
-        size = self.rate * self.num_clients
-        if self.separation is not None and (self.at_most is not None or self.separation * size > self.num_clients + 1e-6):
-            raise ValueError(
-                f"with a separation of {self.separation} rounds, a round has a fixed share of at most {1 / self.separation:g} of the "
-                f"clients; got {self}: lower the rate or the separation, and leave out at_most"
-            )
-        if self.fixed_size and abs(size - round(size)) > 1e-6:
-            raise ValueError(
-                f"rate must be a whole number of clients over {self.num_clients}; got {self.rate:g}, which is {size:g} clients"
-            )
 
     @property
     def kind(self) -> Literal["all", "Poisson", "truncated Poisson", "fixed size", "known", "separated"]:
@@ -88,7 +74,7 @@ class Sampling:
             return "known"
         if self.separation is not None:
             return "separated"
-        if self.at_most is not None and self.at_most < self.num_clients:
+        if not self.fixed_size and self.at_most is not None and self.at_most < self.num_clients:
             return "truncated Poisson"
         if self.rate == 1:
             return "all"
@@ -233,7 +219,8 @@ def _divergences(sampling: Sampling, noise: float) -> tuple[Any, Any]:
     event = dp.PoissonSampledDpEvent(1.0 if sampling.known else sampling.rate, dp.GaussianDpEvent(noise))
     if sampling.kind == "fixed size":
         # Replacing a client moves the sum by up to twice the bound, which halves the noise in units of the sensitivity.
-        relation, size = dp.NeighboringRelation.REPLACE_ONE, round(sampling.rate * sampling.num_clients)
+        relation = dp.NeighboringRelation.REPLACE_ONE
+        size = math.ceil(round(sampling.rate * sampling.num_clients, 6))  # rounded up, so that epsilon is no smaller
         event = dp.SampledWithoutReplacementDpEvent(sampling.num_clients, size, dp.GaussianDpEvent(noise / 2))
     accountant = rdp.RdpAccountant(neighboring_relation=relation).compose(event)
     if sampling.kind != "fixed size":

@@ -4,7 +4,7 @@ import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from itertools import count
-from math import inf, nan
+from math import nan
 from typing import Any, Literal
 
 import torch
@@ -18,8 +18,8 @@ from flcog.callbacks.privacy.banded_noise import BandedNoise
 from flcog.callbacks.privacy.clipping import clip, layers, total_bound, with_message, without_messages
 from flcog.callbacks.privacy.discrete_noise import longest, noisy_whole_numbers, value_of_one
 from flcog.callbacks.privacy.guarantee import Guarantee, guarantee_of
-from flcog.callbacks.privacy.leaks import check_beside, is_withheld
-from flcog.core.checks import option
+from flcog.callbacks.privacy.leaks import EXCLUDED, check_beside, is_withheld
+from flcog.core.checks import option, positive_and_finite
 from flcog.core.precision import number_dtype
 from flcog.core.types import Params, Slot
 from flcog.method import (
@@ -99,11 +99,11 @@ class DPFedAvg(PrivateSum):
     noise: BandedNoise | None = None
     repeatable: bool = False
 
+    excludes = EXCLUDED
+
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name, value in self.bounds.items():
-            if not 0 < value < inf:
-                raise ValueError(f"{self.name}: bounds.{name} must be positive and finite; got {value}")
+        positive_and_finite(self, **self.bounds)  # type: ignore[arg-type]
         given = next((name for name in ("full_weight", "quantile", "noise") if getattr(self, name) is not None), None)
         if self.noise_at == "clients" and given is not None:
             needs = "noise_at=clients needs clients of equal weight, a fixed bound and independent noise"

@@ -1,12 +1,10 @@
 """Steps before a robust rule: StaticClipping, AdaptiveRobustClipping, Bucketing and NearestNeighbourMixing."""
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
 
-from flcog.callbacks.robust.parts import ToleratesAttackers, clipped, counted, distances
+from flcog.callbacks.robust.parts import Combine, ToleratesAttackers, clipped, counted, distances
 from flcog.core.checks import option
 from flcog.core.types import Slot
 from flcog.method import Cohort, UploadChange, UploadMatrix
@@ -35,9 +33,7 @@ class StaticClipping(UploadChange):
 
     norm: float = option(1.0, "> 0")
 
-    def change(
-        self, uploads: UploadMatrix, server: Slot, cohort: Cohort, combine: Callable[[UploadMatrix], Tensor]
-    ) -> tuple[UploadMatrix, Slot]:
+    def change(self, uploads: UploadMatrix, server: Slot, cohort: Cohort, combine: Combine) -> tuple[UploadMatrix, Slot]:
         return clipped(uploads, self.norm), server
 
 
@@ -63,9 +59,7 @@ class AdaptiveRobustClipping(ToleratesAttackers, UploadChange):
         tensor([[ 1.,  2., -2.]])
     """
 
-    def change(
-        self, uploads: UploadMatrix, server: Slot, cohort: Cohort, combine: Callable[[UploadMatrix], Tensor]
-    ) -> tuple[UploadMatrix, Slot]:
+    def change(self, uploads: UploadMatrix, server: Slot, cohort: Cohort, combine: Combine) -> tuple[UploadMatrix, Slot]:
         count = len(uploads.values)
         longest = 2 * self.f * (count - self.f) // count
         norm = uploads.norms().sort(descending=True).values[longest]
@@ -100,9 +94,7 @@ class Bucketing(UploadChange):
     def rows_left(self, count: int) -> int:
         return -(-count // self.s)
 
-    def change(
-        self, uploads: UploadMatrix, server: Slot, cohort: Cohort, combine: Callable[[UploadMatrix], Tensor]
-    ) -> tuple[UploadMatrix, Slot]:
+    def change(self, uploads: UploadMatrix, server: Slot, cohort: Cohort, combine: Combine) -> tuple[UploadMatrix, Slot]:
         order = torch.randperm(len(uploads.values), generator=cohort.rng(self.name)).to(uploads.values.device)
         buckets = [(uploads.values[part], uploads.weights[part]) for part in order.split(self.s)]
         means = [UploadMatrix(values, counted(weights) / counted(weights).sum()).mean() for values, weights in buckets]
@@ -130,9 +122,7 @@ class NearestNeighbourMixing(ToleratesAttackers, UploadChange):
         tensor([[ 1.5000,  1.5000, 46.0000]])
     """
 
-    def change(
-        self, uploads: UploadMatrix, server: Slot, cohort: Cohort, combine: Callable[[UploadMatrix], Tensor]
-    ) -> tuple[UploadMatrix, Slot]:
+    def change(self, uploads: UploadMatrix, server: Slot, cohort: Cohort, combine: Combine) -> tuple[UploadMatrix, Slot]:
         nearest = distances(uploads.values).argsort(dim=1, stable=True)[:, : len(uploads.values) - self.f]
         shares = torch.zeros(len(nearest), len(nearest), dtype=uploads.weights.dtype, device=nearest.device)
         shares.scatter_(1, nearest, counted(uploads.weights[nearest]))

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from flcog.callbacks.robust.parts import ToleratesAttackers, by_columns, distances, weighted_mean
+from flcog.callbacks.robust.parts import ToleratesAttackers, by_columns, counted, distances, weighted_mean
 from flcog.core.checks import option
 from flcog.core.types import Slot
 from flcog.method import UploadAggregator, UploadMatrix
@@ -75,8 +75,7 @@ class MultiKrum(ToleratesAttackers, UploadAggregator):
     def combine(self, uploads: UploadMatrix, server: Slot) -> tuple[Tensor, Slot]:
         order = scores(distances(uploads.values), self.f).argsort(stable=True)
         kept = order[: self.keep or len(order) - self.f]
-        weights = uploads.weights[kept]
-        weights = weights if weights.any() else torch.ones_like(weights)
+        weights = counted(uploads.weights[kept])
         return UploadMatrix(uploads.values[kept], weights / weights.sum()).mean(), server
 
 

@@ -9,6 +9,9 @@ from torch import Tensor
 from flcog.core.checks import option
 from flcog.method import Method, UploadMatrix
 
+Combine = Callable[[UploadMatrix], Tensor]
+"""The later changes of the uploads and the aggregator, as a function."""
+
 COLUMNS = 1 << 16
 """Columns that are sorted at once, which bounds the memory beside the uploads."""
 

@@ -38,6 +38,7 @@ from contracts.registry import CASES, client_states, each, first_quickly, run
 from flcog.callbacks.attacks.omniscient import OmniscientAttack
 from flcog.callbacks.codecs.codec import Codec
 from flcog.callbacks.codecs.sparse import Sparse
+from flcog.callbacks.fedwalk.leash import OnLeash
 from flcog.callbacks.personal.kept_models import KeptModels
 from flcog.callbacks.robust.parts import ToleratesAttackers
 from flcog.callbacks.scaffold import ControlVariates
@@ -181,7 +182,7 @@ CONFIGS = sorted((ROOT / "configs" / "methods").glob("*.yaml"))
 
 
 PROTOCOLS = {value for value in vars(flcog.method).values() if inspect.isclass(value) and issubclass(value, Method)}
-BASES = {*PROTOCOLS, Codec, ControlVariates, KeptModels, Sparse, ToleratesAttackers, OmniscientAttack}
+BASES = {*PROTOCOLS, Codec, ControlVariates, KeptModels, OnLeash, Sparse, ToleratesAttackers, OmniscientAttack}
 
 MODULES = [info.name for info in pkgutil.walk_packages(flcog.callbacks.__path__, "flcog.callbacks.") if not info.ispkg]
 

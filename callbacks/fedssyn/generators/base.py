@@ -3,14 +3,12 @@
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from flcog.core import extras
 from flcog.core.checks import check_options
 from flcog.core.randomness import fold
 from flcog.core.source import Source
@@ -43,11 +41,6 @@ class DataGenerator(ABC):
             num_classes: number of the task's classes; the client may have fewer.
             log: receives each epoch's losses.
         """
-
-
-def require(package: str, what: str) -> Any:
-    """Import a package of the ``generate`` extra, which neither a plain install nor `import flcog` loads."""
-    return extras.require(package, what, "generate")
 
 
 @dataclass(frozen=True)

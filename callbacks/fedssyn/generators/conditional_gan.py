@@ -1,14 +1,14 @@
 """ConditionalGAN: a conditional GAN as a generator of labelled data."""
 
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from flcog.callbacks.fedssyn.generators.base import DataGenerator, Log, Sampler, padded
-from flcog.callbacks.fedssyn.generators.private_training import GeneratorTraining, PrivateTraining, hooks_off
+from flcog.callbacks.fedssyn.generators.private_training import GeneratorTraining, PrivateTraining
+from flcog.callbacks.parts.server_generators import descend
 from flcog.core.checks import option
 
 
@@ -116,14 +116,10 @@ class ConditionalGAN(DataGenerator):
                 fakes = make(labels)
             return F.softplus(-critic(inputs, labels)) + F.softplus(critic(fakes, labels))
 
-        def maker_step(critic: Any) -> None:
+        def maker_step() -> None:
             wanted = labels[torch.randint(len(labels), (min(self.batch_size, len(labels)),)).to(device)]
-            with hooks_off(critic) as judge:
-                loss = F.softplus(-judge(make(wanted), wanted)).mean()
-                slopes = torch.autograd.grad(loss, list(maker.parameters()))
-            for parameter, slope in zip(maker.parameters(), slopes, strict=True):
-                parameter.grad = slope
-            maker_optimizer.step()
+            loss = F.softplus(-critic(make(wanted), wanted)).mean()
+            descend(maker_optimizer, maker.parameters(), loss)
 
         GeneratorTraining(
             critic, critic_loss, critic_optimizer, inputs, labels, self.epochs, self.batch_size, log, self.privacy, maker_step

@@ -7,9 +7,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from flcog.callbacks.fedssyn.generators.base import DataGenerator, Log, Sampler, padded, require
+from flcog.callbacks.fedssyn.generators.base import DataGenerator, Log, Sampler, padded
 from flcog.callbacks.fedssyn.generators.private_training import GeneratorTraining, PrivateTraining
 from flcog.core.checks import option, within
+from flcog.core.extras import require
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,19 +85,17 @@ class DDPM(DataGenerator):
             data[:, :, shape[1] :] = -1
             data[:, :, :, shape[2] :] = -1
         network, scheduler = self.network(shape[0], max(data.shape[2:]), num_classes).to(device), self.scheduler()
-        average = require("diffusers", "DDPM").training_utils.EMAModel(network.parameters(), decay=self.ema, foreach=True)
+        average = require("diffusers", "DDPM", "generate").training_utils.EMAModel(
+            network.parameters(), decay=self.ema, foreach=True
+        )
         optimizer = torch.optim.AdamW(network.parameters(), lr=self.lr)
+        loss = partial(self._loss, scheduler.alphas_cumprod.to(device))
+
+        def move_average() -> None:
+            average.step(network.parameters())
+
         GeneratorTraining(
-            network,
-            partial(self._loss, scheduler.alphas_cumprod.to(device)),
-            optimizer,
-            data,
-            labels,
-            self.epochs,
-            self.batch_size,
-            log,
-            self.privacy,
-            lambda _: average.step(network.parameters()),
+            network, loss, optimizer, data, labels, self.epochs, self.batch_size, log, self.privacy, move_average
         ).run()
         average.copy_to(network.parameters())
         network.eval()
@@ -129,7 +128,7 @@ class DDPM(DataGenerator):
         attends = [level < self.attention for level in range(levels)]
         widths = tuple(self.width * factor for factor in self.multipliers)
         groups = next(count for count in (32, 16, 8, 4, 2, 1) if all(width % count == 0 for width in widths))
-        return require("diffusers", "DDPM").UNet2DModel(
+        return require("diffusers", "DDPM", "generate").UNet2DModel(
             sample_size=side,
             in_channels=channels,
             out_channels=channels,
@@ -150,7 +149,7 @@ class DDPM(DataGenerator):
 
     def scheduler(self) -> Any:
         """Diffusers' DDPM with the cosine schedule, re-spaced for sampling."""
-        scheduler = require("diffusers", "DDPM").DDPMScheduler(
+        scheduler = require("diffusers", "DDPM", "generate").DDPMScheduler(
             num_train_timesteps=self.diffusion_steps,
             beta_schedule="squaredcos_cap_v2",
             prediction_type="epsilon",

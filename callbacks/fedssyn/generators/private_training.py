@@ -2,16 +2,18 @@
 
 import os
 import warnings
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from flcog.callbacks.fedssyn.generators.base import Log, require
+from flcog.callbacks.fedssyn.generators.base import Log
 from flcog.core.checks import check_options, option
+from flcog.core.extras import require
 
 Loss = Callable[[Any, Tensor, Tensor], Tensor]
 """``loss(network, inputs, labels) -> the loss of each sample [B]``."""
@@ -92,34 +94,26 @@ class Budget:
     """Counts the privacy that a client's training has spent."""
 
     def __init__(self, privacy: PrivateTraining, extra_releases: int = 0) -> None:
-        require("opacus", "private training")
         self.privacy, self.extra_releases = privacy, extra_releases
-        self.steps: dict[float, int] = {}
+        self.steps = Counter[float]()
         """Number of steps for each probability that a sample takes part."""
-        self._divergences: dict[float, Any] = {}
 
     def spend(self, sample_rate: float) -> None:
         """Count a step with this probability that a sample takes part."""
-        self.steps[sample_rate] = self.steps.get(sample_rate, 0) + 1
+        self.steps[sample_rate] += 1
 
     def epsilon(self, more_steps: int = 0, sample_rate: float = 1.0) -> float:
-        """Epsilon after ``more_steps`` further steps and the releases still to come.
-
-        ``opacus.accountants.RDPAccountant`` gives the same result, but recomputes a step's divergence every time,
-        which takes up to a third of a second. Divergences add up over steps, so this class computes each one once.
-        """
-        steps = dict(self.steps)
-        for rate, count in ((sample_rate, more_steps), (1.0, self.extra_releases)):
-            steps[rate] = steps.get(rate, 0) + count
-        if not any(steps.values()):
+        """Epsilon after ``more_steps`` further steps and the releases still to come, as by Opacus' ``RDPAccountant``."""
+        steps = self.steps + Counter({sample_rate: more_steps}) + Counter({1.0: self.extra_releases})
+        if not steps:
             return 0.0
-        analysis = require("opacus.accountants.analysis.rdp", "private training")
-        orders = require("opacus.accountants", "private training").RDPAccountant.DEFAULT_ALPHAS
+        accountants = require("opacus", "private training", "generate").accountants
         with warnings.catch_warnings():
             # Opacus warns if the best Renyi order is the largest it tries: epsilon is then valid, but perhaps not the smallest.
             warnings.simplefilter("ignore")
-            total = sum(count * self._divergence(rate, analysis, orders) for rate, count in steps.items() if count)
-            return float(analysis.get_privacy_spent(orders=orders, rdp=total, delta=self.privacy.delta)[0])
+            total = sum(count * divergence(rate, self.privacy.noise_multiplier) for rate, count in steps.items())
+            orders = accountants.RDPAccountant.DEFAULT_ALPHAS
+            return float(accountants.analysis.rdp.get_privacy_spent(orders=orders, rdp=total, delta=self.privacy.delta)[0])
 
     def allows(self, more_steps: int, sample_rate: float, first: bool) -> bool:
         """Whether another epoch of ``more_steps`` stays within ``max_epsilon``; an error if even the first does not."""
@@ -133,19 +127,20 @@ class Budget:
             )
         return False
 
-    def _divergence(self, rate: float, analysis: Any, orders: Any) -> Any:
-        if rate not in self._divergences:
-            self._divergences[rate] = analysis.compute_rdp(
-                q=rate, noise_multiplier=self.privacy.noise_multiplier, steps=1, orders=orders
-            )
-        return self._divergences[rate]
-
     def release(self, contributions: Tensor) -> Tensor:
         """The noisy sum of rows [n, ...] with norms of at most 1; counts as a step with all samples."""
         self.extra_releases -= 1
         self.spend(1.0)
         noise = torch.randn(contributions.shape[1:], generator=self.privacy.stream()).to(contributions.device)
         return contributions.sum(0) + self.privacy.noise_multiplier * noise
+
+
+@lru_cache(maxsize=64)
+def divergence(rate: float, noise_multiplier: float) -> Any:
+    """The Renyi divergences of one step, which takes Opacus up to a third of a second. They add up over steps."""
+    accountants = require("opacus", "private training", "generate").accountants
+    orders = accountants.RDPAccountant.DEFAULT_ALPHAS
+    return accountants.analysis.rdp.compute_rdp(q=rate, noise_multiplier=noise_multiplier, steps=1, orders=orders)
 
 
 @dataclass
@@ -171,7 +166,7 @@ class GeneratorTraining:
     batch_size: int
     log: Log
     privacy: PrivateTraining | None = None
-    after_step: Callable[[Any], None] | None = None
+    after_step: Callable[[], None] | None = None
     extra_releases: int = 0
 
     def run(self) -> Budget | None:
@@ -190,7 +185,7 @@ class GeneratorTraining:
             self.optimizer.step()
             total += values.sum()
             if self.after_step:
-                self.after_step(self.network)
+                self.after_step()
         return float(total) / len(self.inputs)
 
     def _backward(self, network: Any, rows: Tensor) -> Tensor:
@@ -206,9 +201,10 @@ class GeneratorTraining:
         with warnings.catch_warnings():
             # Opacus' hooks cause torch's warning about inputs without gradients in every pass, as a first layer needs none.
             warnings.simplefilter("ignore")
-            wrapped = require("opacus", "private training").GradSampleModule(self.network)
+            opacus = require("opacus", "private training", "generate")
+            wrapped = opacus.GradSampleModule(self.network)
             handles = _inputs_in_order(self.network)
-            private: Any = require("opacus.optimizers", "private training").DPOptimizer(
+            private = opacus.optimizers.DPOptimizer(
                 self.optimizer,
                 noise_multiplier=privacy.noise_multiplier,
                 max_grad_norm=privacy.max_grad_norm,
@@ -223,7 +219,9 @@ class GeneratorTraining:
                     for values in self._private_step(wrapped, private, privacy, rate):
                         total, seen = total + values.sum(), seen + len(values)
                     if self.after_step:
-                        self.after_step(wrapped)
+                        wrapped.disable_hooks()  # Opacus keeps no record of passes that read no samples of the client
+                        self.after_step()
+                        wrapped.enable_hooks()
                 self.log(epoch + 1, {"loss": float(total) / max(1, seen), "epsilon": budget.epsilon()})
             private.zero_grad(set_to_none=True)
             wrapped.to_standard_module()
@@ -259,16 +257,3 @@ def _inputs_in_order(network: nn.Module) -> list[Any]:
         for layer in network.modules()
         if isinstance(layer, nn.Conv2d | nn.ConvTranspose2d)
     ]
-
-
-@contextmanager
-def hooks_off(network: Any) -> Iterator[nn.Module]:
-    """The network without Opacus' bookkeeping, for passes that read no samples of the client."""
-    if not hasattr(network, "disable_hooks"):
-        yield network
-        return
-    network.disable_hooks()
-    try:
-        yield network._module
-    finally:
-        network.enable_hooks()

@@ -9,7 +9,7 @@ from harness import BatchNormMLP, classifier
 from reference import codecs
 
 from flcog.callbacks import Quantize, RandomK, TopK
-from flcog.callbacks.codecs.bits import num_kept, pack_positions, unpack_positions
+from flcog.callbacks.codecs.bits import pack_positions, unpack_positions
 from flcog.callbacks.codecs.codec import encoded_bytes
 from methods.codecs.draws import decoded, positions, uniforms_of
 
@@ -62,7 +62,7 @@ def test_top_k_loses_at_most_its_share_of_the_squared_norm() -> None:
     for size in (17, 100, 1000):
         for fraction in (0.01, 0.3, 1.0):
             for v in (torch.randn(size, generator=rng), torch.ones(size), torch.randn(size, generator=rng) ** 5):
-                share = 1 - num_kept(fraction, size) / size
+                share = 1 - TopK(fraction=fraction)._count(size) / size
                 lost = (v - decoded(TopK(fraction=fraction), v)).square().sum() / v.square().sum()
                 assert lost <= share + 1e-6
                 if v.std() == 0:

@@ -2,7 +2,6 @@
 
 import dataclasses
 import math
-import os
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -94,13 +93,6 @@ def exchanged(method: Fedssyn, data: flcog.FederatedDataModule | None = None) ->
     trainer = make_trainer(None, method)
     trainer.prepare(classifier(), data or TinyData())
     return trainer, trainer.run.engine.exchanges["Fedssyn"]
-
-
-def test_options_that_would_have_no_effect_are_refused() -> None:
-    with pytest.raises(ValueError, match="keep_own=false leaves clients only synthetic data, and share=real generates none"):
-        Fedssyn(share="real", keep_own=False)
-    with pytest.raises(ValueError, match="before round 1 and for all rounds: leave out start_round and stop_round"):
-        exchanged(Fedssyn(generator=Stamp(), stop_round=2))
 
 
 # The exchanged data -----------------------------------------------------------------------------------------------------------------
@@ -309,13 +301,11 @@ def test_one_changed_sample_makes_other_data(tmp_path: Path) -> None:
 
     assert fingerprint(inputs) == fingerprint(inputs.clone()) != fingerprint(changed)
     assert fingerprint(inputs.numpy()) != fingerprint(changed.numpy())
-    # Inputs on disk are not read completely: the file's time of modification reveals the change.
     file = tmp_path / "inputs.npy"
     np.save(file, inputs.numpy())
     before = fingerprint(np.load(file, mmap_mode="r"))
-    assert before == fingerprint(np.load(file, mmap_mode="r"))
+    assert before == fingerprint(inputs.numpy())
     np.save(file, changed.numpy())
-    os.utime(file, (0, 0))  # clocks may be too coarse for a test
     assert before != fingerprint(np.load(file, mmap_mode="r"))
 
 

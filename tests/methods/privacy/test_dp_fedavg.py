@@ -21,6 +21,7 @@ from flcog.callbacks import (
     SCAFFOLD,
     BandedNoise,
     ClientFairness,
+    Deadline,
     DPFedAvg,
     EarlyStopping,
     EqualWeights,
@@ -357,7 +358,8 @@ def test_cohorts_are_secret() -> None:
     [
         ([FedGen()], "DPFedAvg and FedGen cannot be combined: it reads the uploads of single clients, which have no noise"),
         ([EqualWeights()], "DPFedAvg and EqualWeights cannot be combined: it weights clients by the other clients of the round"),
-        ([TrimmedMean()], "DPFedAvg and TrimmedMean cannot be combined: its result is no sum"),
+        ([TrimmedMean()], "DPFedAvg and TrimmedMean cannot be combined: it reads the uploads of single clients"),
+        ([Deadline()], "DPFedAvg and Deadline cannot be combined: it leaves out clients that are later than others"),
         (
             [SecureAggregation()],
             "DPFedAvg and SecureAggregation cannot be combined: a server that adds the noise has read the sum",
