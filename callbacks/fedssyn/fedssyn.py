@@ -35,11 +35,11 @@ class Fedssyn(DataExchange):
 
         D^_i = D_i + (D~_1 + ... + D~_N)_si,     |(.)_si| = n~,     p = n~ / (n_i + n~)
 
-    All methods of the run train on D^_i in all rounds, also before ``start_round`` and from ``stop_round`` on. The mean squared
-    distance of the clients' gradients from their average falls to (1 - p)^2 of its value without the exchange. The ledger counts
-    the exchange before round 1, each image once up and once down: over R rounds a client and the server exchange 2 M_s + 2 R M_c
-    bytes. The synthetic data are only as private as their generator: see :class:`PrivateTraining`. ``flcog synthesize`` stops
-    after generating the images, so that people can look at them and delete images that must not be sent.
+    All methods of the run train on D^_i in all rounds. The mean squared distance of the clients' gradients from their average
+    falls to (1 - p)^2 of its value without the exchange. The ledger counts the exchange before round 1, each image once up and
+    once down: over R rounds a client and the server exchange 2 M_s + 2 R M_c bytes. The synthetic data are only as private as
+    their generator: see :class:`PrivateTraining`. ``flcog synthesize`` stops after generating the images, so that people can look
+    at them and delete images that must not be sent.
 
     ``directory`` stores the synthetic sets under a hash of everything that they depend on. A killed run therefore continues with
     the client that was interrupted, and runs that differ only in ``share`` or ``p`` use the same sets. The sets depend on the
@@ -82,6 +82,11 @@ class Fedssyn(DataExchange):
         super().__post_init__()
         if self.generator is None:
             object.__setattr__(self, "generator", BetaVAE())
+        if not self.keep_own and self.share in ("real", "none"):
+            raise ValueError(
+                f"Fedssyn: keep_own=false leaves clients only synthetic data, and share={self.share} generates none: set "
+                "share=shuffled or local"
+            )
 
     @property
     def tasks(self) -> tuple[str, ...]:  # type: ignore[override]
@@ -107,6 +112,7 @@ class Fedssyn(DataExchange):
         return self.share != "none"
 
     def ask_clients(self, ask: Ask, sizes: Tensor, rng: torch.Generator) -> ExchangeSummary:
+        self._check_rounds()
         count, shuffle = self._count(sizes.numpy()), np.random.default_rng(fold(rng.initial_seed(), "shuffle"))
         if self.share == "real":
             return share_real(ask, sizes.numpy(), count, self.p, shuffle)
@@ -122,12 +128,13 @@ class Fedssyn(DataExchange):
             sets, folder = synthetic_sets(synthesis, host.federation, root, list(messages))
             host.memory |= {"sets": dict(zip(messages, sets, strict=True)), "folder": folder}
             return {client: len(labels) for client, (_, labels) in host.memory["sets"].items()}
-        return answer_of_shuffle(step, messages, host, self.keep_own or self.share == "real")
+        return answer_of_shuffle(step, messages, host, self.keep_own)
 
     def prepare_data(self, federation: Federation, rng: torch.Generator, workspace: Path | None) -> Exchange:
         """Where all clients are in this process, real samples change hands by indices, so that none is copied."""
         if self.share != "real":
             return super().prepare_data(federation, rng, workspace)
+        self._check_rounds()
         before, shuffle = federation.partition, np.random.default_rng(fold(rng.initial_seed(), "shuffle"))
         own, received = mix_real(before, self._count(before.sizes), self.p, shuffle)
         clients = [np.concatenate([own.client(k), received.client(k)]) for k in range(federation.num_clients)]
@@ -157,6 +164,10 @@ class Fedssyn(DataExchange):
         if Form.of(run.federation.train).images:
             figure = received_figure(run.federation, exchange)
             run.trackers.log_figure("synthetic/images", figure, run.round)
+
+    def _check_rounds(self) -> None:
+        if self.start_round or self.stop_round is not None:
+            raise ValueError("Fedssyn exchanges data before round 1 and for all rounds: leave out start_round and stop_round")
 
     def _count(self, sizes: np.ndarray) -> int:
         """The number n~ of samples that each client generates."""

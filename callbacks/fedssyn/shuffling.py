@@ -125,6 +125,8 @@ def share_synthetic(
     do not send.
     """
     made = np.array(list(ask("generate", dict.fromkeys(range(len(sizes)), count), 0).values()))
+    if (wrong := np.flatnonzero((made < 0) | (made > count))).size:
+        raise ValueError(f"Fedssyn: client {wrong[0]} has generated {made[wrong[0]]} samples, and {count} were asked for")
     sent = capacity(sizes, p, made)
     chosen = {
         client: torch.from_numpy(np.sort(shuffle.permutation(n)[:number]))

@@ -38,6 +38,7 @@ class RoundsToTarget(Callback):
         self._monitor = Monitor(monitor, mode, selecting=False)
 
     def on_fit_start(self, run: Run) -> None:
+        self._monitor = Monitor(self.monitor, self.mode, selecting=False)
         self._monitor.check(run.settings.eval_every, self)
         if run.round == 0:
             self.load_state_dict({})

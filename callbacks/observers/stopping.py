@@ -59,6 +59,7 @@ class EarlyStopping(Callback):
         self._monitor = Monitor(monitor, mode)
 
     def on_fit_start(self, run: Run) -> None:
+        self._monitor = Monitor(self.monitor, self.mode)
         self._monitor.check(run.settings.eval_every, self)
         if run.round == 0 or self.monitor not in (None, self._seen.metric):
             self._seen = Progress()

@@ -66,6 +66,10 @@ class Sampling:
     def __post_init__(self) -> None:
         at_least(None, 1, num_clients=self.num_clients, at_most=self.at_most, separation=self.separation)
         within(None, "(0, 1]", rate=self.rate)
+        if self.at_most is not None and (self.fixed_size or self.separation is not None):
+            raise ValueError(
+                f"at_most={self.at_most} bounds Poisson sampling alone: leave it out, or leave out fixed_size and separation"
+            )
 
     @property
     def kind(self) -> Literal["all", "Poisson", "truncated Poisson", "fixed size", "known", "separated"]:

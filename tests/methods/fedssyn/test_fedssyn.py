@@ -95,6 +95,13 @@ def exchanged(method: Fedssyn, data: flcog.FederatedDataModule | None = None) ->
     return trainer, trainer.run.engine.exchanges["Fedssyn"]
 
 
+def test_options_that_would_have_no_effect_are_refused() -> None:
+    with pytest.raises(ValueError, match="keep_own=false leaves clients only synthetic data, and share=real generates none"):
+        Fedssyn(share="real", keep_own=False)
+    with pytest.raises(ValueError, match="before round 1 and for all rounds: leave out start_round and stop_round"):
+        exchanged(Fedssyn(generator=Stamp(), stop_round=2))
+
+
 # The exchanged data -----------------------------------------------------------------------------------------------------------------
 
 
