@@ -2,7 +2,7 @@
 
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -65,41 +65,24 @@ class FederatedCLI(LightningCLI):
 
     def __init__(
         self,
-        model_class: Callable[..., nn.Module] | None = None,
-        datamodule_class: Callable[..., Any] | None = None,
-        save_config_callback: type[SaveConfigCallback] | None = SaveConfigCallback,
-        save_config_kwargs: dict[str, Any] | None = None,
+        model_class: Any = None,
+        datamodule_class: Any = None,
+        *,
         trainer_class: type[FederatedTrainer] = FederatedTrainer,
-        trainer_defaults: dict[str, Any] | None = None,
         seed_everything_default: bool | int = 0,
         parser_kwargs: dict[str, Any] | None = None,
-        subclass_mode_model: bool = False,
-        subclass_mode_data: bool = False,
-        args: Any = None,
         run: bool = True,
-        auto_configure_optimizers: bool = True,
+        **options: Any,
     ) -> None:
         for package in (sys.modules["flcog"], flcog.callbacks, flcog.datamodules):
             exported(package)  # jsonargparse finds a class by its name alone only after it was imported
         if self.modules is not None and (folder := os.path.abspath(self.modules)) not in sys.path:
             sys.path.append(folder)  # last: a file there called random.py or torch.py must not replace the module of that name
+        options |= {"trainer_class": trainer_class, "parser_class": Parser, "load_from_checkpoint_support": False, "run": run}
+        options |= {"seed_everything_default": seed_everything_default}
         with shown_errors() if run else nullcontext():
             super().__init__(
-                model_class=model_class,  # type: ignore[arg-type]
-                datamodule_class=datamodule_class,
-                save_config_callback=save_config_callback,
-                save_config_kwargs=save_config_kwargs,
-                trainer_class=trainer_class,  # type: ignore[arg-type]
-                trainer_defaults=trainer_defaults,
-                seed_everything_default=seed_everything_default,
-                parser_kwargs={"dump_header": ["flcog"]} | (parser_kwargs or {}),
-                parser_class=Parser,
-                subclass_mode_model=subclass_mode_model,
-                subclass_mode_data=subclass_mode_data,
-                args=args,
-                run=run,
-                auto_configure_optimizers=auto_configure_optimizers,
-                load_from_checkpoint_support=False,
+                model_class, datamodule_class, parser_kwargs={"dump_header": ["flcog"]} | (parser_kwargs or {}), **options
             )
 
     @staticmethod

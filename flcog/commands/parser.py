@@ -45,14 +45,8 @@ class Parser(LightningArgumentParser):
         args = args if args is None else [re.sub(r"^(--[^=]+=)None$", r"\1null", argument) for argument in args]
         return super().parse_args(args, *rest, **options)
 
-    def parse_string(self, *content: Any, **options: Any) -> Any:
-        """The parent's method. Its first argument has another name in earlier versions of jsonargparse."""
-        name = next((name for name in ("content", "cfg_str") if name in options), None)
-        if name is None:
-            content = (adapted(content[0], self._option_string_actions), *content[1:])
-        else:
-            options[name] = adapted(options[name], self._option_string_actions)
-        return super().parse_string(*content, **options)
+    def parse_string(self, content: str, *rest: Any, **options: Any) -> Any:  # type: ignore[override]
+        return super().parse_string(adapted(content, self._option_string_actions), *rest, **options)
 
     def parse_object(self, obj: Any, *rest: Any, **options: Any) -> Any:
         """Put keywords of another package, such as timm's, into the argument that their class has for them."""
