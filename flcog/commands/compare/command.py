@@ -113,10 +113,7 @@ def _chosen(options: argparse.Namespace, path: Path, out: Path, saved: Path) -> 
 def _launcher(options: argparse.Namespace) -> Launcher:
     """The launcher that the options name."""
     if options.launcher == "slurm":
-        launcher = SlurmLauncher(options.jobs or MANY, options.partition, options.time, options.gpus)
-        if not (options.show or options.dry_run):
-            launcher.check()
-        return launcher
+        return SlurmLauncher(options.jobs or MANY, options.partition, options.time, options.gpus)
     if given := [f"--{name}" for name in ("partition", "time", "gpus") if getattr(options, name) is not None]:
         raise ValueError(f"{given[0]} is for jobs of a cluster: add --launcher slurm, or leave {given[0]} out")
     return LocalLauncher(options.jobs or 1)
