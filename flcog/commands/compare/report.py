@@ -12,7 +12,6 @@ import flcog.callbacks
 from flcog.commands.compare.figure import By, draw_curves
 from flcog.commands.compare.notes import SAID, notes
 from flcog.commands.compare.result_table import SUMMARIES, ResultTable
-from flcog.commands.compare.results import deviation
 from flcog.commands.compare.runs import OUT_REMEDY
 from flcog.commands.compare.statistics import estimate
 from flcog.commands.compare.table import Figure, Quantity, Summary, Table
@@ -122,7 +121,7 @@ def in_view(filled: ResultTable, view: str) -> pandas.DataFrame:
 
 def _costs(filled: ResultTable, suffix: str) -> pandas.DataFrame:
     def sent(name: str, row: str) -> str:
-        mean = filled.frame[(filled.frame.row == row) & (filled.frame.seconds.notna() | filled.frame[name].notna())][name].mean()
+        mean = filled.frame.loc[filled.frame.row == row, name].mean()
         return "" if math.isnan(mean) else human(round(mean))
 
     columns = {
@@ -150,12 +149,12 @@ def score_text(filled: ResultTable, view: str, summary: Summary, row: str) -> st
 
 def spread_of(filled: ResultTable, view: str, summary: Summary, row: str) -> float:
     """The figure after ±. NaN for none."""
-    spread, scores = filled.table.spread, filled.scores(row, view, summary).tolist()
+    spread, scores = filled.table.spread, filled.scores(row, view, summary)
     if summary == "mean" and spread == "rounds":
         return float(filled.of(row, view).deviation.mean())
-    return (
-        estimate(scores).half if spread == "interval" else deviation(scores) / (math.sqrt(len(scores)) if spread == "sem" else 1)
-    )
+    if spread == "interval":
+        return estimate(scores.tolist()).half
+    return float(scores.sem(skipna=False) if spread == "sem" else scores.std(skipna=False))
 
 
 def _rounds_to(filled: ResultTable, view: str, target: str, row: str) -> str:
