@@ -79,7 +79,7 @@ COMMANDS = {
     "fitt -c Q": "there is no command 'fitt'. Did you mean 'fit'?|validate|bench|compare",
     "fit": "model|give a config by -c FILE",
     "partition -c Q --plott x.png": "Did you mean 'plot'?",
-    "export folder": "folder holds no checkpoints: give the directory of a run",
+    "export folder": "folder holds no config.yaml: give the directory of a run",
     "test -c Q --ckpt_path notes.ckpt": "notes.ckpt is no readable flcog checkpoint",
 }
 
