@@ -32,15 +32,10 @@ ONLY_FIT = ("init_from",)
 """Entries of a run's ``config.yaml`` that are options of ``fit`` alone."""
 
 
-def check_config(path: Path) -> dict[str, Any]:
-    """Read a config. Refuse a file without a mapping of options, and an option that appears twice: YAML would use the last value."""
+def read_config(path: Path) -> Any:
+    """Read a config. Refuse an option that appears twice: YAML would use the last value."""
     content = load_yaml(path)
-    if not isinstance(content, dict):
-        what = "nothing" if content is None else "a list" if isinstance(content, list) else "a single value"
-        raise ValueError(f"{path} holds {what}: a config is a mapping with trainer, model, data, as configs/quickstart.yaml is")
     refuse_doubles(path, yaml.compose(path.read_text(encoding="utf-8"), Loader=yaml.SafeLoader))
-    if not isinstance(content.get("trainer", {}), dict):
-        raise ValueError(f"{path}: trainer must be a mapping of options; got {content['trainer'] or 'nothing'}")
     return content
 
 
@@ -144,8 +139,10 @@ def with_changes(words: Sequence[str]) -> list[str]:
     found: list[str] = []
     for before, word in itertools.pairwise(["", *words]):
         path = Path(split_config(before, word)[1])
-        trainer = check_config(path).get("trainer", {}) if path.is_file() else {}
-        changes = [each for name, value in trainer.items() if is_change(name, value) for each in _flat("", value)]
+        content = read_config(path) if path.is_file() else None
+        trainer = content.get("trainer") if isinstance(content, dict) else None
+        options = trainer.items() if isinstance(trainer, dict) else ()
+        changes = [each for name, value in options if is_change(name, value) for each in _flat("", value)]
         found += [word, *(f"--{LIST}{change}" for change in changes)]
     return found
 
