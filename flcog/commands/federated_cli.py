@@ -129,13 +129,13 @@ class FederatedCLI(LightningCLI):
         always = self.trainer_defaults.get("callbacks") or []
         callbacks = [*(options.get("callbacks") or []), *callbacks, *(always if isinstance(always, list) else [always])]
         options["callbacks"] = callbacks + self._config_savers()
-        trainer = self.trainer_class(**options)
+        trainer: Any = self.trainer_class(**options)
         self._dump_config()
-        trainer.config = {key: value for key, value in self.config_dump.items() if key not in NOT_OF_THE_RUN}  # type: ignore[attr-defined]
-        if trainer.config.get("init_from") is None:  # type: ignore[attr-defined]
-            trainer.config.pop("init_from", None)  # type: ignore[attr-defined]
+        trainer.config = {key: value for key, value in self.config_dump.items() if key not in NOT_OF_THE_RUN}
+        if trainer.config.get("init_from") is None:
+            trainer.config.pop("init_from", None)
         # The option applies to one resume: a run's own config.yaml must not repeat it at each later one.
-        trainer.config["trainer"].pop("resume_changed", None)  # type: ignore[attr-defined]
+        trainer.config["trainer"].pop("resume_changed", None)
         return trainer
 
     def _config_savers(self) -> list[Callback]:

@@ -40,9 +40,8 @@ class Job:
         (self.run.folder / ENDED).unlink(missing_ok=True)
         for number in signals.available():
             signal.signal(number, lambda *_: None)  # Slurm sends it to the run's process as well, which saves and stops
-        os.environ["SLURM_JOB_NAME"] = (
-            "bash"  # otherwise Lightning would take the processes of this run for tasks that srun starts
-        )
+        # Otherwise Lightning would take the processes of this run for tasks that srun starts.
+        os.environ["SLURM_JOB_NAME"] = "bash"
         if not self.run.finished:
             threads = int(os.environ.get("SLURM_CPUS_ON_NODE") or os.cpu_count() or 1)
             with (self.run.folder / OUTPUT).open("ab") as output:
