@@ -75,11 +75,8 @@ def import_only_from(folder: Path | None) -> None:
     """
     if not sys.flags.safe_path and sys.path[:1] in ([""], [os.getcwd()]):
         del sys.path[0]
-    if folder is None:
-        return
-    if not folder.is_dir():
-        raise ValueError(f"--import-from {folder} is no folder: give the folder that contains your own modules")
-    sys.path.append(str(folder.resolve()))
+    if folder is not None:
+        sys.path.append(str(folder.resolve()))
 
 
 def open_run(run: Path, import_from: Path | None) -> CommandCLI:

@@ -33,7 +33,6 @@ PLAIN: dict[str, Any] = {"configs": [], "rows": {"A": None, "B": None, "C": None
         (b"rows: {A: {configs: [nowhere.yaml]}}", "names .*nowhere.yaml, which is no file; paths are relative to"),
         (b"rows: {A: {columns: {z: {lr: 1}}}}\ncolumns: {x: }", "rows in .* have options in column z; the table has x"),
         (b"rows: {A: }\nsummary: median", "table.yaml: summary: "),
-        (b"rows: {A: }\nmargin: 1", "has margin, which needs reason"),
         (b"rows: {A: }\nagainst: {A: B}", "against in .* must be a row, or rows by the rows to compare; got 'B'"),
         (b"rows: {A: }\npublished: {C: {}}", "names 'C', which is neither a row nor a column"),
         (b"rows: {A: }\npublished: {A: {'': {scores: 1}}}", "table.yaml: published: Unexpected keys: {'scores'}"),

@@ -229,8 +229,6 @@ def read_table(path: Path) -> Table:
     unknown = [column for row in table.rows.values() for column in row.columns if column not in table.columns]
     if unknown and "rows" not in others:  # rows of another table may have more
         raise ValueError(f"rows in {path} have options in column {unknown[0]}; the table has {', '.join(table.columns)}")
-    if table.margin and not table.reason:
-        raise ValueError(f"{path} has margin, which needs reason: a sentence")
     first, pairs = next(iter(table.rows)), table.against
     pairs = pairs if isinstance(against, dict) else dict.fromkeys(table.rows, pairs[""])
     if unknown := [name for name in (*pairs, *pairs.values()) if name not in table.rows]:

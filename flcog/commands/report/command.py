@@ -57,8 +57,6 @@ def report(arguments: list[str]) -> None:
     parser.add_argument("--import-from", type=Path, metavar="FOLDER", help=f"beside --confusion: {IMPORT_FROM}")
     options = parser.parse_args(arguments)
     runs = [read_run(directory) for directory in options.runs]
-    if len({run.directory.resolve() for run in runs}) < len(runs):
-        raise ValueError("a run is listed twice: list each run once")
     output = options.output or (runs[0].directory if len(runs) == 1 else Path()) / "report.html"
     with replacing(output, "w") as file:
         file.write(page(runs, options.title, options.confusion, options.import_from))
