@@ -66,9 +66,7 @@ def curves(filled: ResultTable, view: str, by: By) -> dict[str, pandas.DataFrame
         ]
         rounds = pandas.DataFrame(points, columns=["round", "x", "score"]).groupby("round")
         if points:
-            half = np.array(
-                [one.half if one.count > 2 else np.nan for one in (estimate(part.score.tolist()) for _, part in rounds)]
-            )
+            half = rounds.score.apply(lambda scores: estimate(scores.tolist()).half if len(scores) > 2 else np.nan)
             mean = rounds.score.mean()
             found[row] = pandas.DataFrame({"x": rounds.x.mean(), "mean": mean, "low": mean - half, "high": mean + half})
     return found
