@@ -95,8 +95,6 @@ class Parser(LightningArgumentParser):
             module, ours = sys.modules.get(found[1] or ""), (flcog.callbacks, flcog.datamodules, flcog)
             names = getattr(module, "__all__", dir(module)) if module else [name for each in ours for name in each.__all__]
             reason += _meant(guess(found[2], names))
-        if found := re.search(r"Option '(\w+)' is not accepted$", reason):
-            reason += _meant(guess(found[1], ()))
         if commands and "required" in reason:
             reason += ": give a config by -c FILE, or class paths by --NAME"
         complain(reason)
