@@ -13,7 +13,7 @@ from torch import nn
 
 import flcog.callbacks
 import flcog.datamodules
-from flcog.commands.config_file import IN_ROUNDS, reach_by_name, with_changes
+from flcog.commands.config_file import IN_ROUNDS, reach_by_name
 from flcog.commands.errors import shown_errors
 from flcog.commands.parser import DATA, Parser
 from flcog.commands.shipped_configs import with_paths
@@ -111,7 +111,7 @@ class FederatedCLI(LightningCLI):
         if isinstance(args, dict | Namespace):
             self.config = parser.parse_object(args)
         else:
-            self.config = parser.parse_args(with_changes(with_paths(sys.argv[1:] if args is None else args)))
+            self.config = parser.parse_args(with_paths(sys.argv[1:] if args is None else args))
 
     def _parse_ckpt_path(self) -> None:
         """flcog's checkpoints do not change the configuration."""
