@@ -11,7 +11,6 @@ from matplotlib.figure import Figure
 
 from flcog.commands.compare.result_table import ResultTable
 from flcog.commands.compare.results import ELAPSED
-from flcog.commands.compare.runs import OUT_REMEDY
 from flcog.commands.compare.statistics import estimate
 from flcog.commands.compare.verdicts import CONTRADICTED, REPRODUCED, UNDECIDED
 from flcog.commands.curves import COLOURS, Panel, figure_of
@@ -49,7 +48,7 @@ def draw_curves(filled: ResultTable, out: Path, by: By) -> list[Path]:
     with rc_context({"pdf.fonttype": 42}):  # fonts that publishers accept
         figure = figure_of(panels, list(filled.table.rows))
         for path in paths:
-            write_figure(path, figure, dpi=200, remedy=OUT_REMEDY)
+            write_figure(path, figure, dpi=200)
     return paths
 
 

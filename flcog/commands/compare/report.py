@@ -12,7 +12,6 @@ import flcog.callbacks
 from flcog.commands.compare.figure import By, draw_curves
 from flcog.commands.compare.notes import SAID, notes
 from flcog.commands.compare.result_table import SUMMARIES, ResultTable
-from flcog.commands.compare.runs import OUT_REMEDY
 from flcog.commands.compare.statistics import estimate
 from flcog.commands.compare.table import Figure, Quantity, Summary, Table
 from flcog.commands.compare.verdicts import Verdict, verdicts
@@ -47,7 +46,7 @@ def report(table: Table, results: Sequence[Mapping[str, Any]], out: Path, by: By
     contents = {"table.md": f"{said}\n", "table.tex": latex(filled)}
     contents |= {name: frame.to_csv(index=False, float_format="%.10g") for name, frame in frames.items() if len(frame)}
     for name, content in contents.items():
-        with replacing(out / name, "w", OUT_REMEDY) as file:
+        with replacing(out / name, "w") as file:
             file.write(content)
     print(", ".join(str(path) for path in [*(out / name for name in contents), *draw_curves(filled, out, by)]))
 

@@ -12,9 +12,6 @@ from flcog import SavedRun
 from flcog.commands.compare.table import SPLIT, Row, Table
 from flcog.core.files import replacing
 
-OUT_REMEDY = "free space or choose another --out"
-"""The fix if the folder of the runs and the table cannot be written."""
-
 FINISHED, DIVERGED = "finished", "diverged"
 """The file that marks a finished run, and its first line if the model became NaN or infinite. The second line has its settings."""
 
@@ -95,7 +92,7 @@ class Run:
 
     def note(self, name: str, text: str) -> None:
         """Write a file in its folder."""
-        with replacing(self.folder / name, "w", OUT_REMEDY) as file:
+        with replacing(self.folder / name, "w") as file:
             file.write(text)
 
     def other_settings(self, extra: Sequence[str] = ()) -> str:
