@@ -217,11 +217,9 @@ def read_table(path: Path) -> Table:
     for cells in given.get("published", {}).values():
         cells |= {column: {"score": cell} for column, cell in cells.items() if not isinstance(cell, dict)}
     try:
-        read = _parser().parse_object(given).as_dict()
+        read = _parser().instantiate_classes(_parser().parse_object(given)).as_dict()
     except ArgumentError as error:
         raise ValueError(f"{path}: {cut(str(error))}") from None
-    for key, kind in {"rows": Row, "columns": Column, "metrics": Shown}.items():
-        read[key] = {name: kind(**part) for name, part in read[key].items()}
     for key in set(parts) - others.keys():
         read[key] = {name: replace(part, configs=_found(part.configs, path)) for name, part in read[key].items()}
     read |= {"configs": _found(read["configs"], path), "seeds": tuple(dict.fromkeys(read["seeds"]))}

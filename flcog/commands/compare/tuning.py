@@ -128,6 +128,7 @@ class Study:
 
     def result(self) -> dict[str, Any]:
         """The whole search, as ``tuned.yaml`` has it. A configuration without ``validation`` has diverged."""
+        self.todo()
         trials = [self._trial(run) for run in self.runs]
         done = [trial for trial in trials if "validation" in trial.user_attrs and not trial.user_attrs["stopped"]]
         if not done:
@@ -159,8 +160,6 @@ def studies_of(table: Table, out: Path, extra: Sequence[str]) -> dict[tuple[str,
         for row, part in table.rows.items()
         if part.tune.keys() - part.columns.get(column, {})
     ]
-    if not any(part.tune for part in table.file.rows.values()):  # --only may choose rows without tune
-        raise ValueError(f"--tune: no row of {table.name} has tune, the values to try: tune: {{model.optimizer.lr: [0.01, 0.1]}}")
     return {(row, column): Study(table, row, column, out, extra) for row, column in places}
 
 
@@ -169,10 +168,8 @@ def tune(table: Table, out: Path, extra: Sequence[str], fill: Fill) -> None:
     studies = studies_of(table, out, extra)
     todo = {run: study for study in studies.values() for run in study.todo()}
     if failed := fill(table, list(todo), lambda run: todo[run].stops(run)) if todo else ():
-        raise ValueError(
-            f"{len(failed)} of {len(todo)} runs of the search failed, the first, {failed[0].run.name}: {failed[0].error}"
-        )
-    assert not [run for study in studies.values() for run in study.todo()]
+        run, error, _ = failed[0]
+        raise ValueError(f"{len(failed)} of {len(todo)} runs of the search failed, the first, {run.name}: {error}")
     found = _searches(table, out / FILE) if (out / FILE).is_file() else {}
     found |= {place: study.result() for place, study in studies.items()}
     searches = [{"row": row, "column": column, **search} for (row, column), search in found.items()]
