@@ -124,8 +124,7 @@ def _save(table: Table, runs: Sequence[Run], out: Path, saved: Path, seeds: Sequ
     count = write_results(saved, table, [run for run in runs if run.seed in seeds])
     if (out / TUNED).is_file():
         shutil.copy(out / TUNED, saved.with_suffix(".tuned.yaml"))
-    none = f"no run with the settings of the table and the command has finished: nothing is saved in {saved}"
-    print(f"{count} finished runs saved in {saved}" if count else none)
+    print(f"{count} finished runs saved in {saved}")
     if others := sorted({run.seed for run in runs if run.seed not in seeds and run.finished}):
         print(f"seeds that the table does not name are not saved; to save them, add --seeds {' '.join(map(str, others))}")
 
