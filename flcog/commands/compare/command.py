@@ -1,16 +1,15 @@
 """The command ``flcog compare``: reads a table, trains its rows, prints and writes the filled table."""
 
 import argparse
-import math
 import shlex
 import shutil
-import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import pandas
 from docstring_parser import parse
 from jsonargparse.typing import NonNegativeInt, PositiveInt
 
@@ -77,17 +76,14 @@ def compare(arguments: list[str]) -> None:
 def describe(runs: Sequence[Run], results: Sequence[Mapping[str, Any]] = ()) -> str:
     """The command of each run, what is done for it, and its time, as its column's finished runs took it on average."""
     lines, left = [], 0.0
+    done = pandas.DataFrame([one for one in results if one["finished"]], columns=["column", "seconds"])
+    took = done.groupby("column").seconds.mean().dropna()
     for run in runs:
         run.check()
-        took = [
-            one["seconds"]
-            for one in results
-            if one["column"] == run.column and one["finished"] and not math.isnan(one["seconds"])
-        ]
         plan = "finished" if run.finished else f"to be resumed after round {len(run.history)}" if run.begun else "to be trained"
-        if not run.finished and took:
-            left += statistics.fmean(took)
-            plan += f", about {clock(statistics.fmean(took))}"
+        if not run.finished and run.column in took:
+            left += took[run.column]
+            plan += f", about {clock(took[run.column])}"
         lines += [f"{run.name}: {plan}", f"  flcog {shlex.join(run.command)}"]
     todo = sum(not run.finished for run in runs)
     time = f", about {clock(left)} one after another" if left else ""
@@ -161,30 +157,22 @@ def _parser() -> argparse.ArgumentParser:
     bounds = " and ".join(f"{name} ({meaning})" for name, meaning in flcog.callbacks.BOUNDS.items())
     parser.add_argument("--bounds", action="store_true", help=f"add the bounds that papers draw as lines: {bounds}")
     parser.add_argument("--last", type=PositiveInt, help="the number of evaluations in the mean, instead of the table's (or 5)")
-    parser.add_argument(
-        "--against", metavar="ROW", help="the row that the others are compared with, instead of the table's (or the first)"
-    )
+    against = "the row that the others are compared with, instead of the table's (or the first)"
+    parser.add_argument("--against", metavar="ROW", help=against)
     spread = "the figure after ±: standard deviation over seeds, standard error of the mean, or half of its 95 %% interval"
     parser.add_argument("--spread", choices=("std", "sem", "interval"), help=spread)
-    parser.add_argument(
-        "--by",
-        choices=("rounds", "bytes", "seconds"),
-        default="rounds",
-        help="the horizontal axis of the curves; rounds by default",
-    )
+    axis = "the horizontal axis of the curves; rounds by default"
+    parser.add_argument("--by", choices=("rounds", "bytes", "seconds"), default="rounds", help=axis)
     launcher = "local (default) trains on this machine; slurm submits each run as a job: pip install 'flcog[slurm]'"
     parser.add_argument("--launcher", choices=("local", "slurm"), default="local", help=launcher)
     parser.add_argument("--partition", help="the partition for Slurm's jobs, instead of the cluster's default")
     time = "the time limit of one of Slurm's jobs: minutes, or D-HH:MM:SS. A run that reaches it is submitted again and resumes"
     parser.add_argument("--time", help=time)
     parser.add_argument("--gpus", type=PositiveInt, help="the number of GPUs for each of Slurm's jobs; none by default")
-    parser.add_argument(
-        "--save-results", action="store_true", help="write the results of finished runs to RESULTS/<name of the file>.csv"
-    )
+    save = "write the results of finished runs to RESULTS/<name of the file>.csv"
+    parser.add_argument("--save-results", action="store_true", help=save)
     results = "the folder of saved results, which replace missing runs for --show and --reproduced; results by default"
     parser.add_argument("--results", type=Path, default=Path("results"), help=results)
-    reproduced = (
-        "write REPRODUCED.md from the given tables, by default all shipped ones; each --out is a folder of tables' folders"
-    )
+    reproduced = "write REPRODUCED.md from the given tables, by default all shipped; each --out is a folder of tables' folders"
     parser.add_argument("--reproduced", action="store_true", help=reproduced)
     return parser
