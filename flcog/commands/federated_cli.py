@@ -80,10 +80,9 @@ class FederatedCLI(LightningCLI):
             sys.path.append(folder)  # last: a file there called random.py or torch.py must not replace the module of that name
         options |= {"trainer_class": trainer_class, "parser_class": Parser, "load_from_checkpoint_support": False, "run": run}
         options |= {"seed_everything_default": seed_everything_default}
+        options |= {"parser_kwargs": {"dump_header": ["flcog"]} | (parser_kwargs or {})}
         with shown_errors() if run else nullcontext():
-            super().__init__(
-                model_class, datamodule_class, parser_kwargs={"dump_header": ["flcog"]} | (parser_kwargs or {}), **options
-            )
+            super().__init__(model_class, datamodule_class, **options)
 
     @staticmethod
     def subcommands() -> dict[str, set[str]]:

@@ -129,10 +129,8 @@ def time_rounds(
                     if save is not None:
                         names = [*(f"{each.name} ({each.ran_as})" for each in contestants), *names]
                         columns = [list(map(float, times)) for times in zip(*rounds, strict=True)]
-                        about = environment(processes.accelerator) | {
-                            "processes": processes.count,
-                            "threads": torch.get_num_threads(),
-                        }
+                        about = environment(processes.accelerator) | {"processes": processes.count}
+                        about |= {"threads": torch.get_num_threads()}
                         write_yaml(Path(save), about | {"seconds": dict(zip(names, columns, strict=True))})
     if processes.is_first and cli.began is not None:  # no script called this function
         print(f"start: the first round can begin {ready - cli.began:.1f} s after the command (imports, configuration, data)")

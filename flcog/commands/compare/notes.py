@@ -34,9 +34,8 @@ def notes(filled: ResultTable) -> list[str]:
 
 def _on_scores(filled: ResultTable) -> Iterator[str]:
     table, frame = filled.table, filled.frame
-    units = {
-        metric: "in percent" if filled.percent[view] else "as logged" for view in filled.views if (metric := filled.metric(view))
-    }
+    units = {filled.metric(view): "in percent" if filled.percent[view] else "as logged" for view in filled.views}
+    units.pop("", None)
     if not units:
         return
     said = [f"{' and '.join(name for name in units if units[name] == unit)}, {unit}" for unit in dict.fromkeys(units.values())]

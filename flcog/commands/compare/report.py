@@ -277,9 +277,7 @@ def numbers(filled: ResultTable) -> pandas.DataFrame:
     frame = filled.frame.assign(column=filled.frame["view"])
     for target in sorted({target for found in frame.targets for target in found}):
         for name in ("rounds", "bytes", "simulated"):
-            frame[f"{name}_to_{target}"] = [
-                getattr(found[target], name) if target in found else math.nan for found in frame.targets
-            ]
+            frame[f"{name}_to_{target}"] = [getattr(one[target], name) if target in one else math.nan for one in frame.targets]
     to_target = [name for name in frame if "_to_" in name]
     runs = frame.groupby(["row", "column"], sort=False)
     counts = runs.agg(

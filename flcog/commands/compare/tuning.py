@@ -46,9 +46,8 @@ class Study:
         for chosen in product(*self._grid.values()):
             values = dict(zip(self._grid, chosen, strict=True))
             name = ", ".join([row, *(f"{option.rpartition('.')[2]}={value}" for option, value in values.items())])
-            one = replace(
-                table, rows={name: with_values(part, column, values)}, columns={column: table.columns[column]}, seeds=(seed,)
-            )
+            rows, columns = {name: with_values(part, column, values)}, {column: table.columns[column]}
+            one = replace(table, rows=rows, columns=columns, seeds=(seed,))
             self.runs |= dict.fromkeys(runs_of(one, out / "tuning", extra), values)
         first = next(iter(self.runs))
         self.settings = f"{stated([*first.words, *extra])}; {json.dumps(self._grid)}; seed {seed}"
@@ -135,14 +134,9 @@ class Study:
             raise ValueError(f"every configuration of {self.place} diverged: add smaller values to its tune")
         best = min(done, key=lambda trial: (trial.user_attrs.get("rounds_to_target", math.inf), -trial.value))
         shown = ("validation", "rounds_to_target", "stopped")
-        grid = [
-            {
-                "values": values,
-                **{name: trial.user_attrs[name] for name in shown if name in trial.user_attrs},
-                "chosen": trial is best,
-            }
-            for values, trial in zip(self.runs.values(), trials, strict=True)
-        ]
+        told = [{name: trial.user_attrs[name] for name in shown if name in trial.user_attrs} for trial in trials]
+        each = zip(self.runs.values(), told, trials, strict=True)
+        grid = [{"values": values, **facts, "chosen": trial is best} for values, facts, trial in each]
         costs = {name: sum(trial.user_attrs.get(name, 0) for trial in trials) for name in COSTS}
         return {"settings": self.settings, "runs": len(trials), **costs, "grid": grid}
 
@@ -210,9 +204,8 @@ def _told(searches: Mapping[tuple[str, str], Mapping[str, Any]], seed: int) -> S
             score = figure(line["validation"]) if "validation" in line else "diverged"
             rounds = f"{line['rounds_to_target']:.4g}" if "rounds_to_target" in line else ""
             end = "yes" if line["chosen"] else "stopped early" if line.get("stopped") else ""
-            lines.append(
-                {"": row, "setting": column, **shown, "validation": score, "rounds to the target": rounds, "chosen": end}
-            )
+            shown |= {"validation": score, "rounds to the target": rounds, "chosen": end}
+            lines.append({"": row, "setting": column, **shown})
     runs, rounds, seconds, sent = (sum(search[name] for search in searches.values()) for name in ("runs", *COSTS))
     told = f"Tuned on seed {seed} by the clients' validation data: {'; '.join(chosen)}. "
     told += f"The search took {runs} runs, {rounds:,} rounds, {clock(seconds)} and {human(sent)}."

@@ -45,15 +45,11 @@ def report(arguments: list[str]) -> None:
     """
     parser = parser_of("report", report)
     parser.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="a run's directory; several are compared")
-    parser.add_argument(
-        "--output",
-        type=Path,
-        help="the page; by default report.html in the run's directory, or in the working directory for several runs",
-    )
+    place = "the page; by default report.html in the run's directory, or in the working directory for several runs"
+    parser.add_argument("--output", type=Path, help=place)
     parser.add_argument("--title", help="its heading")
-    parser.add_argument(
-        "--confusion", action="store_true", help="add confusion matrices, for which the models predict the test set"
-    )
+    confusion = "add confusion matrices, for which the models predict the test set"
+    parser.add_argument("--confusion", action="store_true", help=confusion)
     parser.add_argument("--import-from", type=Path, metavar="FOLDER", help=f"beside --confusion: {IMPORT_FROM}")
     options = parser.parse_args(arguments)
     runs = [read_run(directory) for directory in options.runs]
@@ -177,9 +173,8 @@ def _svg(title: str, figure: Figure) -> Picture:
 
 def _clients(name: str, run: RunFiles) -> Picture:
     table = pandas.read_csv(run.directory / "clients.csv")
-    return _svg(
-        f"Clients of {name}, seed {run.seed}", client_figure({column: table[column].to_numpy() for column in table}, run.rows)
-    )
+    columns = {column: table[column].to_numpy() for column in table}
+    return _svg(f"Clients of {name}, seed {run.seed}", client_figure(columns, run.rows))
 
 
 def _confusion(name: str, run: RunFiles, import_from: Path | None) -> Picture:
