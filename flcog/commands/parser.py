@@ -94,7 +94,7 @@ class Parser(LightningArgumentParser):
         if found := NO_CLASS.search(reason):
             module, ours = sys.modules.get(found[1] or ""), (flcog.callbacks, flcog.datamodules, flcog)
             names = getattr(module, "__all__", dir(module)) if module else [name for each in ours for name in each.__all__]
-            reason += _meant(guess(found[2], names))
+            reason += f".{guess(found[2], names)}"
         if commands and "required" in reason:
             reason += ": give a config by -c FILE, or class paths by --NAME"
         complain(reason)
@@ -108,8 +108,5 @@ class Parser(LightningArgumentParser):
         if self.owner is None:
             options += [f"data.{option}" for option in inspect.signature(FederatedDataModule).parameters]
         by_last = {option.rpartition(".")[2]: option for option in reversed(options)}
-        return message + _meant(f" Did you mean {by_last[name]!r}?" if name in by_last else guess(name, options))
-
-
-def _meant(guessed: str) -> str:
-    return f".{guessed}" if guessed else ""
+        meant = f" Did you mean {by_last[name]!r}?" if name in by_last else guess(name, options)
+        return f"{message}.{meant}" if meant else message
