@@ -284,9 +284,8 @@ def profile_round(trainer: Any, path: str) -> None:
     everywhere = _ExperimentalConfig(profile_all_threads=True)
     began = time.perf_counter()
     # With acc_events, torch does not warn of later cycles, of which there are none.
-    with (
-        profile(activities=activities, experimental_config=everywhere, acc_events=True) if is_first else nullcontext() as profiler
-    ):
+    profiled: Any = profile(activities=activities, experimental_config=everywhere, acc_events=True) if is_first else nullcontext()
+    with profiled as profiler:
         trainer.train_round()
         synchronise(trainer)
     took = time.perf_counter() - began

@@ -68,9 +68,8 @@ def compare(arguments: list[str]) -> None:
     _check_metrics(table, results)
     if failed:
         run, error, _ = failed[0]
-        raise ValueError(
-            f"{len(failed)} of {len(runs)} runs failed, the first, {run.name}: {error} (all of it: {run.folder / OUTPUT})"
-        )
+        told = f"{run.name}: {error} (all of it: {run.folder / OUTPUT})"
+        raise ValueError(f"{len(failed)} of {len(runs)} runs failed, the first, {told}")
 
 
 def describe(runs: Sequence[Run], results: Sequence[Mapping[str, Any]] = ()) -> str:
@@ -131,9 +130,7 @@ def _check_metrics(table: Table, results: Sequence[Any]) -> None:
         found = [result for result in results if result["view"] == name and result["finished"] and result["rounds"]]
         if view.metric and found and not any(result["metric"] for result in found):
             logged = sorted({column for result in found for row in result["history"] for column in row})
-            raise ValueError(
-                f"no run logged the table's metric {view.metric}, but {', '.join(logged)}: correct it; nothing is run twice"
-            )
+            raise ValueError(f"no run logged the table's metric {view.metric}, but {', '.join(logged)}; nothing is run twice")
 
 
 def _parser() -> argparse.ArgumentParser:

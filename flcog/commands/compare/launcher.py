@@ -171,10 +171,8 @@ def fill(table: Table, runs: Sequence[Run], stop_early: StopEarly = lambda run: 
         signals.put_back(before)
     finished = sum(run.finished for run in runs)
     if launcher.signal and finished < len(runs):
-        name = signals.name(launcher.signal)
-        print(
-            f"\nstopped by {name}, {finished} of {len(runs)} runs finished. The same command continues the others\n", flush=True
-        )
+        stopped = f"stopped by {signals.name(launcher.signal)}, {finished} of {len(runs)} runs finished"
+        print(f"\n{stopped}. The same command continues the others\n", flush=True)
         raise KeyboardInterrupt if launcher.signal == signal.SIGINT else SystemExit(signals.EXIT_STATUS)
     return failed
 

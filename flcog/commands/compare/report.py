@@ -123,10 +123,8 @@ def _costs(filled: ResultTable, suffix: str) -> pandas.DataFrame:
         mean = filled.frame.loc[filled.frame.row == row, name].mean()
         return "" if math.isnan(mean) else human(round(mean))
 
-    columns = {
-        f"total time{suffix}": partial(_time, filled, "seconds"),
-        "time of an acting round": partial(_time, filled, "acting_seconds"),
-    }
+    columns = {f"total time{suffix}": partial(_time, filled, "seconds")}
+    columns |= {"time of an acting round": partial(_time, filled, "acting_seconds")}
     return _by_row(filled, {**columns, "sent up": partial(sent, "up_bytes"), "sent in all": partial(sent, "total_bytes")})
 
 

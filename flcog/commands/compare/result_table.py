@@ -107,10 +107,9 @@ class ResultTable:
         if self.of(row, view).diverged.any() or self.of(against, view).diverged.any():
             return estimate([])
         ours, theirs = self.scores(row, view, finished=True), self.scores(against, view, finished=True)
-        seeds = [
-            seed for seed in ours.index if seed in theirs.index and math.isfinite(ours[seed]) and math.isfinite(theirs[seed])
-        ]
-        return paired_difference(ours[seeds].tolist(), theirs[seeds].tolist())
+        pairs = ours.to_frame("ours").join(theirs.rename("theirs"), how="inner")
+        pairs = pairs[np.isfinite(pairs).all(axis="columns")]
+        return paired_difference(pairs.ours.tolist(), pairs.theirs.tolist())
 
     def saving(self, row: str, view: str) -> Saving | None:
         """What a row saves. None without a row to compare with, with several targets, or if the row itself missed the target."""

@@ -148,13 +148,12 @@ def _choice(value: Any) -> Any:
 
 def studies_of(table: Table, out: Path, extra: Sequence[str]) -> dict[tuple[str, str], Study]:
     """A study for each row with ``tune`` in each column. Other rows take part in the table with their defaults."""
-    places = [
-        (row, column)
+    return {
+        (row, column): Study(table, row, column, out, extra)
         for column in table.columns
         for row, part in table.rows.items()
         if part.tune.keys() - part.columns.get(column, {})
-    ]
-    return {(row, column): Study(table, row, column, out, extra) for row, column in places}
+    }
 
 
 def tune(table: Table, out: Path, extra: Sequence[str], fill: Fill) -> None:

@@ -112,9 +112,8 @@ def _charts(groups: Sequence[Group]) -> Mapping[str, Iterator[Panel]]:
     scores = [name for name in dict.fromkeys([*mains, "test/loss", "val/loss", "train/loss"]) if name in columns]
     spread = [f"{name.removesuffix('_q50')}{end}" for name in columns if name.endswith("_q50") for end in SPREAD]
     clients = [name for name in spread if name.endswith(("_q10", "_q50", "_q90", "_worst_decile"))]
-    others = [
-        name for name in columns if name not in (*scores, *spread, "round") and not name.endswith("/loss") and "comm/" not in name
-    ]
+    drawn = (*scores, *spread, "round")
+    others = [name for name in columns if name not in drawn and not name.endswith("/loss") and "comm/" not in name]
     return {
         "Curves": _by_round(groups, scores),
         "Clients": _by_round(groups, clients),
