@@ -60,7 +60,15 @@ def main(argv: list[str] | None = None) -> None:
     try:
         with shown_errors():
             command = _asked(words)
-            _run(command, words[1:], argv)
+            gc.disable()  # collections while torch and Lightning are imported take half a second and free nothing
+            run = command.run
+            gc.enable()
+            if isinstance(command, TrainerCommand):
+                from flcog.commands.federated_cli import CommandCLI
+
+                CommandCLI(argv, command)
+            else:
+                run(list(words[1:]))
             if sys.stdout is not None:  # the shell may have closed it (>&-)
                 sys.stdout.flush()
     except BrokenPipeError:  # as | head closes it after ten lines
@@ -68,19 +76,6 @@ def main(argv: list[str] | None = None) -> None:
         raise SystemExit(1) from None
     except KeyboardInterrupt:
         raise SystemExit(130) from None  # a run's Checkpoint, or compare, has printed how to resume
-
-
-def _run(command: Command, arguments: Sequence[str], argv: list[str] | None) -> None:
-    """Run a command."""
-    gc.disable()  # collections while torch and Lightning are imported take half a second and free nothing
-    run = command.run
-    gc.enable()
-    if isinstance(command, TrainerCommand):
-        from flcog.commands.federated_cli import CommandCLI
-
-        CommandCLI(argv, command)
-    else:
-        run(list(arguments))
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -7,7 +7,6 @@ lists: its ``trainer.callbacks`` is then a mapping by name, ``{FedProx: {mu: 0.1
 
 import argparse
 import inspect
-import itertools
 import json
 import pydoc
 from collections.abc import Container, Iterator, Sequence
@@ -30,18 +29,6 @@ OPTIONS = ("-c", "--config")
 
 ONLY_FIT = ("init_from",)
 """Entries of a run's ``config.yaml`` that are options of ``fit`` alone."""
-
-
-def check_config(path: Path) -> dict[str, Any]:
-    """Read a config. Refuse a file without a mapping of options, and an option that appears twice: YAML would use the last value."""
-    content = load_yaml(path)
-    if not isinstance(content, dict):
-        what = "nothing" if content is None else "a list" if isinstance(content, list) else "a single value"
-        raise ValueError(f"{path} holds {what}: a config is a mapping with trainer, model, data, as configs/quickstart.yaml is")
-    refuse_doubles(path, yaml.compose(path.read_text(encoding="utf-8"), Loader=yaml.SafeLoader))
-    if not isinstance(content.get("trainer", {}), dict):
-        raise ValueError(f"{path}: trainer must be a mapping of options; got {content['trainer'] or 'nothing'}")
-    return content
 
 
 def adapted(text: str, options: Container[str]) -> str:
@@ -139,15 +126,14 @@ def _options(class_path: str) -> set[str]:
     return {name for maker in makers if maker for name in inspect.signature(maker).parameters if name != "self"}
 
 
-def with_changes(words: Sequence[str]) -> list[str]:
-    """After each config whose callbacks are a mapping, add the mapping's entries as options of single callbacks."""
-    found: list[str] = []
-    for before, word in itertools.pairwise(["", *words]):
-        path = Path(split_config(before, word)[1])
-        trainer = check_config(path).get("trainer", {}) if path.is_file() else {}
-        changes = [each for name, value in trainer.items() if is_change(name, value) for each in _flat("", value)]
-        found += [word, *(f"--{LIST}{change}" for change in changes)]
-    return found
+def changes_of(path: str) -> Iterator[str]:
+    """The entries of a config's mapping of callbacks, as options. Refuse an option that appears twice: YAML would use the last value."""
+    content = load_yaml(Path(path))
+    refuse_doubles(Path(path), yaml.compose(Path(path).read_text(encoding="utf-8"), Loader=yaml.SafeLoader))
+    trainer = content.get("trainer") if isinstance(content, dict) else None
+    for name, value in trainer.items() if isinstance(trainer, dict) else ():
+        if is_change(name, value):
+            yield from (f"--{LIST}{change}" for change in _flat("", value))
 
 
 def _flat(option: str, value: Any) -> Iterator[str]:

@@ -35,9 +35,8 @@ def figure_of(panels: Sequence[Panel], names: Sequence[str]) -> Figure:
         looks = {name: LOOKS[names.index(name) % len(LOOKS)] for name in panel.lines}
         for name, line in panel.lines.items():
             colour, style = looks[name]
-            axes.plot(
-                line.x, line["mean"], style, color=colour, linewidth=1.3, label=name, marker="o" if len(line) == 1 else None
-            )
+            marker = "o" if len(line) == 1 else None
+            axes.plot(line.x, line["mean"], style, color=colour, linewidth=1.3, label=name, marker=marker)
             axes.fill_between(line.x, line.low, line.high, color=colour, alpha=0.12, linewidth=0)
         axes.set(title=panel.title, xlabel=panel.x, ylabel=panel.y)
         axes.grid(color="#e6e6e6", linewidth=0.5)

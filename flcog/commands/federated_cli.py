@@ -2,7 +2,7 @@
 
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,7 @@ from torch import nn
 
 import flcog.callbacks
 import flcog.datamodules
-from flcog.commands.config_file import IN_ROUNDS, reach_by_name, with_changes
+from flcog.commands.config_file import IN_ROUNDS, reach_by_name
 from flcog.commands.errors import shown_errors
 from flcog.commands.parser import DATA, Parser
 from flcog.commands.shipped_configs import with_paths
@@ -65,42 +65,24 @@ class FederatedCLI(LightningCLI):
 
     def __init__(
         self,
-        model_class: Callable[..., nn.Module] | None = None,
-        datamodule_class: Callable[..., Any] | None = None,
-        save_config_callback: type[SaveConfigCallback] | None = SaveConfigCallback,
-        save_config_kwargs: dict[str, Any] | None = None,
+        model_class: Any = None,
+        datamodule_class: Any = None,
+        *,
         trainer_class: type[FederatedTrainer] = FederatedTrainer,
-        trainer_defaults: dict[str, Any] | None = None,
         seed_everything_default: bool | int = 0,
         parser_kwargs: dict[str, Any] | None = None,
-        subclass_mode_model: bool = False,
-        subclass_mode_data: bool = False,
-        args: Any = None,
         run: bool = True,
-        auto_configure_optimizers: bool = True,
+        **options: Any,
     ) -> None:
         for package in (sys.modules["flcog"], flcog.callbacks, flcog.datamodules):
             exported(package)  # jsonargparse finds a class by its name alone only after it was imported
         if self.modules is not None and (folder := os.path.abspath(self.modules)) not in sys.path:
             sys.path.append(folder)  # last: a file there called random.py or torch.py must not replace the module of that name
+        options |= {"trainer_class": trainer_class, "parser_class": Parser, "load_from_checkpoint_support": False, "run": run}
+        options |= {"seed_everything_default": seed_everything_default}
+        options |= {"parser_kwargs": {"dump_header": ["flcog"]} | (parser_kwargs or {})}
         with shown_errors() if run else nullcontext():
-            super().__init__(
-                model_class=model_class,  # type: ignore[arg-type]
-                datamodule_class=datamodule_class,
-                save_config_callback=save_config_callback,
-                save_config_kwargs=save_config_kwargs,
-                trainer_class=trainer_class,  # type: ignore[arg-type]
-                trainer_defaults=trainer_defaults,
-                seed_everything_default=seed_everything_default,
-                parser_kwargs={"dump_header": ["flcog"]} | (parser_kwargs or {}),
-                parser_class=Parser,
-                subclass_mode_model=subclass_mode_model,
-                subclass_mode_data=subclass_mode_data,
-                args=args,
-                run=run,
-                auto_configure_optimizers=auto_configure_optimizers,
-                load_from_checkpoint_support=False,
-            )
+            super().__init__(model_class, datamodule_class, **options)
 
     @staticmethod
     def subcommands() -> dict[str, set[str]]:
@@ -128,7 +110,7 @@ class FederatedCLI(LightningCLI):
         if isinstance(args, dict | Namespace):
             self.config = parser.parse_object(args)
         else:
-            self.config = parser.parse_args(with_changes(with_paths(sys.argv[1:] if args is None else args)))
+            self.config = parser.parse_args(with_paths(sys.argv[1:] if args is None else args))
 
     def _parse_ckpt_path(self) -> None:
         """flcog's checkpoints do not change the configuration."""
@@ -146,13 +128,13 @@ class FederatedCLI(LightningCLI):
         always = self.trainer_defaults.get("callbacks") or []
         callbacks = [*(options.get("callbacks") or []), *callbacks, *(always if isinstance(always, list) else [always])]
         options["callbacks"] = callbacks + self._config_savers()
-        trainer = self.trainer_class(**options)
+        trainer: Any = self.trainer_class(**options)
         self._dump_config()
-        trainer.config = {key: value for key, value in self.config_dump.items() if key not in NOT_OF_THE_RUN}  # type: ignore[attr-defined]
-        if trainer.config.get("init_from") is None:  # type: ignore[attr-defined]
-            trainer.config.pop("init_from", None)  # type: ignore[attr-defined]
+        trainer.config = {key: value for key, value in self.config_dump.items() if key not in NOT_OF_THE_RUN}
+        if trainer.config.get("init_from") is None:
+            trainer.config.pop("init_from", None)
         # The option applies to one resume: a run's own config.yaml must not repeat it at each later one.
-        trainer.config["trainer"].pop("resume_changed", None)  # type: ignore[attr-defined]
+        trainer.config["trainer"].pop("resume_changed", None)
         return trainer
 
     def _config_savers(self) -> list[Callback]:

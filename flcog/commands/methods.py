@@ -93,7 +93,7 @@ def method_rows(methods: Iterable[Method]) -> list[list[str]]:
     rows = []
     for method in methods:
         clients = max(2, method.least) if isinstance(method, UploadAggregator | UploadChange) else 2
-        plain = _plain_bytes(method.needs_adapters, clients)
+        plain = plain_bytes(adapters=method.needs_adapters, num_clients=clients)
         traffic = bytes_of_a_round(_brief(method), num_clients=clients)
         documentation, does = " ".join((type(method).__doc__ or "").split()), first_paragraph(type(method))
         if year := re.search(r"\b((?:19|20)\d\d)\b(?:(?!https?:).)*https?://", documentation):
@@ -125,10 +125,8 @@ def _runs_sealed(method: Method) -> bool:
     return True
 
 
-@functools.cache
-def _plain_bytes(adapters: bool, num_clients: int) -> RoundBytes:
-    """FedAvg's bytes on the same model."""
-    return bytes_of_a_round(adapters=adapters, num_clients=num_clients)
+plain_bytes = functools.cache(bytes_of_a_round)
+"""FedAvg's bytes on the same model."""
 
 
 def _relative(bytes_: int, once: int, plain: int) -> str:

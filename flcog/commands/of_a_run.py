@@ -75,11 +75,8 @@ def import_only_from(folder: Path | None) -> None:
     """
     if not sys.flags.safe_path and sys.path[:1] in ([""], [os.getcwd()]):
         del sys.path[0]
-    if folder is None:
-        return
-    if not folder.is_dir():
-        raise ValueError(f"--import-from {folder} is no folder: give the folder that contains your own modules")
-    sys.path.append(str(folder.resolve()))
+    if folder is not None:
+        sys.path.append(str(folder.resolve()))
 
 
 def open_run(run: Path, import_from: Path | None) -> CommandCLI:
@@ -92,12 +89,7 @@ def open_run(run: Path, import_from: Path | None) -> CommandCLI:
 
 def checkpoint_of(run: Path, given: str | None) -> Path:
     """Find a checkpoint: ``best``, ``last`` or a file. By default the best model, or the last if no round was evaluated."""
-    folder = run / "checkpoints"
-    names = ("best", "last") if given is None else (given,)
-    paths = [folder / f"{name}.ckpt" if name in ("best", "last") else Path(name) for name in names]
-    found = next((path for path in paths if path.is_file()), None)
-    if found is None and not folder.is_dir():
-        raise ValueError(f"{run} holds no checkpoints: give the directory of a run that has written some")
-    if found is None:
-        raise ValueError(f"no checkpoint at {paths[-1]}: give best, last, or a file under {folder}")
-    return found
+    if given is not None and given not in ("best", "last"):
+        return Path(given)
+    best, last = (run / "checkpoints" / f"{name}.ckpt" for name in ("best", "last"))
+    return best if given == "best" or (given is None and best.is_file()) else last

@@ -45,14 +45,8 @@ class Parser(LightningArgumentParser):
         args = args if args is None else [re.sub(r"^(--[^=]+=)None$", r"\1null", argument) for argument in args]
         return super().parse_args(args, *rest, **options)
 
-    def parse_string(self, *content: Any, **options: Any) -> Any:
-        """The parent's method. Its first argument has another name in earlier versions of jsonargparse."""
-        name = next((name for name in ("content", "cfg_str") if name in options), None)
-        if name is None:
-            content = (adapted(content[0], self._option_string_actions), *content[1:])
-        else:
-            options[name] = adapted(options[name], self._option_string_actions)
-        return super().parse_string(*content, **options)
+    def parse_string(self, content: str, *rest: Any, **options: Any) -> Any:  # type: ignore[override]
+        return super().parse_string(adapted(content, self._option_string_actions), *rest, **options)
 
     def parse_object(self, obj: Any, *rest: Any, **options: Any) -> Any:
         """Put keywords of another package, such as timm's, into the argument that their class has for them."""
@@ -100,9 +94,7 @@ class Parser(LightningArgumentParser):
         if found := NO_CLASS.search(reason):
             module, ours = sys.modules.get(found[1] or ""), (flcog.callbacks, flcog.datamodules, flcog)
             names = getattr(module, "__all__", dir(module)) if module else [name for each in ours for name in each.__all__]
-            reason += _meant(guess(found[2], names))
-        if found := re.search(r"Option '(\w+)' is not accepted$", reason):
-            reason += _meant(guess(found[1], ()))
+            reason += f".{guess(found[2], names)}"
         if commands and "required" in reason:
             reason += ": give a config by -c FILE, or class paths by --NAME"
         complain(reason)
@@ -116,8 +108,5 @@ class Parser(LightningArgumentParser):
         if self.owner is None:
             options += [f"data.{option}" for option in inspect.signature(FederatedDataModule).parameters]
         by_last = {option.rpartition(".")[2]: option for option in reversed(options)}
-        return message + _meant(f" Did you mean {by_last[name]!r}?" if name in by_last else guess(name, options))
-
-
-def _meant(guessed: str) -> str:
-    return f".{guessed}" if guessed else ""
+        meant = f" Did you mean {by_last[name]!r}?" if name in by_last else guess(name, options)
+        return f"{message}.{meant}" if meant else message

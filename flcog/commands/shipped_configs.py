@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from flcog.commands.config_file import split_config
+from flcog.commands.config_file import changes_of, split_config
 from flcog.core.commands import parser_of
 
 
@@ -48,14 +48,17 @@ def near(given: str) -> str:
 
 
 def with_paths(arguments: Iterable[str]) -> list[str]:
-    """Replace the names of shipped configs on a command line by their paths. Refuse a name of neither a file nor a config."""
+    """Replace the names of shipped configs on a command line by their paths. Refuse a name of neither a file nor a config.
+
+    Each config whose callbacks are a mapping is followed by the mapping's entries, as options of single callbacks.
+    """
     words = []
     for before, word in itertools.pairwise(["", *arguments]):
         option, config = split_config(before, word)
         path = find(config) if config else ""
         if path and not (_is_file(path) or re.search(r"[:{\n]", path)):  # neither an address nor a config's own text
             raise ValueError(f"-c takes a YAML file, or a name that flcog configs lists: there is no file {path}.{near(path)}")
-        words.append(option + path)
+        words += [option + path, *(changes_of(path) if os.path.isfile(path) else ())]
     return words
 
 

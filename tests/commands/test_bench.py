@@ -135,11 +135,6 @@ def test_from_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str
     ]
 
 
-def test_a_value_that_is_no_list() -> None:
-    with pytest.raises(ValueError, match=r"vary.executor='loop': give a list of values"):
-        bench(make_trainer(None), classifier(), TinyData(), vary={"executor": "loop"})
-
-
 class Interrupted(flcog.Method):
     """Ctrl-C ends its third round, after the first round and one timed round."""
 

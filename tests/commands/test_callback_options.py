@@ -10,7 +10,8 @@ from harness import ROOT
 from flcog.commands.cli import main
 from flcog.commands.compare.runs import runs_of
 from flcog.commands.compare.table import read_table
-from flcog.commands.config_file import adapted, with_changes
+from flcog.commands.config_file import adapted
+from flcog.commands.shipped_configs import with_paths
 
 QUICKSTART = str(ROOT / "configs" / "quickstart.yaml")
 THREE = ["--trainer.callbacks+=FedProx", "--trainer.callbacks+=LocalModels", "--trainer.callbacks+=MOON"]
@@ -97,8 +98,8 @@ def test_only_a_mapping_of_names_becomes_options(tmp_path: Path) -> None:
     text = "trainer: {callbacks: {A: {b: {c: 1, d: {class_path: E}}}, f: null}}\nmodel: {x: 1}\n"
     path.write_text(text)
     options = [f"--trainer.callbacks.{each}" for each in ("A.b.c=1", 'A.b.d={"class_path": "E"}', "f=null")]
-    assert with_changes(["-c", str(path), "--x"]) == ["-c", str(path), *options, "--x"]
+    assert with_paths(["-c", str(path), "--x"]) == ["-c", str(path), *options, "--x"]
     assert adapted(text, ()) == "trainer: {}\nmodel:\n  x: 1\n"
     for text in ("trainer: {callbacks: [A]}", "trainer: {callbacks+: {class_path: A}}", "trainer: {callbacks: {class_path: A}}"):
         path.write_text(text)
-        assert with_changes([f"--config={path}"]) == [f"--config={path}"] and adapted(text, ()) == text
+        assert with_paths([f"--config={path}"]) == [f"--config={path}"] and adapted(text, ()) == text

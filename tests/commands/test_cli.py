@@ -112,8 +112,8 @@ def test_a_run_is_predicted_with_exported_and_loaded(capsys: pytest.CaptureFixtu
     for words, message in {
         ("predict", folder, "--inputs", "none.npy"): "predict found no none.npy",
         ("predict", folder, "--output", "p.json"): "predictions are written as .csv or .npz; got p.json",
-        ("predict", folder, "--checkpoint", "third"): "no checkpoint at third: give best, last, or a file under",
-        ("export", "nowhere"): "nowhere holds no checkpoints: give the directory of a run",
+        ("predict", folder, "--checkpoint", "third"): "no checkpoint at third: give a file that a run wrote under checkpoints/",
+        ("export", "nowhere"): "nowhere holds no config.yaml: give the directory of a run",
         ("export", folder, "--format", "h5"): "flcog export: argument --format: invalid choice: 'h5'",
     }.items():
         assert run(*words) == 2

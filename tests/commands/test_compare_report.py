@@ -107,6 +107,12 @@ def test_options_choose_partner_spread_and_seeds(tmp_path: Path, capsys: pytest.
     assert files == {"table.md", "table.tex", "table.csv", "differences.csv", "paper.csv", "curves.png", "curves.pdf"}
 
 
+def test_a_row_without_runs_has_no_spread(tmp_path: Path) -> None:
+    given = fill(tmp_path, {"A": A, "B": []}, spread="sem")
+    sem = 100 * statistics.stdev(A) / math.sqrt(3)
+    assert f"60.00 {{\\scriptsize $\\pm$ {sem:.2f}}}" in latex(given) and "B & --" in latex(given)
+
+
 def test_a_column_may_have_its_own_summary(tmp_path: Path) -> None:
     metrics = {"noted": {"metric": "training/accuracy", "summary": "last"}, "test": "test/accuracy"}
     plan = table(tmp_path, metrics=metrics, published={"A": {"noted": 70.0}})

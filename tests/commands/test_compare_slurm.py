@@ -196,7 +196,11 @@ REFUSES = "echo 'sbatch: error: invalid partition specified: x\nsbatch: error: B
 @pytest.mark.parametrize(
     ("scripts", "options", "message"),
     [
-        ({}, ["--launcher", "slurm"], "--launcher slurm found no program sbatch on PATH: give the command on a login node"),
+        (
+            {},
+            ["--launcher", "slurm"],
+            'sbatch refuses the job of A · seed 0: Could not detect "srun", are you indeed on a slurm cluster?',
+        ),
         (
             {"sbatch": REFUSES, "squeue": ":", "srun": ":"},
             ["--launcher", "slurm"],

@@ -79,7 +79,7 @@ COMMANDS = {
     "fitt -c Q": "there is no command 'fitt'. Did you mean 'fit'?|validate|bench|compare",
     "fit": "model|give a config by -c FILE",
     "partition -c Q --plott x.png": "Did you mean 'plot'?",
-    "export folder": "folder holds no checkpoints: give the directory of a run",
+    "export folder": "folder holds no config.yaml: give the directory of a run",
     "test -c Q --ckpt_path notes.ckpt": "notes.ckpt is no readable flcog checkpoint",
 }
 
@@ -95,7 +95,7 @@ def test_a_command_is_refused_in_one_line(command: str, capsys: pytest.CaptureFi
 
 CONFIGS = {
     b"trainer: {rounds: 3}\n# caf\xe9\n": "config.yaml is not UTF-8 text (byte 26): save it as UTF-8",
-    b"": "holds nothing: a config is a mapping with trainer, model, data",
+    b"": "Unexpected config",
     b"trainer:\n  rounds: 3\n   local_steps: 2\n": "config.yaml is no YAML: mapping values are not allowed here (line 3, column 15)",
     b"trainer:\n  rounds: 3\n  rounds: 4\n": "config.yaml has 'rounds' twice, in lines 2 and 3: keep one",
     b"trainer: {roundz: 3}": "Did you mean 'trainer.rounds'?",

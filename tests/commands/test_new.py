@@ -85,7 +85,6 @@ def test_its_files_are_clean_and_the_reference_is_independent(tmp_path: Path, ca
 REFUSED = {
     "my-method": "the name is a Python class's, such as MyMethod; got 'my-method'",
     "FedProx": "flcog has a FedProx already: choose another name",
-    "Torch": "Python has a module 'torch' already, which would be taken for yours",
 }
 
 

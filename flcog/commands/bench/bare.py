@@ -47,10 +47,6 @@ class BareLoop:
                 f"bench: {type(self.server).__name__} has its own training_step, which the bare loop does not call: give a "
                 "flcog.ClientModule, which has a per_example_loss"
             )
-        if (accumulate := trainer.settings.accumulate_grad_batches) > 1:
-            raise ValueError(
-                f"bench: the bare loop takes a step after every batch; got accumulate_grad_batches={accumulate}: set it to 1"
-            )
 
     def round(self, number: int, clients: list[int]) -> float:
         """Train a round of these clients and return its seconds."""

@@ -12,6 +12,7 @@ from typing import Any, Protocol
 
 import numpy as np
 import torch
+from jsonargparse.typing import NonNegativeFloat, PositiveInt
 from lightning.pytorch.cli import instantiate_class
 from torch._C._profiler import _ExperimentalConfig
 from torch.profiler import ProfilerActivity, profile
@@ -19,7 +20,6 @@ from torch.profiler import ProfilerActivity, profile
 from flcog.client.executor import Choice
 from flcog.commands import cli
 from flcog.commands.bench.bare import BareLoop, batches_of, wait_for_device
-from flcog.core.checks import at_least
 from flcog.core.files import write_yaml
 from flcog.core.output import say
 from flcog.core.text import first_line, human, markdown
@@ -35,24 +35,15 @@ STABLE = 0.05
 CALLBACKS = "callbacks"
 """The name of the variation of single methods. Each one joins the config's own methods in a run of its own."""
 
-MAY_VARY = {
-    "executor": "loop, vmap, vmap-patches",
-    "chunk_size": "1, 10, 50",
-    "compile": "false, true",
-    "precision": "32-true, bf16-mixed",
-    "tf32": "false, true",
-}
-"""Arguments of the trainer that change how a round is computed, but not its result, each with an example."""
-
 
 def bench(
     trainer: Any,
     model: Any,
     datamodule: Any,
-    repeats: int = 5,
-    seconds: float = 60.0,
+    repeats: PositiveInt = 5,
+    seconds: NonNegativeFloat = 60.0,
     profile: str | None = None,
-    vary: dict[str, Any] | None = None,
+    vary: dict[str, list] | None = None,
     save: str | None = None,
 ) -> None:
     """Time the config's rounds against a bare PyTorch loop of the same SGD steps.
@@ -98,7 +89,7 @@ def time_rounds(
     datamodule: Any,
     repeats: int,
     seconds: float,
-    vary: dict[str, Any] | None = None,
+    vary: dict[str, list] | None = None,
     save: str | None = None,
     others: Callable[[BareLoop, list[int]], AbstractContextManager[Sequence[Rival]]] = lambda bare, clients: nullcontext(()),
 ) -> Any:
@@ -106,9 +97,7 @@ def time_rounds(
 
     ``others`` starts further rivals, in the first process only, after the bare loop's first round of these clients.
     """
-    at_least(None, 1, repeats=repeats)
-    at_least(None, 0, seconds=seconds)
-    contestants = variations(trainer, vary)
+    contestants = variations(trainer, vary or {})
     trainer.prepare(copy.deepcopy(model), datamodule)
     ready = time.perf_counter()
     processes, rounds = trainer.run.processes, list[list[float]]()
@@ -140,10 +129,8 @@ def time_rounds(
                     if save is not None:
                         names = [*(f"{each.name} ({each.ran_as})" for each in contestants), *names]
                         columns = [list(map(float, times)) for times in zip(*rounds, strict=True)]
-                        about = environment(processes.accelerator) | {
-                            "processes": processes.count,
-                            "threads": torch.get_num_threads(),
-                        }
+                        about = environment(processes.accelerator) | {"processes": processes.count}
+                        about |= {"threads": torch.get_num_threads()}
                         write_yaml(Path(save), about | {"seconds": dict(zip(names, columns, strict=True))})
     if processes.is_first and cli.began is not None:  # no script called this function
         print(f"start: the first round can begin {ready - cli.began:.1f} s after the command (imports, configuration, data)")
@@ -153,8 +140,8 @@ def time_rounds(
 class Contestant:
     """A trainer whose rounds are timed."""
 
-    def __init__(self, trainer: Any, values: Mapping[str, Any] | None = None) -> None:
-        self.trainer, self.values = trainer, dict(values or {})
+    def __init__(self, trainer: Any, values: Mapping[str, Any]) -> None:
+        self.trainer, self.values = trainer, values
         self.first_round, self.memory = 0.0, 0
 
     def round(self, number: int, clients: list[int]) -> float:
@@ -189,17 +176,8 @@ def synchronise(trainer: Any) -> None:
     trainer.fabric.barrier()
 
 
-def variations(trainer: Any, vary: Mapping[str, Any] | None) -> list[Contestant]:
-    """Make a trainer for each combination of values; without any, the config's own alone."""
-    if vary is None:
-        return [Contestant(trainer)]
-    examples = {**MAY_VARY, CALLBACKS: "none, NAME"}
-    for name, values in vary.items():
-        if name not in examples or not isinstance(values, list) or not values:
-            raise ValueError(
-                f"vary.{name}={values!r}: give a list of values of one or several of "
-                f"{', '.join(f'{known} ([{example}])' for known, example in examples.items())}"
-            )
+def variations(trainer: Any, vary: Mapping[str, Sequence[Any]]) -> list[Contestant]:
+    """Make a trainer for each combination of values; without any, one of the config's own alone."""
     return [_varied(trainer, dict(zip(vary, values, strict=True))) for values in itertools.product(*vary.values())]
 
 
@@ -258,31 +236,28 @@ def uncertainty(values: Sequence[float]) -> float:
     return float(1.57 * (high - low) / middle / len(values) ** 0.5)
 
 
-def ratios(rounds: Sequence[Sequence[float]], count: int) -> list[list[list[float]]]:
-    """For each of our times, its ratios in every round to each rival's and, if we have several, to our first."""
-    times = list(zip(*rounds, strict=True))
-    others = [*times[count:], *times[: count > 1]]
-    return [[[own / other for own, other in zip(ours, theirs, strict=True)] for theirs in others] for ours in times[:count]]
+def ratios(rounds: Sequence[Sequence[float]], count: int) -> np.ndarray:
+    """The ratios of our ``count`` times in every round to each rival's and, if we have several, to our first: (ours, others, rounds)."""
+    times = np.array(rounds).T
+    return times[:count, None] / np.concatenate([times[count:], times[: count > 1]])
 
 
 def settled(rounds: Sequence[Sequence[float]], count: int) -> bool:
     """Whether the median of each ratio is known well enough. The first ``count`` times are ours."""
-    return all(uncertainty(values) <= STABLE for values in itertools.chain(*ratios(rounds, count)))
+    return all(uncertainty(values) <= STABLE for each in ratios(rounds, count) for values in each)
 
 
 def print_table(contestants: Sequence[Contestant], names: Sequence[str], rounds: Sequence[Sequence[float]]) -> None:
     """Print a table with a line for each combination of varied values, and for each rival."""
     trainer, count = contestants[0].trainer, len(contestants)
-    on_gpu = trainer.run.processes.device.type == "cuda"
-    medians = [np.median(times) for times in zip(*rounds, strict=True)]
-    found = ratios(rounds, count)
+    medians, found = np.median(rounds, axis=0), ratios(rounds, count)
     others = [*(f"of {name}" for name in names), *["of the first"] * (count > 1)]
     rows = [
         {name: as_yaml(value) for name, value in (contestant.values or {"program": "flcog"}).items()}
         | {"ran as": contestant.ran_as, "a round": in_seconds(median)}
         | dict(zip(others, map(_ratio, own), strict=True))
         | {"first round": in_seconds(contestant.first_round)}
-        | ({"memory": human(contestant.memory)} if on_gpu else {})
+        | ({"memory": human(contestant.memory)} if trainer.run.processes.device.type == "cuda" else {})
         for contestant, median, own in zip(contestants, medians, found, strict=False)
     ]
     header = list(rows[0])
@@ -291,7 +266,7 @@ def print_table(contestants: Sequence[Contestant], names: Sequence[str], rounds:
     if trainer.methods:
         print(f"{' + '.join(type(method).__name__ for method in trainer.methods)}: in flcog's rounds alone")
     print(markdown(header, ([row.get(name, "") for name in header] for row in rows)))
-    doubt = max(uncertainty(values) for values in itertools.chain(*found))
+    doubt = max(uncertainty(values) for each in found for values in each)
     if STABLE < doubt < math.inf:
         print(f"this machine is noisy: a ratio is known to {doubt:.0%} only; free it, or give more --seconds")
 
@@ -309,9 +284,8 @@ def profile_round(trainer: Any, path: str) -> None:
     everywhere = _ExperimentalConfig(profile_all_threads=True)
     began = time.perf_counter()
     # With acc_events, torch does not warn of later cycles, of which there are none.
-    with (
-        profile(activities=activities, experimental_config=everywhere, acc_events=True) if is_first else nullcontext() as profiler
-    ):
+    profiled: Any = profile(activities=activities, experimental_config=everywhere, acc_events=True) if is_first else nullcontext()
+    with profiled as profiler:
         trainer.train_round()
         synchronise(trainer)
     took = time.perf_counter() - began

@@ -1,16 +1,15 @@
 """The command ``flcog compare``: reads a table, trains its rows, prints and writes the filled table."""
 
 import argparse
-import math
 import shlex
 import shutil
-import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import pandas
 from docstring_parser import parse
 from jsonargparse.typing import NonNegativeInt, PositiveInt
 
@@ -69,25 +68,21 @@ def compare(arguments: list[str]) -> None:
     _check_metrics(table, results)
     if failed:
         run, error, _ = failed[0]
-        raise ValueError(
-            f"{len(failed)} of {len(runs)} runs failed, the first, {run.name}: {error} (all of it: {run.folder / OUTPUT})"
-        )
+        told = f"{run.name}: {error} (all of it: {run.folder / OUTPUT})"
+        raise ValueError(f"{len(failed)} of {len(runs)} runs failed, the first, {told}")
 
 
 def describe(runs: Sequence[Run], results: Sequence[Mapping[str, Any]] = ()) -> str:
     """The command of each run, what is done for it, and its time, as its column's finished runs took it on average."""
     lines, left = [], 0.0
+    done = pandas.DataFrame([one for one in results if one["finished"]], columns=["column", "seconds"])
+    took = done.groupby("column").seconds.mean().dropna()
     for run in runs:
         run.check()
-        took = [
-            one["seconds"]
-            for one in results
-            if one["column"] == run.column and one["finished"] and not math.isnan(one["seconds"])
-        ]
         plan = "finished" if run.finished else f"to be resumed after round {len(run.history)}" if run.begun else "to be trained"
-        if not run.finished and took:
-            left += statistics.fmean(took)
-            plan += f", about {clock(statistics.fmean(took))}"
+        if not run.finished and run.column in took:
+            left += took[run.column]
+            plan += f", about {clock(took[run.column])}"
         lines += [f"{run.name}: {plan}", f"  flcog {shlex.join(run.command)}"]
     todo = sum(not run.finished for run in runs)
     time = f", about {clock(left)} one after another" if left else ""
@@ -113,10 +108,7 @@ def _chosen(options: argparse.Namespace, path: Path, out: Path, saved: Path) -> 
 def _launcher(options: argparse.Namespace) -> Launcher:
     """The launcher that the options name."""
     if options.launcher == "slurm":
-        launcher = SlurmLauncher(options.jobs or MANY, options.partition, options.time, options.gpus)
-        if not (options.show or options.dry_run):
-            launcher.check()
-        return launcher
+        return SlurmLauncher(options.jobs or MANY, options.partition, options.time, options.gpus)
     if given := [f"--{name}" for name in ("partition", "time", "gpus") if getattr(options, name) is not None]:
         raise ValueError(f"{given[0]} is for jobs of a cluster: add --launcher slurm, or leave {given[0]} out")
     return LocalLauncher(options.jobs or 1)
@@ -127,8 +119,7 @@ def _save(table: Table, runs: Sequence[Run], out: Path, saved: Path, seeds: Sequ
     count = write_results(saved, table, [run for run in runs if run.seed in seeds])
     if (out / TUNED).is_file():
         shutil.copy(out / TUNED, saved.with_suffix(".tuned.yaml"))
-    none = f"no run with the settings of the table and the command has finished: nothing is saved in {saved}"
-    print(f"{count} finished runs saved in {saved}" if count else none)
+    print(f"{count} finished runs saved in {saved}")
     if others := sorted({run.seed for run in runs if run.seed not in seeds and run.finished}):
         print(f"seeds that the table does not name are not saved; to save them, add --seeds {' '.join(map(str, others))}")
 
@@ -139,9 +130,7 @@ def _check_metrics(table: Table, results: Sequence[Any]) -> None:
         found = [result for result in results if result["view"] == name and result["finished"] and result["rounds"]]
         if view.metric and found and not any(result["metric"] for result in found):
             logged = sorted({column for result in found for row in result["history"] for column in row})
-            raise ValueError(
-                f"no run logged the table's metric {view.metric}, but {', '.join(logged)}: correct it; nothing is run twice"
-            )
+            raise ValueError(f"no run logged the table's metric {view.metric}, but {', '.join(logged)}; nothing is run twice")
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -165,30 +154,22 @@ def _parser() -> argparse.ArgumentParser:
     bounds = " and ".join(f"{name} ({meaning})" for name, meaning in flcog.callbacks.BOUNDS.items())
     parser.add_argument("--bounds", action="store_true", help=f"add the bounds that papers draw as lines: {bounds}")
     parser.add_argument("--last", type=PositiveInt, help="the number of evaluations in the mean, instead of the table's (or 5)")
-    parser.add_argument(
-        "--against", metavar="ROW", help="the row that the others are compared with, instead of the table's (or the first)"
-    )
+    against = "the row that the others are compared with, instead of the table's (or the first)"
+    parser.add_argument("--against", metavar="ROW", help=against)
     spread = "the figure after ±: standard deviation over seeds, standard error of the mean, or half of its 95 %% interval"
     parser.add_argument("--spread", choices=("std", "sem", "interval"), help=spread)
-    parser.add_argument(
-        "--by",
-        choices=("rounds", "bytes", "seconds"),
-        default="rounds",
-        help="the horizontal axis of the curves; rounds by default",
-    )
+    axis = "the horizontal axis of the curves; rounds by default"
+    parser.add_argument("--by", choices=("rounds", "bytes", "seconds"), default="rounds", help=axis)
     launcher = "local (default) trains on this machine; slurm submits each run as a job: pip install 'flcog[slurm]'"
     parser.add_argument("--launcher", choices=("local", "slurm"), default="local", help=launcher)
     parser.add_argument("--partition", help="the partition for Slurm's jobs, instead of the cluster's default")
     time = "the time limit of one of Slurm's jobs: minutes, or D-HH:MM:SS. A run that reaches it is submitted again and resumes"
     parser.add_argument("--time", help=time)
     parser.add_argument("--gpus", type=PositiveInt, help="the number of GPUs for each of Slurm's jobs; none by default")
-    parser.add_argument(
-        "--save-results", action="store_true", help="write the results of finished runs to RESULTS/<name of the file>.csv"
-    )
+    save = "write the results of finished runs to RESULTS/<name of the file>.csv"
+    parser.add_argument("--save-results", action="store_true", help=save)
     results = "the folder of saved results, which replace missing runs for --show and --reproduced; results by default"
     parser.add_argument("--results", type=Path, default=Path("results"), help=results)
-    reproduced = (
-        "write REPRODUCED.md from the given tables, by default all shipped ones; each --out is a folder of tables' folders"
-    )
+    reproduced = "write REPRODUCED.md from the given tables, by default all shipped; each --out is a folder of tables' folders"
     parser.add_argument("--reproduced", action="store_true", help=reproduced)
     return parser

@@ -11,7 +11,6 @@ from matplotlib.figure import Figure
 
 from flcog.commands.compare.result_table import ResultTable
 from flcog.commands.compare.results import ELAPSED
-from flcog.commands.compare.runs import OUT_REMEDY
 from flcog.commands.compare.statistics import estimate
 from flcog.commands.compare.verdicts import CONTRADICTED, REPRODUCED, UNDECIDED
 from flcog.commands.curves import COLOURS, Panel, figure_of
@@ -49,7 +48,7 @@ def draw_curves(filled: ResultTable, out: Path, by: By) -> list[Path]:
     with rc_context({"pdf.fonttype": 42}):  # fonts that publishers accept
         figure = figure_of(panels, list(filled.table.rows))
         for path in paths:
-            write_figure(path, figure, dpi=200, remedy=OUT_REMEDY)
+            write_figure(path, figure, dpi=200)
     return paths
 
 
@@ -66,9 +65,7 @@ def curves(filled: ResultTable, view: str, by: By) -> dict[str, pandas.DataFrame
         ]
         rounds = pandas.DataFrame(points, columns=["round", "x", "score"]).groupby("round")
         if points:
-            half = np.array(
-                [one.half if one.count > 2 else np.nan for one in (estimate(part.score.tolist()) for _, part in rounds)]
-            )
+            half = rounds.score.apply(lambda scores: estimate(scores.tolist()).half if len(scores) > 2 else np.nan)
             mean = rounds.score.mean()
             found[row] = pandas.DataFrame({"x": rounds.x.mean(), "mean": mean, "low": mean - half, "high": mean + half})
     return found

@@ -11,12 +11,12 @@ from types import FrameType
 from typing import IO, NamedTuple
 
 from flcog.commands.compare.results import best_of
-from flcog.commands.compare.runs import OUT_REMEDY, OUTPUT, Run
+from flcog.commands.compare.runs import OUTPUT, Run
 from flcog.commands.compare.table import Table
 from flcog.core import signals
 from flcog.core.child_processes import started_by_us
 from flcog.core.fabric import num_cores
-from flcog.core.files import RUN_REMEDY, clear_errors, make_folder
+from flcog.core.files import clear_errors, make_folder
 from flcog.core.monitor import main_of
 from flcog.core.output import never_failing
 from flcog.core.text import clock, figure, seconds
@@ -57,7 +57,7 @@ class Launcher(ABC):
             while (self.running or waiting) and not (self.signal and (self.outlives or not self.running)):
                 while waiting and len(self.running) < self.jobs and not self.signal:
                     run = waiting.pop(0)
-                    with clear_errors(run.folder, OUT_REMEDY):
+                    with clear_errors(run.folder):
                         make_folder(run.folder)
                     self.running[run] = time.monotonic()
                     self.begin(run)
@@ -143,7 +143,7 @@ def conclude(run: Run, code: int) -> str:
     lines = (run.folder / OUTPUT).read_text(errors="replace").strip().splitlines() or [f"exit status {code}"]
     diverged = bool(code) and NOT_FINITE in lines[-1]  # in round 1, too
     if code and not diverged:
-        return lines[-1].removeprefix("flcog: error: ").replace(RUN_REMEDY, OUT_REMEDY)
+        return lines[-1].removeprefix("flcog: error: ")
     if (saved := run.saved) is None:
         return f"its command ended without a run in {run.folder}"
     if not diverged and (pause := saved.paused_by):
@@ -171,10 +171,8 @@ def fill(table: Table, runs: Sequence[Run], stop_early: StopEarly = lambda run: 
         signals.put_back(before)
     finished = sum(run.finished for run in runs)
     if launcher.signal and finished < len(runs):
-        name = signals.name(launcher.signal)
-        print(
-            f"\nstopped by {name}, {finished} of {len(runs)} runs finished. The same command continues the others\n", flush=True
-        )
+        stopped = f"stopped by {signals.name(launcher.signal)}, {finished} of {len(runs)} runs finished"
+        print(f"\n{stopped}. The same command continues the others\n", flush=True)
         raise KeyboardInterrupt if launcher.signal == signal.SIGINT else SystemExit(signals.EXIT_STATUS)
     return failed
 

@@ -34,9 +34,8 @@ def notes(filled: ResultTable) -> list[str]:
 
 def _on_scores(filled: ResultTable) -> Iterator[str]:
     table, frame = filled.table, filled.frame
-    units = {
-        metric: "in percent" if filled.percent[view] else "as logged" for view in filled.views if (metric := filled.metric(view))
-    }
+    units = {filled.metric(view): "in percent" if filled.percent[view] else "as logged" for view in filled.views}
+    units.pop("", None)
     if not units:
         return
     said = [f"{' and '.join(name for name in units if units[name] == unit)}, {unit}" for unit in dict.fromkeys(units.values())]
@@ -57,9 +56,8 @@ def _on_scores(filled: ResultTable) -> Iterator[str]:
     views: dict[str, list[str]] = {}
     for name, view in table.views.items():
         views.setdefault(SAID[view.summary], []).append(name)
-    compared = (
-        next(iter(views)) if len(views) == 1 else "; ".join(f"{said} for {' and '.join(names)}" for said, names in views.items())
-    )
+    compared = "; ".join(f"{said} for {' and '.join(names)}" for said, names in views.items())
+    compared = compared if len(views) > 1 else next(iter(views))
     if len(filled.views) > 1:
         yield f"The first table has the {compared} of each run" + "; the paper's is in brackets" * bool(table.published) + "."
     pairs = [found.difference.count for view in filled.views for found in filled.comparisons(view).values()]

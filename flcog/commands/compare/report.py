@@ -12,8 +12,6 @@ import flcog.callbacks
 from flcog.commands.compare.figure import By, draw_curves
 from flcog.commands.compare.notes import SAID, notes
 from flcog.commands.compare.result_table import SUMMARIES, ResultTable
-from flcog.commands.compare.results import deviation
-from flcog.commands.compare.runs import OUT_REMEDY
 from flcog.commands.compare.statistics import estimate
 from flcog.commands.compare.table import Figure, Quantity, Summary, Table
 from flcog.commands.compare.verdicts import Verdict, verdicts
@@ -48,7 +46,7 @@ def report(table: Table, results: Sequence[Mapping[str, Any]], out: Path, by: By
     contents = {"table.md": f"{said}\n", "table.tex": latex(filled)}
     contents |= {name: frame.to_csv(index=False, float_format="%.10g") for name, frame in frames.items() if len(frame)}
     for name, content in contents.items():
-        with replacing(out / name, "w", OUT_REMEDY) as file:
+        with replacing(out / name, "w") as file:
             file.write(content)
     print(", ".join(str(path) for path in [*(out / name for name in contents), *draw_curves(filled, out, by)]))
 
@@ -122,13 +120,11 @@ def in_view(filled: ResultTable, view: str) -> pandas.DataFrame:
 
 def _costs(filled: ResultTable, suffix: str) -> pandas.DataFrame:
     def sent(name: str, row: str) -> str:
-        mean = filled.frame[(filled.frame.row == row) & (filled.frame.seconds.notna() | filled.frame[name].notna())][name].mean()
+        mean = filled.frame.loc[filled.frame.row == row, name].mean()
         return "" if math.isnan(mean) else human(round(mean))
 
-    columns = {
-        f"total time{suffix}": partial(_time, filled, "seconds"),
-        "time of an acting round": partial(_time, filled, "acting_seconds"),
-    }
+    columns = {f"total time{suffix}": partial(_time, filled, "seconds")}
+    columns |= {"time of an acting round": partial(_time, filled, "acting_seconds")}
     return _by_row(filled, {**columns, "sent up": partial(sent, "up_bytes"), "sent in all": partial(sent, "total_bytes")})
 
 
@@ -150,12 +146,12 @@ def score_text(filled: ResultTable, view: str, summary: Summary, row: str) -> st
 
 def spread_of(filled: ResultTable, view: str, summary: Summary, row: str) -> float:
     """The figure after ±. NaN for none."""
-    spread, scores = filled.table.spread, filled.scores(row, view, summary).tolist()
+    spread, scores = filled.table.spread, filled.scores(row, view, summary)
     if summary == "mean" and spread == "rounds":
         return float(filled.of(row, view).deviation.mean())
-    return (
-        estimate(scores).half if spread == "interval" else deviation(scores) / (math.sqrt(len(scores)) if spread == "sem" else 1)
-    )
+    if spread == "interval":
+        return estimate(scores.tolist()).half
+    return float(scores.sem(skipna=False) if spread == "sem" else scores.std(skipna=False))
 
 
 def _rounds_to(filled: ResultTable, view: str, target: str, row: str) -> str:
@@ -279,9 +275,7 @@ def numbers(filled: ResultTable) -> pandas.DataFrame:
     frame = filled.frame.assign(column=filled.frame["view"])
     for target in sorted({target for found in frame.targets for target in found}):
         for name in ("rounds", "bytes", "simulated"):
-            frame[f"{name}_to_{target}"] = [
-                getattr(found[target], name) if target in found else math.nan for found in frame.targets
-            ]
+            frame[f"{name}_to_{target}"] = [getattr(one[target], name) if target in one else math.nan for one in frame.targets]
     to_target = [name for name in frame if "_to_" in name]
     runs = frame.groupby(["row", "column"], sort=False)
     counts = runs.agg(

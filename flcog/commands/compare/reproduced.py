@@ -120,9 +120,6 @@ def pages_text(papers: Mapping[str, Paper], fillings: Sequence[ResultTable], jud
             if _items(name, about, filling.table) if name else not set(filling.table.reproduces) & known:
                 kind = ("paper" if name else "own") if filling.results else "not run"
                 lines[kind].append(_line(name, about, filling, numbers, judged[filling.table.path]))
-    links = [
-        f"[{paper['title']}]({paper['url']})" if paper.get("url") else paper.get("title", name) for name, paper in papers.items()
-    ]
     claims = [_claim(name, claim, fillings, judged) for name, paper in papers.items() for claim in paper.get("claims", ())]
     filled = {item for filling in fillings for item in filling.table.reproduces}
     further = [
@@ -137,7 +134,7 @@ def pages_text(papers: Mapping[str, Paper], fillings: Sequence[ResultTable], jud
         *(["## The papers' claims", markdown(CLAIMS, claims)] if claims else []),
         *([DIFFERENCES.format(count=drawn, path=DRAWN.as_posix())] if drawn else []),
         RULE,
-        "\n".join(f"- **{name}**: {link}" for name, link in zip(papers, links, strict=True)),
+        "\n".join(f"- **{name}**: [{paper['title']}]({paper['url']})" for name, paper in papers.items()),
         *(["## Tables of the papers", markdown(HEADER, lines["paper"])] if lines["paper"] else []),
         *(["## Tables of our own", markdown(HEADER, lines["own"])] if lines["own"] else []),
         *(["## Other items of the papers", markdown(header, further)] if further else []),

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pandas
 
-from flcog.commands.compare.results import FACTS, Target
+from flcog.commands.compare.results import FACTS
 from flcog.commands.compare.statistics import Estimate, estimate, holm, paired_difference
 from flcog.commands.compare.table import Summary, Table
 from flcog.core.monitor import is_share, lower_is_better
@@ -49,9 +49,8 @@ class ResultTable:
     def __init__(self, table: Table, results: Sequence[Mapping[str, Any]]) -> None:
         self.table, self.views, self.results = table, [*table.views, *table.overall], results
         frame = pandas.DataFrame(list(results), columns=COLUMNS)
-        frame = frame[frame.row.isin(list(table.rows))].astype(
-            dict.fromkeys(SCALED, float) | dict.fromkeys(("finished", "diverged"), bool)
-        )
+        types = dict.fromkeys(SCALED, float) | dict.fromkeys(("finished", "diverged"), bool)
+        frame = frame[frame.row.isin(list(table.rows))].astype(types)
         self.unfinished = frame[~frame.finished]
         frame = frame[frame.finished | ~frame.groupby(["row", "view"]).finished.transform("any")]
         self.frame = pandas.concat([frame, *(_overall(table, frame, name) for name in table.overall)])
@@ -108,10 +107,9 @@ class ResultTable:
         if self.of(row, view).diverged.any() or self.of(against, view).diverged.any():
             return estimate([])
         ours, theirs = self.scores(row, view, finished=True), self.scores(against, view, finished=True)
-        seeds = [
-            seed for seed in ours.index if seed in theirs.index and math.isfinite(ours[seed]) and math.isfinite(theirs[seed])
-        ]
-        return paired_difference(ours[seeds].tolist(), theirs[seeds].tolist())
+        pairs = ours.to_frame("ours").join(theirs.rename("theirs"), how="inner")
+        pairs = pairs[np.isfinite(pairs).all(axis="columns")]
+        return paired_difference(pairs.ours.tolist(), pairs.theirs.tolist())
 
     def saving(self, row: str, view: str) -> Saving | None:
         """What a row saves. None without a row to compare with, with several targets, or if the row itself missed the target."""
@@ -125,9 +123,7 @@ class ResultTable:
         if any(target not in run.targets for run in [*ours.values(), *(run for run in others.values() if run.diverged)]):
             return None
         # A run that missed the target counts with all its rounds and bytes.
-        needed: list[tuple[Target, Target]] = [
-            (run.targets[target], other.targets.get(target, other.spent)) for run, other in common
-        ]
+        needed = [(run.targets[target], other.targets.get(target, other.spent)) for run, other in common]
         percent = [100 * (1 - own.bytes / other.bytes) for own, other in needed]
         return Saving(
             estimate([other.rounds / own.rounds for own, other in needed]),
@@ -144,14 +140,8 @@ def _overall(table: Table, frame: pandas.DataFrame, name: str) -> pandas.DataFra
             metric = None if parts.metric.isna().any() else parts.metric.iloc[0]  # a run that diverged in round 1 has none
             worst = np.max if lower_is_better(table.stated(metric or "")) else np.min
             of = worst if table.overall[name] == "worst" else np.mean
-            line = parts.iloc[0].to_dict() | {
-                "view": name,
-                "column": "",
-                "metric": metric,
-                "targets": {},
-                "asked": "",
-                "history": [],
-            }
+            own: dict[str, Any] = {"view": name, "column": "", "metric": metric, "targets": {}, "asked": "", "history": []}
+            line = parts.iloc[0].to_dict() | own
             line |= {summary: of(parts[summary].to_numpy()) for summary in SUMMARIES}  # NaN if any score is NaN
             line |= {"finished": parts.finished.all(), "diverged": parts.diverged.any(), "deviation": parts.deviation.mean()}
             lines.append(line | {"other": "; ".join(filter(None, parts.other))})

@@ -68,6 +68,8 @@ def record_of(run: Run) -> Record | None:
     acting = [took for round, took in times.items() if first <= round <= last]
     sent = [row["comm/up_bytes"] for row in history if "comm/up_bytes" in row]
     day, commits = re.match(r"(\d{4})(\d\d)(\d\d)-", saved.directory.name), (about.get("flcog_commit"), about.get("git_commit"))
+    packages = about.get("packages") or {}
+    machine = {**(about.get("machine") or {}), **{name: about[name] for name in ("instructions", "threads") if name in about}}
     facts = {
         "rounds": int(newest.get("round", 0)),
         "seconds": sum(times.values()) if history else math.nan,
@@ -76,10 +78,10 @@ def record_of(run: Run) -> Record | None:
         "total_bytes": newest.get("comm/total_bytes", math.nan),
         "waiting": share_of_waiting(history),
         "diverged": run.diverged,
-        "version": str((about.get("packages") or {}).get("flcog") or ""),
+        "version": str(packages.get("flcog") or ""),
         "commit": str(commits[0] or ""),
         "own_commit": str(commits[1] or "") if commits[0] != commits[1] else "",
-        "machine": ", ".join(f"{name} {value}" for name, value in machine_of(about).items()),
+        "machine": ", ".join(f"{name} {value}" for name, value in {**machine, "torch": packages.get("torch", "")}.items()),
         "date": "-".join(day.groups()) if day else "",
         "command": str(about.get("command") or ""),
         "settings": stated(run.words),
@@ -87,12 +89,6 @@ def record_of(run: Run) -> Record | None:
     elapsed = dict(zip(times, accumulate(times.values()), strict=True))
     timed = [row | ({ELAPSED: elapsed[row["round"]]} if row["round"] in elapsed else {}) for row in history]
     return Record(timed, facts, run.finished, run.other_settings())
-
-
-def machine_of(about: Mapping[str, Any]) -> dict[str, Any]:
-    """What the rounding and the speed of a run depend on, beside its code."""
-    own = {name: about[name] for name in ("instructions", "threads") if name in about}
-    return {**(about.get("machine") or {}), **own, "torch": (about.get("packages") or {}).get("torch", "")}
 
 
 def result_of(run: Run, name: str, view: View, record: Record, last: int) -> dict[str, Any]:

@@ -12,20 +12,11 @@ from flcog import SavedRun
 from flcog.commands.compare.table import SPLIT, Row, Table
 from flcog.core.files import replacing
 
-OUT_REMEDY = "free space or choose another --out"
-"""The fix if the folder of the runs and the table cannot be written."""
-
 FINISHED, DIVERGED = "finished", "diverged"
 """The file that marks a finished run, and its first line if the model became NaN or infinite. The second line has its settings."""
 
 OUTPUT = "output.txt"
 SEED, SPLIT_SEED, FOLDER = "seed_everything", f"data.{SPLIT}", "trainer.default_root_dir"
-
-SET_BY_THE_TABLE = {
-    SEED: "the table sets it for each run: give --seeds before --, or seeds in the table's file",
-    SPLIT_SEED: "the table's seeds draw the split: remove it, or set vary to [seed]",
-    FOLDER: "the table sets it for each run: give --out before --",
-}
 
 NO_SETTINGS = {
     *("default_root_dir", "data_dir", "cache_dir", "directory", "download", "logger", "resume_changed", "profiler", "max_time"),
@@ -101,7 +92,7 @@ class Run:
 
     def note(self, name: str, text: str) -> None:
         """Write a file in its folder."""
-        with replacing(self.folder / name, "w", OUT_REMEDY) as file:
+        with replacing(self.folder / name, "w") as file:
             file.write(text)
 
     def other_settings(self, extra: Sequence[str] = ()) -> str:
@@ -123,9 +114,9 @@ def runs_of(table: Table, out: Path, extra: Sequence[str] = ()) -> list[Run]:
     for column, row, seed in product(table.columns, table.rows, table.seeds):
         folder = out.joinpath(*(file_name(name) for name in (column, row) if name), f"seed{seed}")
         run = Run(row, column, seed, folder, words_of(table, row, column), tuple(extra), table.varies_split)
-        for name in {word.partition("=")[0].removeprefix("--") for word in (*run.words, *extra)} & SET_BY_THE_TABLE.keys():
-            if name != SPLIT_SEED or table.varies_split:
-                raise ValueError(f"{name} is given, and {SET_BY_THE_TABLE[name]}")
+        set_by_table = {SEED, FOLDER, *([SPLIT_SEED] if table.varies_split else [])}
+        if given := {word.partition("=")[0].removeprefix("--") for word in (*run.words, *extra)} & set_by_table:
+            raise ValueError(f"{min(given)} is given, and the table sets it for each run: give --seeds or --out before --")
         if (other := found.setdefault(folder, run)) is not run:
             raise ValueError(f"{other.name} and {run.name} would both be run in {folder}: rename a row or a column")
     return list(found.values())

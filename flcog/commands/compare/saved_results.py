@@ -3,7 +3,7 @@
 import csv
 import math
 import sys
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -45,26 +45,24 @@ def results_of(table: Table, runs: Sequence[Run], path: Path | None) -> list[dic
                 )
         if record is not None:
             found.append((run, record))
-    return [result for _, _, results in _seen(table, found) for result in results]
+    return [result for results in _seen(table, found) for result in results]
 
 
-def _seen(table: Table, found: Sequence[tuple[Run, Record]]) -> Iterator[tuple[Run, Record, list[dict[str, Any]]]]:
-    """Each run with its results in all views. A column with models at the clients is seen by these models' main metric."""
+def _seen(table: Table, found: Sequence[tuple[Run, Record]]) -> list[list[dict[str, Any]]]:
+    """The results of each run in all views. A column with models at the clients is seen by these models' main metric."""
     mains = {run.column: Metric(main) for run, record in found if is_personal(main := main_of(record.history) or "")}
-    views = {name: view._replace(metric=view.metric or mains.get(view.column)) for name, view in table.views.items()}
-    for run, record in found:
-        yield (
-            run,
-            record,
-            [result_of(run, name, view, record, table.last) for name, view in views.items() if view.column == run.column],
-        )
+    views = [(name, view._replace(metric=view.metric or mains.get(view.column))) for name, view in table.views.items()]
+    return [
+        [result_of(run, name, view, record, table.last) for name, view in views if view.column == run.column]
+        for run, record in found
+    ]
 
 
 def write_results(path: Path, table: Table, runs: Sequence[Run]) -> int:
     """Write the finished runs with the table's settings into a file, and keep its lines of other runs. Returns their number."""
     lines: dict[Key, Mapping[str, Any]] = dict(_read(path))
     found = [(run, record) for run in runs if (record := record_of(run)) and record.finished and not record.other]
-    for run, record, results in _seen(table, found):
+    for (run, record), results in zip(found, _seen(table, found), strict=True):
         lines[run.row, run.column, run.seed] = _line(run, record, results)
     if found:
         ordered = [lines[key] for key in sorted(lines, key=lambda key: (key[1], key[0], key[2]))]

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import pandas
 from scipy import special  # scipy.stats has the same functions, and takes many times as long to import
 
 CONFIDENCE = 0.95
@@ -61,9 +62,6 @@ def holm(p_values: Sequence[float]) -> list[float]:
     >>> holm([0.01, 0.04, 0.03])
     [0.03, 0.06, 0.06]
     """
-    tested = sorted((p, place) for place, p in enumerate(p_values) if not math.isnan(p))
-    adjusted, least = list(p_values), 0.0
-    for rank, (p, place) in enumerate(tested):
-        least = max(least, min(1.0, p * (len(tested) - rank)))
-        adjusted[place] = least
-    return adjusted
+    tested = pandas.Series(p_values, dtype=float).dropna().sort_values()
+    adjusted = (tested * range(len(tested), 0, -1)).clip(upper=1.0).cummax()
+    return adjusted.reindex(range(len(p_values))).tolist()

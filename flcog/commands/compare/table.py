@@ -1,16 +1,15 @@
 """A table of ``flcog compare``, as its YAML file describes it: its rows and columns, and the pairs to compare."""
 
-import re
 import shlex
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Any, Literal, NamedTuple, TypedDict, cast
 
 import yaml
 from jsonargparse import ArgumentError, ArgumentParser
-from jsonargparse.typing import NonNegativeInt, PositiveInt
+from jsonargparse.typing import NonNegativeInt, PositiveInt, register_type
 
 import flcog.callbacks
 from flcog.commands import shipped_configs
@@ -41,8 +40,16 @@ class Figure(NamedTuple):
     within: float = 0.0  # half the width of a range, such as 3 for "14 to 20"
 
 
-Published = Mapping[str, Mapping[str, Mapping[Quantity, Figure]]]
-"""Figures by row, column and quantity."""
+class Figures(TypedDict, total=False):
+    """The figures of a cell."""
+
+    score: Figure
+    gain: Figure
+    rounds: Figure
+    seconds: Figure
+    bytes: Figure
+    saved: Figure
+
 
 SPLIT = "partition_seed"
 
@@ -144,7 +151,7 @@ class Table:
     spread: Spread = "std"
     overall: dict[str, Literal["mean", "worst"]] = field(default_factory=dict)
     against: dict[str, str] = field(default_factory=dict)
-    published: Published = field(default_factory=dict)
+    published: dict[str, dict[str, Figures]] = field(default_factory=dict)
     margin: dict[str, float] = field(default_factory=dict)
     reason: str = ""
     trials: PositiveInt = 1
@@ -188,7 +195,7 @@ class Table:
 
     def figures(self, row: str, view: str) -> Mapping[Quantity, Figure]:
         """The paper's figures of a row. Those that compare it with another row count only while it is compared with that one."""
-        figures = self.published.get(row, {}).get(view, {})
+        figures = cast(Mapping[Quantity, Figure], self.published.get(row, {}).get(view, {}))
         other = self.against[row] != self.file.against[row]
         return {name: figure for name, figure in figures.items() if not (other and name in OF_TWO_ROWS)}
 
@@ -201,18 +208,18 @@ def read_table(path: Path) -> Table:
     parts = ("rows", "columns")
     others = {key: getattr(read_table(path.parent / given.pop(key)), key) for key in parts if isinstance(given.get(key), str)}
     given |= {key: _named(given.get(key) or {"": None}) for key in parts if key not in others}
-    figures, against = given.pop("published", {}), given.get("against", {})
+    against = given.get("against", {})
     for key, one in (("metrics", ""), ("margin", "score"), ("against", "")):
         if key in given and not isinstance(given[key], dict):
             given[key] = {one: given[key]}
     for name, metric in given.get("metrics", {}).items():
         given["metrics"][name] = {"metric": metric} if isinstance(metric, str) else metric
+    for cells in given.get("published", {}).values():
+        cells |= {column: {"score": cell} for column, cell in cells.items() if not isinstance(cell, dict)}
     try:
-        read = _parser().parse_object(given).as_dict()
+        read = _parser().instantiate_classes(_parser().parse_object(given)).as_dict()
     except ArgumentError as error:
         raise ValueError(f"{path}: {cut(str(error))}") from None
-    for key, kind in {"rows": Row, "columns": Column, "metrics": Shown}.items():
-        read[key] = {name: kind(**part) for name, part in read[key].items()}
     for key in set(parts) - others.keys():
         read[key] = {name: replace(part, configs=_found(part.configs, path)) for name, part in read[key].items()}
     read |= {"configs": _found(read["configs"], path), "seeds": tuple(dict.fromkeys(read["seeds"]))}
@@ -220,45 +227,28 @@ def read_table(path: Path) -> Table:
     unknown = [column for row in table.rows.values() for column in row.columns if column not in table.columns]
     if unknown and "rows" not in others:  # rows of another table may have more
         raise ValueError(f"rows in {path} have options in column {unknown[0]}; the table has {', '.join(table.columns)}")
-    if table.margin and not table.reason:
-        raise ValueError(f"{path} has margin, which needs reason: a sentence")
     first, pairs = next(iter(table.rows)), table.against
     pairs = pairs if isinstance(against, dict) else dict.fromkeys(table.rows, pairs[""])
     if unknown := [name for name in (*pairs, *pairs.values()) if name not in table.rows]:
         raise ValueError(f"against in {path} must be a row, or rows by the rows to compare; got {unknown[0]!r}")
-    published = read_published(figures, table.rows, [*table.views, *table.overall], path)
-    return replace(table, published=published, against=dict.fromkeys(table.rows, first) | pairs)
+    places = {*table.published, *(column for cells in table.published.values() for column in cells)}
+    if unknown := sorted(places - {*table.rows, *table.views, *table.overall}):
+        raise ValueError(f"published in {path} names {unknown[0]!r}, which is neither a row nor a column of the table")
+    return replace(table, against=dict.fromkeys(table.rows, first) | pairs)
 
 
-def read_published(published: Any, rows: Collection[str], columns: Collection[str], path: Path) -> Published:
-    """Check and read the entry ``published`` of a file, which has figures for these rows and columns."""
-    found: dict[str, dict[str, dict[Quantity, Figure]]] = {}
-    for row, values in published.items():
-        for name in [row] * (row not in rows) + [name for name in values if name not in columns]:
-            raise ValueError(f"published in {path} names {name!r}, which is neither a row nor a column of the table")
-        for column, given in values.items():
-            figures: Mapping[Quantity, Any] = given if isinstance(given, dict) else {"score": given}
-            if unknown := figures.keys() - get_args(Quantity):
-                raise ValueError(f"published in {path} has {', '.join(unknown)}; it may have {', '.join(get_args(Quantity))}")
-            where = f"published in {path} for {row}, {column}"
-            found.setdefault(row, {})[column] = {name: _figure(value, name, where) for name, value in figures.items()}
-    return found
+def _figure(given: Any) -> Figure:
+    """Read a figure: 73.07, [73.07, 0.08] with its ±, "> 100" for a lower bound, or "14 to 20" for a range."""
+    match str(given).split():
+        case [">", bound]:
+            return Figure(float(bound), beyond=True)
+        case [low, "to", high]:
+            return Figure((float(low) + float(high)) / 2, within=abs(float(high) - float(low)) / 2)
+    value, spread = given if isinstance(given, list) else (given, None)
+    return Figure(float(value), None if spread is None else float(spread))
 
 
-def _figure(value: Any, quantity: Quantity, where: str) -> Figure:
-    number = r"[-+]?\d+(?:\.\d+)?"
-    if quantity in ("rounds", "saved") and (bound := re.fullmatch(rf"> ?({number})", str(value))):
-        return Figure(float(bound[1]), beyond=True)
-    if quantity == "gain" and (ends := re.fullmatch(rf"({number}) to ({number})", str(value))):
-        low, high = sorted(map(float, ends.groups()))
-        return Figure((low + high) / 2, within=(high - low) / 2)
-    numbers = value if isinstance(value, list) else [value]
-    if len(numbers) not in (1, 2) or not all(isinstance(number, int | float) for number in numbers):
-        raise ValueError(
-            f'{quantity} {where} must be 73.07, [73.07, 0.08] with its ±, "> 100" for rounds and saved, or "14 to 20" for a gain; '
-            f"got {value!r}"
-        )
-    return Figure(float(numbers[0]), float(numbers[1]) if len(numbers) == 2 else None)
+register_type(Figure, deserializer=_figure, type_check=lambda value, kind: isinstance(value, kind))
 
 
 def read_mapping(path: Path) -> dict[str, Any]:
@@ -281,7 +271,7 @@ def _named(parts: Any) -> Any:
 @cache
 def _parser() -> ArgumentParser:
     parser = ArgumentParser(exit_on_error=False)
-    parser.add_class_arguments(Table, skip={"path", "search", "whole", "published"})
+    parser.add_class_arguments(Table, skip={"path", "search", "whole"})
     return parser
 
 

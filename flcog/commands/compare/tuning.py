@@ -46,9 +46,8 @@ class Study:
         for chosen in product(*self._grid.values()):
             values = dict(zip(self._grid, chosen, strict=True))
             name = ", ".join([row, *(f"{option.rpartition('.')[2]}={value}" for option, value in values.items())])
-            one = replace(
-                table, rows={name: with_values(part, column, values)}, columns={column: table.columns[column]}, seeds=(seed,)
-            )
+            rows, columns = {name: with_values(part, column, values)}, {column: table.columns[column]}
+            one = replace(table, rows=rows, columns=columns, seeds=(seed,))
             self.runs |= dict.fromkeys(runs_of(one, out / "tuning", extra), values)
         first = next(iter(self.runs))
         self.settings = f"{stated([*first.words, *extra])}; {json.dumps(self._grid)}; seed {seed}"
@@ -128,20 +127,16 @@ class Study:
 
     def result(self) -> dict[str, Any]:
         """The whole search, as ``tuned.yaml`` has it. A configuration without ``validation`` has diverged."""
+        self.todo()
         trials = [self._trial(run) for run in self.runs]
         done = [trial for trial in trials if "validation" in trial.user_attrs and not trial.user_attrs["stopped"]]
         if not done:
             raise ValueError(f"every configuration of {self.place} diverged: add smaller values to its tune")
         best = min(done, key=lambda trial: (trial.user_attrs.get("rounds_to_target", math.inf), -trial.value))
         shown = ("validation", "rounds_to_target", "stopped")
-        grid = [
-            {
-                "values": values,
-                **{name: trial.user_attrs[name] for name in shown if name in trial.user_attrs},
-                "chosen": trial is best,
-            }
-            for values, trial in zip(self.runs.values(), trials, strict=True)
-        ]
+        told = [{name: trial.user_attrs[name] for name in shown if name in trial.user_attrs} for trial in trials]
+        each = zip(self.runs.values(), told, trials, strict=True)
+        grid = [{"values": values, **facts, "chosen": trial is best} for values, facts, trial in each]
         costs = {name: sum(trial.user_attrs.get(name, 0) for trial in trials) for name in COSTS}
         return {"settings": self.settings, "runs": len(trials), **costs, "grid": grid}
 
@@ -153,15 +148,12 @@ def _choice(value: Any) -> Any:
 
 def studies_of(table: Table, out: Path, extra: Sequence[str]) -> dict[tuple[str, str], Study]:
     """A study for each row with ``tune`` in each column. Other rows take part in the table with their defaults."""
-    places = [
-        (row, column)
+    return {
+        (row, column): Study(table, row, column, out, extra)
         for column in table.columns
         for row, part in table.rows.items()
         if part.tune.keys() - part.columns.get(column, {})
-    ]
-    if not any(part.tune for part in table.file.rows.values()):  # --only may choose rows without tune
-        raise ValueError(f"--tune: no row of {table.name} has tune, the values to try: tune: {{model.optimizer.lr: [0.01, 0.1]}}")
-    return {(row, column): Study(table, row, column, out, extra) for row, column in places}
+    }
 
 
 def tune(table: Table, out: Path, extra: Sequence[str], fill: Fill) -> None:
@@ -169,10 +161,8 @@ def tune(table: Table, out: Path, extra: Sequence[str], fill: Fill) -> None:
     studies = studies_of(table, out, extra)
     todo = {run: study for study in studies.values() for run in study.todo()}
     if failed := fill(table, list(todo), lambda run: todo[run].stops(run)) if todo else ():
-        raise ValueError(
-            f"{len(failed)} of {len(todo)} runs of the search failed, the first, {failed[0].run.name}: {failed[0].error}"
-        )
-    assert not [run for study in studies.values() for run in study.todo()]
+        run, error, _ = failed[0]
+        raise ValueError(f"{len(failed)} of {len(todo)} runs of the search failed, the first, {run.name}: {error}")
     found = _searches(table, out / FILE) if (out / FILE).is_file() else {}
     found |= {place: study.result() for place, study in studies.items()}
     searches = [{"row": row, "column": column, **search} for (row, column), search in found.items()]
@@ -213,9 +203,8 @@ def _told(searches: Mapping[tuple[str, str], Mapping[str, Any]], seed: int) -> S
             score = figure(line["validation"]) if "validation" in line else "diverged"
             rounds = f"{line['rounds_to_target']:.4g}" if "rounds_to_target" in line else ""
             end = "yes" if line["chosen"] else "stopped early" if line.get("stopped") else ""
-            lines.append(
-                {"": row, "setting": column, **shown, "validation": score, "rounds to the target": rounds, "chosen": end}
-            )
+            shown |= {"validation": score, "rounds to the target": rounds, "chosen": end}
+            lines.append({"": row, "setting": column, **shown})
     runs, rounds, seconds, sent = (sum(search[name] for search in searches.values()) for name in ("runs", *COSTS))
     told = f"Tuned on seed {seed} by the clients' validation data: {'; '.join(chosen)}. "
     told += f"The search took {runs} runs, {rounds:,} rounds, {clock(seconds)} and {human(sent)}."

@@ -1,6 +1,5 @@
 """The command itself: fills the templates of a kind, each in a folder beside it, with a name."""
 
-import importlib.util
 import keyword
 import re
 from pathlib import Path
@@ -58,8 +57,6 @@ def names_of(given: str) -> tuple[str, str]:
     module = re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "_", cls).lower()
     if cls in dir(flcog.callbacks):
         raise ValueError(f"flcog has a {cls} already: choose another name")
-    if importlib.util.find_spec(module) is not None and not Path(f"{module}.py").exists():
-        raise ValueError(f"Python has a module {module!r} already, which would be taken for yours: choose another name")
     return cls, module
 
 

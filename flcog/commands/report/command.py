@@ -45,20 +45,14 @@ def report(arguments: list[str]) -> None:
     """
     parser = parser_of("report", report)
     parser.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="a run's directory; several are compared")
-    parser.add_argument(
-        "--output",
-        type=Path,
-        help="the page; by default report.html in the run's directory, or in the working directory for several runs",
-    )
+    place = "the page; by default report.html in the run's directory, or in the working directory for several runs"
+    parser.add_argument("--output", type=Path, help=place)
     parser.add_argument("--title", help="its heading")
-    parser.add_argument(
-        "--confusion", action="store_true", help="add confusion matrices, for which the models predict the test set"
-    )
+    confusion = "add confusion matrices, for which the models predict the test set"
+    parser.add_argument("--confusion", action="store_true", help=confusion)
     parser.add_argument("--import-from", type=Path, metavar="FOLDER", help=f"beside --confusion: {IMPORT_FROM}")
     options = parser.parse_args(arguments)
     runs = [read_run(directory) for directory in options.runs]
-    if len({run.directory.resolve() for run in runs}) < len(runs):
-        raise ValueError("a run is listed twice: list each run once")
     output = options.output or (runs[0].directory if len(runs) == 1 else Path()) / "report.html"
     with replacing(output, "w") as file:
         file.write(page(runs, options.title, options.confusion, options.import_from))
@@ -118,9 +112,8 @@ def _charts(groups: Sequence[Group]) -> Mapping[str, Iterator[Panel]]:
     scores = [name for name in dict.fromkeys([*mains, "test/loss", "val/loss", "train/loss"]) if name in columns]
     spread = [f"{name.removesuffix('_q50')}{end}" for name in columns if name.endswith("_q50") for end in SPREAD]
     clients = [name for name in spread if name.endswith(("_q10", "_q50", "_q90", "_worst_decile"))]
-    others = [
-        name for name in columns if name not in (*scores, *spread, "round") and not name.endswith("/loss") and "comm/" not in name
-    ]
+    drawn = (*scores, *spread, "round")
+    others = [name for name in columns if name not in drawn and not name.endswith("/loss") and "comm/" not in name]
     return {
         "Curves": _by_round(groups, scores),
         "Clients": _by_round(groups, clients),
@@ -179,9 +172,8 @@ def _svg(title: str, figure: Figure) -> Picture:
 
 def _clients(name: str, run: RunFiles) -> Picture:
     table = pandas.read_csv(run.directory / "clients.csv")
-    return _svg(
-        f"Clients of {name}, seed {run.seed}", client_figure({column: table[column].to_numpy() for column in table}, run.rows)
-    )
+    columns = {column: table[column].to_numpy() for column in table}
+    return _svg(f"Clients of {name}, seed {run.seed}", client_figure(columns, run.rows))
 
 
 def _confusion(name: str, run: RunFiles, import_from: Path | None) -> Picture:

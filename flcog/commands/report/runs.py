@@ -99,8 +99,7 @@ class Group:
             values = y(run)[np.isfinite]
             parts.append(pandas.DataFrame({"x": x(run) if x else values.index.to_series(), "y": values}).dropna())
         rounds = pandas.concat(parts).groupby(level=0)
-        ends = {"low": rounds.y.min(), "high": rounds.y.max()}
-        return pandas.DataFrame({"x": rounds.x.mean(), "mean": rounds.y.mean(), **ends})
+        return rounds.agg(x=("x", "mean"), mean=("y", "mean"), low=("y", "min"), high=("y", "max"))
 
 
 def grouped(runs: Sequence[RunFiles]) -> list[Group]:
