@@ -1,6 +1,7 @@
 """TrainingScores: an observer of the global model on the samples that the clients train on."""
 
 from math import nan
+from typing import Literal
 
 import numpy as np
 
@@ -41,7 +42,7 @@ class TrainingScores(Callback):
         if better or round // run.settings.eval_every % self.every == 0:
             rows = np.sort(run.federation.partition.indices)
             # A module's own step: the one whose score compares models.
-            step = "val" if (name or "").startswith("val/") else "test"
+            step: Literal["val", "test"] = "val" if (name or "").startswith("val/") else "test"
             found = run.evaluator.on_set(run.evaluated_params(), run.buffers, run.federation.train, rows, step)
             metrics |= {f"training/{key}": value for key, value in found.items()}
         if name is not None:

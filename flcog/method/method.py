@@ -250,6 +250,6 @@ def with_measures(envelope: Envelope, methods: Sequence[Method]) -> Envelope:
     )
 
 
-def method_of(methods: Sequence[Method], kind: type[M]) -> M | None:
+def method_of(methods: Sequence[object], kind: type[M]) -> M | None:
     """The method of this kind among some methods, if there is one."""
     return next((method for method in methods if isinstance(method, kind)), None)

@@ -135,6 +135,11 @@ def test_from_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str
     ]
 
 
+def test_a_setting_that_the_trainer_does_not_have() -> None:
+    with pytest.raises(ValueError, match=r"vary.comple: the trainer has no such setting; choose among callbacks, .*compile"):
+        bench(make_trainer(None), classifier(), TinyData(), vary={"comple": [True]})
+
+
 class Interrupted(flcog.Method):
     """Ctrl-C ends its third round, after the first round and one timed round."""
 

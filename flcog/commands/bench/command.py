@@ -61,7 +61,7 @@ def bench(
         repeats: the minimum number of rounds.
         seconds: the time after which no further round begins.
         profile: a file for a trace of one more round, as torch's profiler writes it; a table of where its time goes is printed.
-        vary: lists of values of the trainer's executor, chunk_size, compile, precision or tf32, as in ``--vary.executor "[loop, vmap]"
+        vary: lists of values of the trainer's settings, as in ``--vary.executor "[loop, vmap]"
             --vary.precision "[32-true, bf16-mixed]"``: all combinations are timed in turn, and a table compares them. Ratios are to the
             bare loop of the config as it is, and to the first combination. ``--vary.callbacks "[none, Quantize, ClipUpdate]"`` times single
             methods beside the config's own.
@@ -178,6 +178,9 @@ def synchronise(trainer: Any) -> None:
 
 def variations(trainer: Any, vary: Mapping[str, Sequence[Any]]) -> list[Contestant]:
     """Make a trainer for each combination of values; without any, one of the config's own alone."""
+    known = [CALLBACKS, *(field.name for field in dataclasses.fields(trainer.settings))]
+    if unknown := next((name for name in vary if name not in known), None):
+        raise ValueError(f"vary.{unknown}: the trainer has no such setting; choose among {', '.join(known)}")
     return [_varied(trainer, dict(zip(vary, values, strict=True))) for values in itertools.product(*vary.values())]
 
 
