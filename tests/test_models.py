@@ -92,7 +92,7 @@ def test_contract(name: str) -> None:
 @pytest.mark.parametrize(
     "name",
     [
-        pytest.param(name, marks=pytest.mark.slow if name.startswith("VGG11") else ())
+        pytest.param(name, marks=pytest.mark.slow if name.startswith("VGG11") or name == "ResNet18" else ())
         for name in MODELS
         if name != "ResNet18-grey"
     ],

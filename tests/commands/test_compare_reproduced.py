@@ -184,6 +184,7 @@ def test_our_list_of_the_papers() -> None:
                 assert option != "flcog" or name in commands
 
 
+@pytest.mark.slow
 def test_the_commands_of_the_claims_name_rows_and_columns_of_their_tables() -> None:
     commands = re.findall(r"`flcog compare (\S+) --only (.*?)`", (ROOT / "REPRODUCED.md").read_text())
     assert len(commands) == sum(len(paper["claims"]) for paper in read_mapping(ROOT / "configs/papers.yaml").values())

@@ -52,7 +52,9 @@ from flcog.method import Personalisation
 pytestmark = pytest.mark.filterwarnings("error")
 
 EXECUTORS = {"loop": {"executor": "loop", "chunk_size": 1}, "threads": {"chunk_size": 2}, "vmap": {"executor": "vmap"}}
-everywhere = pytest.mark.parametrize("options", EXECUTORS.values(), ids=EXECUTORS.keys())
+everywhere = pytest.mark.parametrize(
+    "options", [pytest.param(each, marks=[pytest.mark.slow] * (name == "threads"), id=name) for name, each in EXECUTORS.items()]
+)
 LR = 0.1
 
 

@@ -182,17 +182,20 @@ def feddbe(problem: Problem, kappa: float, momentum: float) -> tuple[State, dict
 
 
 def fedphp(problem: Problem, strength: float, inheritance: float, expected: int) -> tuple[State, dict[int, State]]:
-    def kernel(a: Tensor, b: Tensor, bandwidth: Tensor) -> Tensor:
-        distance = (a - b).square().sum()
-        return sum(torch.exp(-distance / (bandwidth * 2**power)) for power in range(-2, 3))
+    def apart(a: Tensor, b: Tensor) -> Tensor:
+        return (a[:, None] - b[None]).square().sum(2)
 
     def mmd(a: Tensor, b: Tensor) -> Tensor:
-        pool, n = [*a, *b], len(a)
+        n, pool = len(a), torch.cat([a, b])
         if n == 0:
             return torch.zeros(())
-        bandwidth = sum((x - y).square().sum() for x in pool for y in pool).detach() / (2 * n * (2 * n - 1)) + 1e-8
-        within = sum(kernel(x, y, bandwidth) for side in (a, b) for x in side for y in side)
-        return (within - 2 * sum(kernel(x, y, bandwidth) for x in a for y in b)) / n**2
+        bandwidth = apart(pool, pool).sum().item() / (2 * n * (2 * n - 1)) + 1e-8
+        kernels = [
+            [torch.exp(-apart(x, y) / (bandwidth * 2**power)).sum() for power in range(-2, 3)]
+            for x, y in ((a, a), (b, b), (a, b))
+        ]
+        within, others, between = map(sum, kernels)
+        return (within + others - 2 * between) / n**2
 
     def client_round(model: nn.Module, client: Client, kept: Any) -> Trained:
         local, (own, times) = copy.deepcopy(model), kept or (copy.deepcopy(model), 0)

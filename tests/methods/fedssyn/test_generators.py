@@ -50,7 +50,11 @@ SHAPES = [(1, 8, 8), (3, 11, 9), (6,)]
 
 
 # One shape is enough for the diffusion model, which is the slowest and generates no rows of a table.
-@pytest.mark.parametrize(("name", "shape"), [*product(["vae", "conditional vae", "gan"], SHAPES), ("ddpm", (3, 11, 9))], ids=str)
+@pytest.mark.parametrize(
+    ("name", "shape"),
+    [*product(["vae", "conditional vae", "gan"], SHAPES), pytest.param("ddpm", (3, 11, 9), marks=pytest.mark.slow)],
+    ids=str,
+)
 def test_a_generator_makes_what_it_was_given(name: str, shape: tuple[int, ...]) -> None:
     inputs, labels = torch.rand(9, *shape), torch.arange(9) % 3
     figures: list[dict[str, float]] = []
