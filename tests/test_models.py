@@ -21,6 +21,7 @@ from flcog.models import (
     MLP,
     VGG11,
     Dropout,
+    FastText,
     FeatureModel,
     FedDynCNN,
     FedRepCNN,
@@ -60,6 +61,7 @@ MODELS: dict[str, tuple[Callable[[], FeatureModel], tuple[int, ...], int]] = {
     "ResNet18-grey": (lambda: ResNet18(in_channels=1), (1, 32, 32), RESNET - 64 * 2 * 49 + 513 * 10),
     "SampleConvNet": (SampleConvNet, (1, 28, 28), 65 * 16 + 257 * 32 + 513 * 32 + 33 * 10),
     "TextCNN": (lambda: TextCNN(vocab_size=50), (12,), 50 * 32 + (3 + 4 + 5) * 32 * 100 + 300 + 301 * 4),
+    "FastText": (lambda: FastText(vocab_size=50), (12,), 50 * 32 + 33 * 32 + 33 * 4),
     "SoftmaxRegression": (SoftmaxRegression, (1, 28, 28), 7_850),
     "MLP": (MLP, (53,), 54 * 64 + 65 * 64 + 65),
     "MLP-linear": (lambda: MLP(in_features=5, hidden=()), (5,), 6),
@@ -189,6 +191,17 @@ def test_text_cnn_against_sums() -> None:
             windows = [words[i : i + size].T for i in range(5 - size + 1)]
             expected.append(np.max([np.maximum((weight * w).sum((1, 2)) + bias, 0) for w in windows], 0))
     np.testing.assert_allclose(model.features(tokens).detach().numpy(), np.reshape(expected, (2, 6)), rtol=1e-5, atol=1e-6)
+
+
+def test_fast_text_against_sums() -> None:
+    model = FastText(vocab_size=9, embedding_dim=4, num_classes=2)
+    table, layers = model.embedding.weight.detach().numpy(), [model.hidden, model.head]
+    assert not table[0].any()
+    expected = np.array([(table[3] + table[1] + table[3]) / 5, table[2] / 5])  # padding is a part of the length
+    for layer in layers:
+        expected = expected @ layer.weight.detach().numpy().T + layer.bias.detach().numpy()
+    tokens = torch.tensor([[3, 1, 3, 0, 0], [2, 0, 0, 0, 0]])
+    np.testing.assert_allclose(model(tokens).detach().numpy(), expected, rtol=1e-5, atol=1e-6)
 
 
 def test_text_cnn_pads_short_sentences_and_keeps_padding_at_zero() -> None:

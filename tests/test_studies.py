@@ -35,6 +35,8 @@ SETTINGS: dict[str, tuple[tuple[int, ...], int, dict[str, Any]]] = {
     "studies/fedssyn-mnist-rounds": (GREY, 10, {}),
     "studies/fedssyn-quadratics": ((), 0, {}),  # Its data are generated, not read.
     "studies/opacus-mnist": (GREY, 10, {"trainer.clients_per_round": 20, "data.num_clients": 2000}),
+    "studies/pfllib-ag-news": ((50,), 4, {"data.num_clients": 3}),
+    "studies/pfllib-fashion-mnist": (GREY, 10, {"data.num_clients": 5}),
     "studies/privacy": (GREY, 10, {"trainer.clients_per_round": 2, "data.num_clients": 10}),
     "studies/robustness": (GREY, 10, {"data.num_clients": 3}),
     "studies/robustness-mnist": (GREY, 10, {"data.num_clients": 6}),

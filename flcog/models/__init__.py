@@ -17,5 +17,6 @@ from flcog.models.instruction_tuning import InstructionTuning as InstructionTuni
 from flcog.models.lora import LoRA as LoRA
 from flcog.models.timm import Timm as Timm
 from flcog.models.vectors import MLP as MLP
+from flcog.models.vectors import FastText as FastText
 from flcog.models.vectors import SoftmaxRegression as SoftmaxRegression
 from flcog.models.vectors import TextCNN as TextCNN

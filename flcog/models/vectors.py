@@ -53,6 +53,29 @@ class TextCNN(FeatureModel):
         return self.dropout(strongest.relu())
 
 
+class FastText(FeatureModel):
+    """fastText (https://arxiv.org/abs/1607.01759) in PFLlib's form: the mean of the tokens' embeddings, a linear layer and the head.
+
+    Padding, the token 0, counts in the mean as zeros.
+
+    Args:
+        vocab_size: the number of token ids, padding included.
+        embedding_dim: dimensions of a token's embedding, and of the linear layer.
+        num_classes: the number of outputs.
+    """
+
+    def __init__(self, vocab_size: int, embedding_dim: int = 32, num_classes: int = 4) -> None:
+        super().__init__()
+        at_least(self, 1, vocab_size=vocab_size, embedding_dim=embedding_dim, num_classes=num_classes)
+        self.embedding = nn.Embedding(vocab_size, embedding_dim, padding_idx=0)
+        self.hidden = nn.Linear(embedding_dim, embedding_dim)
+        self.num_features = embedding_dim
+        self.head = nn.Linear(embedding_dim, num_classes)
+
+    def features(self, x: Tensor) -> Tensor:
+        return self.hidden(self.embedding(x).mean(1))
+
+
 class MLP(FeatureModel):
     """Fully connected layers with ReLU, for tables. The outputs keep their axis: [B, num_classes].
 
