@@ -153,6 +153,7 @@ def test_a_search_of_some_rows_keeps_the_choices_of_the_others(tmp_path: Path) -
 @pytest.mark.parametrize(
     ("content", "message"),
     [
+        ({"rows": {"A": None}}, "no row of table has tune, the values to try: tune: {model.optimizer.lr:"),
         ({"arguments": {}}, "--tune chooses by val/accuracy, and A · x logs none: set data.client_val, such as 0.1"),
     ],
 )

@@ -148,6 +148,8 @@ def _choice(value: Any) -> Any:
 
 def studies_of(table: Table, out: Path, extra: Sequence[str]) -> dict[tuple[str, str], Study]:
     """A study for each row with ``tune`` in each column. Other rows take part in the table with their defaults."""
+    if not any(part.tune for part in table.file.rows.values()):  # --only may choose rows without tune
+        raise ValueError(f"--tune: no row of {table.name} has tune, the values to try: tune: {{model.optimizer.lr: [0.01, 0.1]}}")
     return {
         (row, column): Study(table, row, column, out, extra)
         for column in table.columns
