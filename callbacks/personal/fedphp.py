@@ -20,13 +20,12 @@ def discrepancy(features: Tensor, others: Tensor, mask: Tensor | None = None) ->
     tensor(0.)
     """
     both = torch.cat([features, others])
-    weights = both.new_ones(len(features)) if mask is None else mask.to(both.dtype)
-    rows, squares, twice = weights.sum().clamp(min=1), both.square().sum(1), torch.cat([weights, weights])
-    apart = squares[:, None] + squares - 2 * both @ both.T
-    mean = (twice @ apart @ twice).detach() / (2 * rows * (2 * rows - 1)) + 1e-8
+    weights = torch.ones_like(features[:, 0]) if mask is None else mask.to(both.dtype)
+    rows, signs = weights.sum().clamp(min=1), torch.cat([weights, -weights])
+    apart, pairs = (both[:, None] - both).square().sum(2), signs[:, None] * signs
+    mean = (pairs.abs() * apart).sum().detach() / (2 * rows * (2 * rows - 1)) + 1e-8
     kernel = torch.stack([torch.exp(-apart / (mean * factor)) for factor in (0.25, 0.5, 1, 2, 4)]).sum(0)
-    signs = torch.cat([weights, -weights]) / rows
-    return signs @ kernel @ signs
+    return (pairs * kernel).sum() / rows.square()
 
 
 @dataclass(frozen=True)
