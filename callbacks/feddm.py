@@ -58,7 +58,7 @@ class FedDM(Method):
     trains x on the images of the round's clients. The local optimiser, other methods' losses and ``train/loss`` (0) have no
     meaning here: the loss is ``feddm/matching_loss``. BatchNorm always runs in evaluation mode. The paper's clients take 1000
     steps, with 256 samples of a class in each: set ``local_steps`` and ``batch_size`` accordingly. The server sees single
-    clients' images. DENSE, FedGen, FlexLoRA and LocalModels need the clients' models, which nobody sends here.
+    clients' images. Methods that read clients' models, such as DENSE and FedAMP, are refused beside it: its clients send none.
 
     The images are unbounded. If the map from inputs to features and outputs stretches distances by up to s, the SGD of the images
     diverges once ``image_lr`` exceeds about ``images_per_class`` (1 + ``image_momentum``) / s^2. ``feddm/matching_loss`` and
