@@ -238,8 +238,12 @@ def read_table(path: Path) -> Table:
 
 
 def _figure(given: Any) -> Figure:
-    """Read a figure: 73.07, [73.07, 0.08] with its ±, "> 100" for a lower bound, or "14 to 20" for a range."""
-    match str(given).split():
+    """Read a figure: 73.07, [73.07, 0.08] with its ±, "> 100" for a lower bound, or "14 to 20" for a range.
+
+    >>> _figure(">100") == _figure("> 100") == Figure(100.0, beyond=True)
+    True
+    """
+    match str(given).replace(">", "> ").split():
         case [">", bound]:
             return Figure(float(bound), beyond=True)
         case [low, "to", high]:
