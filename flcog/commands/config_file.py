@@ -130,8 +130,10 @@ def changes_of(path: str) -> Iterator[str]:
     """The entries of a config's mapping of callbacks, as options. Refuse an option that appears twice: YAML would use the last value."""
     content = load_yaml(Path(path))
     refuse_doubles(Path(path), yaml.compose(Path(path).read_text(encoding="utf-8"), Loader=yaml.SafeLoader))
-    trainer = content.get("trainer") if isinstance(content, dict) else None
-    for name, value in trainer.items() if isinstance(trainer, dict) else ():
+    trainer = (content.get("trainer") or {}) if isinstance(content, dict) else {}
+    if not isinstance(trainer, dict):
+        raise ValueError(f"{path}: trainer must be a mapping of options; got {trainer!r}")
+    for name, value in trainer.items():
         if is_change(name, value):
             yield from (f"--{LIST}{change}" for change in _flat("", value))
 

@@ -96,6 +96,7 @@ def test_a_command_is_refused_in_one_line(command: str, capsys: pytest.CaptureFi
 CONFIGS = {
     b"trainer: {rounds: 3}\n# caf\xe9\n": "config.yaml is not UTF-8 text (byte 26): save it as UTF-8",
     b"": "Unexpected config",
+    b"trainer: 3": "config.yaml: trainer must be a mapping of options; got 3",
     b"trainer:\n  rounds: 3\n   local_steps: 2\n": "config.yaml is no YAML: mapping values are not allowed here (line 3, column 15)",
     b"trainer:\n  rounds: 3\n  rounds: 4\n": "config.yaml has 'rounds' twice, in lines 2 and 3: keep one",
     b"trainer: {roundz: 3}": "Did you mean 'trainer.rounds'?",
