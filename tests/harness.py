@@ -2,7 +2,7 @@
 
 import os
 import signal
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
@@ -406,6 +406,12 @@ def _trainers_parser() -> jsonargparse.ArgumentParser:
 def trainer_options(*words: str) -> jsonargparse.Namespace:
     """The trainer's options on a command line, with methods as objects."""
     return instantiated(_trainers_parser(), _trainers_parser().parse_args(words)).trainer
+
+
+def few_quickly(values: Iterable[Any], few: int = 2) -> list[Any]:
+    """Parameters of a test: the first few values run in the quick suite, and the others are slow tests."""
+    rows = (value if isinstance(value, tuple) else (value,) for value in values)
+    return [pytest.param(*row, marks=[pytest.mark.slow] * (place >= few)) for place, row in enumerate(rows)]
 
 
 def heed_signals() -> None:

@@ -12,7 +12,7 @@ from typing import Any
 import lightning as L
 import pytest
 import torch
-from harness import ROOT, needs_newest_messages
+from harness import ROOT, few_quickly, needs_newest_messages
 from lightning.pytorch.demos.boring_classes import BoringDataModule, BoringModel
 from torch.utils.data import Dataset
 
@@ -205,7 +205,7 @@ HOOKS: dict[tuple[type, str], str] = {
 }
 
 
-@pytest.mark.parametrize(("base", "hook"), HOOKS, ids=lambda part: getattr(part, "__name__", part))
+@pytest.mark.parametrize(("base", "hook"), few_quickly(HOOKS, 5), ids=lambda part: getattr(part, "__name__", part))
 def test_the_users_code_is_shown_with_client_and_round(
     base: type, hook: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

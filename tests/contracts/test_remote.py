@@ -14,10 +14,10 @@ from contracts.registry import CASES, client_states, run
 from contracts.test_user_methods import Median
 from flcog.callbacks import ClipUpdate, FedDisco, LowPrecision, StopAfter
 from flcog.data import Exchange
-from flcog.method import DataExchange, Method, Params
+from flcog.method import Method, Params
 from flcog.wire.packing import pack, unpack
 
-pytestmark = pytest.mark.filterwarnings("error")
+pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("error")]
 
 EXTRA: dict[str, Sequence[Method]] = {
     "": (),
@@ -27,10 +27,6 @@ EXTRA: dict[str, Sequence[Method]] = {
 """Methods that are listed after the case's own method, by name."""
 
 EVERYBODY = sorted(name for name, case in CASES.items() if getattr(case.method, "reads_all_data", False))
-EXCHANGING = [name for name, case in CASES.items() if isinstance(case.method, DataExchange) and case.method.exchanges_data]
-"""Cases whose clients exchange data before round 1."""
-
-QUICK = ("SCAFFOLD", "FedDisco", "FedRep", "FlexLoRA", "FedCOG")
 
 
 @pytest.fixture(scope="module")
@@ -64,11 +60,6 @@ def one_of(kind: str) -> str:
     return next(name for name in CASES if type(CASES[name].method).__name__ == kind)
 
 
-def cases() -> list[object]:
-    quick = {*map(one_of, QUICK), *EXCHANGING}
-    return [pytest.param(name, marks=() if name in quick else pytest.mark.slow) for name in CASES if name not in EVERYBODY]
-
-
 def trained_elsewhere(hosts: list[Host], name: str, *more: Method, extra: str = "") -> RecordingTrainer:
     """A run of a case with further methods, which is that of clients in this process."""
     local = run(CASES[name], CASES[name].method, *more)
@@ -78,7 +69,7 @@ def trained_elsewhere(hosts: list[Host], name: str, *more: Method, extra: str = 
     return remote
 
 
-@pytest.mark.parametrize("name", cases())
+@pytest.mark.parametrize("name", [name for name in CASES if name not in EVERYBODY])
 def test_clients_elsewhere_compute_the_same(hosts: list[Host], name: str) -> None:
     remote = trained_elsewhere(hosts, name)
     assert all(isinstance(row.get("train/loss", 0.0), float) for row in remote.rows)
@@ -135,7 +126,6 @@ def test_states_go_to_a_checkpoint_and_come_back(hosts: list[Host]) -> None:
 
 
 @pytest.mark.parametrize("kind", ["SCAFFOLD", "Fedssyn", "Ditto"])
-@pytest.mark.slow
 def test_a_fit_resumes_with_the_states_of_clients_elsewhere(hosts: list[Host], tmp_path: Path, kind: str) -> None:
     """The resumed run takes the clients' states from the checkpoint and equals a run with clients in this process.
 

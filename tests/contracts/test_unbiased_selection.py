@@ -13,7 +13,7 @@ from statistics import mean, stdev
 import numpy as np
 import pytest
 import torch
-from harness import make_trainer
+from harness import few_quickly, make_trainer
 
 from contracts.test_peers_faults import Constants, point
 from flcog.callbacks import PoissonSampling, UniformSelection, WeightedSelection
@@ -90,14 +90,17 @@ def test_size_proportional_clients_with_equal_weights() -> None:
 
 @pytest.mark.parametrize(
     ("method", "target"),
-    [
-        (UniformSelection(unbiased=True), OVER_SAMPLES),
-        (UniformSelection(unbiased="clients"), OVER_CLIENTS),
-        (PoissonSampling(rate=0.4, unbiased=True), OVER_SAMPLES),
-        (WeightedSelection(unbiased=True), OVER_SAMPLES),
-        (WeightedSelection(unbiased="clients"), OVER_CLIENTS),
-        (PoissonSampling(rate=0.6, at_most=2, unbiased="clients"), OVER_CLIENTS),
-    ],
+    few_quickly(
+        [
+            (UniformSelection(unbiased=True), OVER_SAMPLES),
+            (UniformSelection(unbiased="clients"), OVER_CLIENTS),
+            (PoissonSampling(rate=0.4, unbiased=True), OVER_SAMPLES),
+            (WeightedSelection(unbiased=True), OVER_SAMPLES),
+            (WeightedSelection(unbiased="clients"), OVER_CLIENTS),
+            (PoissonSampling(rate=0.6, at_most=2, unbiased="clients"), OVER_CLIENTS),
+        ],
+        3,
+    ),
     ids=repr,
 )
 def test_the_shipped_selections_are_unbiased(method: Selection, target: float) -> None:

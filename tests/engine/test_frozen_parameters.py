@@ -14,6 +14,7 @@ from harness import (
     SGD,
     BatchNormFeatures,
     assert_close,
+    few_quickly,
     fit,
     train,
 )
@@ -199,7 +200,7 @@ class AsACallback(L.Callback):
         _freeze(pl_module)
 
 
-@pytest.mark.parametrize("executor", ["auto", "vmap", "loop"])
+@pytest.mark.parametrize("executor", few_quickly(["auto", "vmap", "loop"], 1))
 @pytest.mark.parametrize(("kind", "callbacks"), [(OnFitStart, []), (InASecondRound, []), (Plain, [AsACallback()])])
 def test_hooks_of_the_run_freeze(kind: type[Plain], callbacks: list[Any], executor: str, tmp_path: Path) -> None:
     """A frozen layer stays where it is when it is frozen, and the others train on."""

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from harness import NUM_CLASSES, NUM_FEATURES, RAGGED, assert_close, classifier, distance, train
+from harness import NUM_CLASSES, NUM_FEATURES, RAGGED, assert_close, classifier, distance, few_quickly, train
 from torch import Tensor, nn
 
 import flcog
@@ -182,7 +182,7 @@ WANTED: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("name", MODULES)
+@pytest.mark.parametrize("name", few_quickly(MODULES, 6))
 def test_numbers_are_the_loops(name: str) -> None:
     loop, *others = (train(module=MODULES[name](), rounds=2, **RAGGED, **how) for how in ({"executor": "loop"}, *WANTED.values()))
     for other in others:
@@ -245,7 +245,7 @@ class TaughtByAHook(Taught):
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("means", ["data", "in place", "copy"])
+@pytest.mark.parametrize("means", few_quickly(["data", "in place", "copy"], 1))
 @pytest.mark.parametrize("kind", [Taught, TaughtByAHook])
 def test_a_frozen_teacher_ends_with_the_same_weights(kind: type[Taught], means: str) -> None:
     loop, *others = (train(module=kind(means), rounds=2, **how) for how in ({"executor": "loop"}, *WANTED.values()))

@@ -15,6 +15,7 @@ from harness import (
     TinyData,
     assert_close,
     classifier,
+    few_quickly,
     problem_of,
     states_by_client,
     train,
@@ -53,7 +54,7 @@ CASES: dict[str, Case] = {
 
 
 @pytest.mark.parametrize("placement", PLACEMENTS, ids=["loop", "threads", "vmap", "lightning"])
-@pytest.mark.parametrize("beside", ["alone", "FedProx", "SCAFFOLD"])
+@pytest.mark.parametrize("beside", few_quickly(["SCAFFOLD", "alone", "FedProx"], 1))
 def test_clients_keep_their_head_and_other_methods_act_on_the_rest(beside: str, placement: dict[str, Any]) -> None:
     others = {"FedProx": [FedProx(mu=0.5)], "SCAFFOLD": [SCAFFOLD()]}.get(beside, [])
     setting: dict[str, Any] = {"data": ODD_BATCHES(client_test=0.2)} | placement | RAGGED

@@ -9,7 +9,7 @@ import pytest
 import torch
 from contracts.case import Case
 from engine.test_lost_replies import Tolerant, lose, prepared
-from harness import RAGGED, BatchNormMLP, Spoils, TinyData, assert_close, classifier, distance, train
+from harness import RAGGED, BatchNormMLP, Spoils, TinyData, assert_close, classifier, distance, few_quickly, train
 from reference import secure_aggregation
 from scipy.stats import chisquare
 from torch import Tensor
@@ -98,7 +98,7 @@ def test_the_server_receives_words_and_nothing_else() -> None:
 
 
 @pytest.mark.parametrize(
-    "methods", [(), (SCAFFOLD(), FedNova()), (FedDisco(a=0.3),)], ids=lambda ms: "+".join(m.name for m in ms)
+    "methods", few_quickly([[SCAFFOLD(), FedNova()], [], [FedDisco(a=0.3)]], 1), ids=lambda ms: "+".join(m.name for m in ms)
 )
 @pytest.mark.parametrize("executor", ["loop", "vmap"])
 def test_sums_are_the_plain_ones(methods: Sequence[Method], executor: str) -> None:

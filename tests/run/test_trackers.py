@@ -242,6 +242,7 @@ def test_a_wandb_run_that_the_user_opened_stays_open(tmp_path: Path) -> None:
     assert [row["trainer/global_step"] for row in history(file)] == [1, 2, 1, 2]
 
 
+@pytest.mark.slow
 def test_pictures_go_to_wandb_and_to_the_run() -> None:
     class Draws(Callback):
         def on_round_end(self, run: Any, round: int, metrics: dict[str, float]) -> None:

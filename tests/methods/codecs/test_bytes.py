@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from harness import BatchNormMLP, Spoils, classifier, train
+from harness import BatchNormMLP, Spoils, classifier, few_quickly, train
 from torch import Tensor
 
 from flcog.callbacks import SCAFFOLD, FedCOG, FedDisco, FedNova, LowPrecision, Quantize, RandomK, RotatedQuantize, SignSGD, TopK
@@ -83,8 +83,10 @@ def test_whole_numbers_and_tiny_tensors_are_sent_as_they_are(codec: Codec) -> No
 
 
 @each
-@pytest.mark.parametrize("executor", ["loop", "vmap"])
-@pytest.mark.parametrize("method", [SCAFFOLD(), FedDisco(), FedCOG(num_samples=4, steps=1), FedNova()], ids=lambda m: m.name)
+@pytest.mark.parametrize("executor", few_quickly(["vmap", "loop"], 1))
+@pytest.mark.parametrize(
+    "method", few_quickly([SCAFFOLD(), FedDisco(), FedCOG(num_samples=4, steps=1), FedNova()]), ids=lambda m: m.name
+)
 def test_the_ledger_counts_the_byte_strings_of_all_senders(codec: Codec, method: Method, executor: str) -> None:
     module = partial(classifier, network=BatchNormMLP)
     options: dict[str, Any] = {"precision": "32-true", "rounds": 1, "executor": executor}

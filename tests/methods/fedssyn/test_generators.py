@@ -147,6 +147,7 @@ def test_the_capacity_rises(monkeypatch: pytest.MonkeyPatch) -> None:
     assert loss(network, None, None).item() == 1 + 7 * 6
 
 
+@pytest.mark.slow
 def test_the_schedule_is_the_cosine() -> None:
     generator = DDPM(diffusion_steps=1000)
     alpha_bar = generator.scheduler().alphas_cumprod.double()

@@ -4,7 +4,7 @@ from functools import partial
 
 import pytest
 import torch
-from harness import SGD, RecordingTrainer, classifier, train
+from harness import SGD, RecordingTrainer, classifier, few_quickly, train
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
@@ -25,7 +25,7 @@ def variates(trainer: RecordingTrainer) -> list[Tensor]:
     return tree_leaves((trainer.servers, trainer.states.by_client))
 
 
-@pytest.mark.parametrize("executor", ["loop", "vmap"])
+@pytest.mark.parametrize("executor", few_quickly(["loop", "vmap"], 1))
 @pytest.mark.parametrize("method", [SCAFFOLD(), FedDC(), FedPVR()], ids=lambda method: method.name)
 def test_a_round_with_the_rate_0_changes_no_control_variate(method: Method, executor: str) -> None:
     runs = partial(train, method, executor=executor, clients_per_round=8)

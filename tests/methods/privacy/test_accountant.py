@@ -4,7 +4,7 @@ import math
 import re
 
 import pytest
-from harness import ROOT
+from harness import ROOT, few_quickly
 from scipy import optimize, stats
 
 from flcog.callbacks.privacy.accountant import Sampling, epsilon, epsilons, noise_for
@@ -72,7 +72,7 @@ def test_rounds_of_a_known_cohort_may_be_fractions() -> None:
     assert epsilon(known, 5.0, 8 / 6, 1e-5) == pytest.approx(epsilon(known, 5.0 * (6 / 8) ** 0.5, 1, 1e-5))
 
 
-@pytest.mark.parametrize("rate", [0.1, 0.5, 0.8, 0.99])
+@pytest.mark.parametrize("rate", few_quickly([0.8, 0.99, 0.1, 0.5]))
 def test_a_fixed_share_costs_no_more_than_all_clients_with_twice_the_sensitivity(rate: float) -> None:
     share, everyone = (
         epsilons(sampling, noise, 20, 1e-3)["RDP"]
