@@ -278,8 +278,9 @@ class ClientRuntime:
         kept = residual_stages(methods)
         needed = any(method.overrides("init_client") or method.overrides("draw") for method in methods)
         if not (kept or needed or any(work.received for work in works)):
+            nothing = partial(list[Slot], [{}] * len(methods))
             for work in works:
-                work.states = work.draws = lambda: [{}] * len(methods)
+                work.states = work.draws = nothing
             return
         self.store.fetch([work.client for work in works])
         works, states, draws = longest_first(works), list[list[Any]](), list[list[Slot]]()  # works as executors take them

@@ -181,7 +181,7 @@ def tasks_of(
             client,
             steps,
             weight,
-            masks_of(masking, server.params, client) | kept,
+            masks_of(masking, server.params, client) | kept if masking else kept,
             {method.name: own(method, client) for method in sending},
         )
         for (client, steps), weight in zip(plans.items(), weights, strict=True)
