@@ -13,6 +13,7 @@ from harness import (
     TinyData,
     assert_close,
     classifier,
+    few_quickly,
     make_trainer,
     train,
     without_times,
@@ -39,10 +40,7 @@ def waits_of(method: Method | None = None, module: Any = None, data: Any = None,
         return waits.copy()
 
 
-QUICK = ("FedCOG", "FedProx", "SCAFFOLD")
-
-
-@pytest.mark.parametrize("name", [pytest.param(name, marks=() if name in QUICK else pytest.mark.slow) for name in STEPPING])
+@pytest.mark.parametrize("name", STEPPING)
 @pytest.mark.slow
 def test_a_local_step_waits_for_nothing(name: str) -> None:
     case = CASES[name]
@@ -55,14 +53,7 @@ WAITING = (torch.optim.ASGD, torch.optim.Rprop)
 ``capturable``, which needs a GPU."""
 
 
-@pytest.mark.parametrize(
-    "optimizer",
-    [
-        pytest.param(kind, marks=() if kind in (torch.optim.SGD, torch.optim.AdamW) else pytest.mark.slow)
-        for kind in ELEMENTWISE
-        if kind not in WAITING
-    ],
-)
+@pytest.mark.parametrize("optimizer", few_quickly([kind for kind in ELEMENTWISE if kind not in WAITING]))
 def test_nor_for_an_optimisers_state_and_rates(optimizer: type[torch.optim.Optimizer]) -> None:
 
     def module() -> Any:

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 import torch
 from contracts.registry import CASES
-from harness import NUM_CLASSES, NUM_FEATURES, SGD, TinyData, distance, fit, train
+from harness import NUM_CLASSES, NUM_FEATURES, SGD, TinyData, distance, few_quickly, fit, train
 from torch import Tensor, nn
 from torchmetrics import Metric, MetricCollection
 
@@ -83,11 +83,7 @@ RAGGED = {"local_epochs": 2, "rounds": 2}
 METHODS = [None, MOON(projection=4), FedDecorr(), FedGen(), CASES["SCAFFOLD"].method]
 
 
-EXECUTORS = [
-    {"executor": "loop"},
-    {"executor": "vmap"},
-    pytest.param({"executor": "loop", "chunk_size": 3}, marks=pytest.mark.slow),
-]
+EXECUTORS = few_quickly([{"executor": "loop"}, {"executor": "vmap"}, {"executor": "loop", "chunk_size": 3}])
 
 
 @pytest.mark.parametrize("options", EXECUTORS, ids=str)
