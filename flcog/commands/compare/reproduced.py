@@ -42,17 +42,18 @@ DRAWN = Path("docs/assets/reproduced.svg")
 HEADER = ["paper", "items", "content", "published figures", "runs", "seeds", "date", "table", "deviations"]
 
 RULE = """`flcog compare --reproduced` writes this page from the runs and the saved results that it finds; do not edit it. A published \
-figure is *reproduced* if the 90 % interval of ours minus the paper's lies within the table's margin, *contradicted* if the 95 % \
-interval lies wholly outside, and *undecided* otherwise; a gain also needs an interval without 0. Verdicts wait for all seeds of the \
-table. *Exploratory* verdicts have seeds that had been seen before the margin was fixed. If all seeds have one split, a verdict speaks \
-of this split alone. With `--show`, a claim's command prints its runs and draws their curves; without, it trains them. The last column \
-of the tables refers to the lists below: D marks contradictions to the paper, S settings that it does not state. \
-[The tables that were not run](results/not-run.md) and [each judged figure](results/verdicts.csv) have files of their own."""
+figure is *reproduced* if the 90 % interval of ours minus the paper's lies within the table's margin, *contradicted* if the 95 % interval \
+lies wholly outside, and *undecided* otherwise; a gain also needs an interval without 0. Verdicts wait for all seeds of the table. \
+*Exploratory* verdicts have seeds that had been seen before the margin was fixed. If all seeds have one split, a verdict speaks of this \
+split alone; if each seed has its own, our spread over splits counts for the paper's figure, too. With `--show`, a claim's command prints \
+its runs and draws their curves; without, it trains them. The last column of the tables refers to the lists below: D marks contradictions \
+to the paper, S settings that it does not state. [The tables that were not run](results/not-run.md) and [each judged \
+figure](results/verdicts.csv) have files of their own."""
 
 DIFFERENCES = """![Ours minus published for {count} figures, with 95 % intervals, in margins]({path})
 
-*Ours minus published for the {count} judged figures, with 95 % intervals, in margins: the band from -1 to 1 is the margin. For rounds to \
-a target, the axis has the logarithm of their ratio. Exploratory verdicts have hollow marks.*"""
+*Ours minus published for the {count} verdicts (some published figures have two), with 95 % intervals, in margins: the band from -1 to 1 \
+is the margin. For rounds to a target, the axis has the logarithm of their ratio. Exploratory verdicts have hollow marks.*"""
 
 
 def write_page(tables: Sequence[Path], roots: Sequence[Path], saved: Path, page: Path) -> None:
@@ -173,14 +174,14 @@ def _line(name: str, paper: Paper, filling: ResultTable, numbers: Numbers, judge
     table, results = filling.table, filling.results
     items = _items(name, paper, table)
     shows = "; ".join(dict.fromkeys(str(paper["items"][item]["shows"]) for item in items)) or table.title
-    done = {(result["row"], result["column"], result["seed"]) for result in results if result["seed"] in table.seeds}
-    total = len(table.rows) * len(table.columns) * len(table.seeds)
-    seeds = ", ".join(map(str, sorted({result["seed"] for result in results})))
+    seen = {result["seed"] for result in results}
+    total = len(table.rows) * len(table.columns) * len(seen.union(table.seeds))
+    seeds = ", ".join(map(str, sorted(seen)))
     date = max((result["date"] for result in results), default="")
     shipped = table.path.resolve().parent == (shipped_configs.folder() / "tables").resolve()
     link = f"[{table.name}](configs/tables/{table.path.name})" if shipped else str(short(table.path))
     about = {"deviations": table.deviations, "unstated": table.unstated} if table.reproduces else {}
-    places, seeds = f"{len(done)} / {total}", seeds + ", one split" * bool(seeds and items and not table.varies_split)
+    places, seeds = f"{len(results)} / {total}", seeds + ", one split" * bool(seeds and not table.varies_split)
     return [name, ", ".join(items), shows, _counts(judged), places, seeds, date, link, _numbers(about, numbers)]
 
 
