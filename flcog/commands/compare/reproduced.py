@@ -174,14 +174,15 @@ def _line(name: str, paper: Paper, filling: ResultTable, numbers: Numbers, judge
     table, results = filling.table, filling.results
     items = _items(name, paper, table)
     shows = "; ".join(dict.fromkeys(str(paper["items"][item]["shows"]) for item in items)) or table.title
-    seen = {result["seed"] for result in results}
+    done = {(result["row"], result["column"], result["seed"]) for result in results}
+    seen = {seed for _, _, seed in done}
     total = len(table.rows) * len(table.columns) * len(seen.union(table.seeds))
     seeds = ", ".join(map(str, sorted(seen)))
     date = max((result["date"] for result in results), default="")
     shipped = table.path.resolve().parent == (shipped_configs.folder() / "tables").resolve()
     link = f"[{table.name}](configs/tables/{table.path.name})" if shipped else str(short(table.path))
     about = {"deviations": table.deviations, "unstated": table.unstated} if table.reproduces else {}
-    places, seeds = f"{len(results)} / {total}", seeds + ", one split" * bool(seeds and not table.varies_split)
+    places, seeds = f"{len(done)} / {total}", seeds + ", one split" * bool(seeds and not table.varies_split)
     return [name, ", ".join(items), shows, _counts(judged), places, seeds, date, link, _numbers(about, numbers)]
 
 
