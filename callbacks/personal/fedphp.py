@@ -22,7 +22,7 @@ def discrepancy(features: Tensor, others: Tensor, mask: Tensor | None = None) ->
     both = torch.cat([features, others])
     weights = torch.ones_like(features[:, 0]) if mask is None else mask.to(both.dtype)
     rows, signs = weights.sum().clamp(min=1), torch.cat([weights, -weights])
-    apart = torch.cdist(both, both, compute_mode="donot_use_mm_for_euclid_dist").square()  # exact, in a small part of the memory
+    apart = torch.cdist(both, both, compute_mode="donot_use_mm_for_euclid_dist").square()  # without a tensor of all differences
     pairs = signs[:, None] * signs
     mean = (pairs.abs() * apart).sum().detach() / (2 * rows * (2 * rows - 1)) + 1e-8
     kernel = torch.stack([torch.exp(-apart / (mean * factor)) for factor in (0.25, 0.5, 1, 2, 4)]).sum(0)
@@ -31,23 +31,23 @@ def discrepancy(features: Tensor, others: Tensor, mask: Tensor | None = None) ->
 
 @dataclass(frozen=True)
 class FedPHP(Personalisation):
-    """Pulls a client's features to those of its personal model, a mean of its earlier models.
+    """Pulls a client's features to its personal model's features. This model is a mean of the client's earlier models.
 
     With h the inherited model of client k, z and z_h the features of a batch in the trained and the inherited model, and MMD their squared
     maximum mean discrepancy, a client that has taken part in t rounds before trains y, and then averages::
 
         F_k(y) (1 - strength) + strength MMD(z, z_h)        h <- mu h + (1 - mu) y,    mu = inheritance min(1, t / rounds)
 
-    The features z_h are those of the evaluation mode, with the statistics of the received model. The first h is the given model. Nothing
+    The inherited model computes z_h in evaluation mode, with the received model's statistics. The first h is the given model. Nothing
     more is sent. The paper also compares transfer by outputs; this is its form by features.
 
     Li et al., FedPHP: Federated Personalization with Inherited Private Models, ECML PKDD 2021,
-    https://doi.org/10.1007/978-3-030-86486-6_36; settings and the discrepancy are those of https://github.com/lxcnju/FedRepo.
+    https://doi.org/10.1007/978-3-030-86486-6_36; settings and discrepancy follow https://github.com/lxcnju/FedRepo.
 
     Args:
         strength: lambda, the share of the pull in the loss, in [0, 1]; the authors take 0.05 and 0.1.
         inheritance: the largest mu, in [0, 1].
-        rounds: the number of rounds after which mu is largest, >= 1. The authors take the rounds of a run times the share of the clients in
+        rounds: mu is largest after this number of rounds, >= 1. The authors take the rounds of a run times the share of the clients in
             each: the rounds in which a client takes part.
 
     Example:

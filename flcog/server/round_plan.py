@@ -170,7 +170,7 @@ def tasks_of(
     """The task of each client, from its number of steps and its weight."""
     masking = [method for method in methods if isinstance(method, ParameterMask)]
     sending = [method for method in methods if isinstance(method, OwnDownload)]
-    kept = dict.fromkeys(engine.local if method_of(methods, LocalParts) else (), torch.tensor(False))
+    kept = dict.fromkeys(engine.local if method_of(methods, LocalParts) else (), torch.tensor(False))  # one dict for all clients
 
     def own(method: OwnDownload, client: int) -> Slot:
         rng = make_rng(engine.seed, server.round, client, "send", method.name)
