@@ -255,7 +255,7 @@ def test_gains_and_savings_over_another_row_are_neither_judged_nor_shown(tmp_pat
 def test_no_verdict_before_all_seeds_of_the_table(tmp_path: Path) -> None:
     rule: dict[str, Any] = {"margin": 9, "published": {row: {"": 50} for row in "ABC"}, **RULE}
     scores = verdicts(fill(tmp_path, {"A": [0.5, math.nan], "B": [0.6, 0.6], "C": [math.nan]}, **rule))
-    assert [verdict.mark for verdict in scores if verdict.quantity == "score"] == ["1 of 3 seeds", "2 of 3 seeds", "not run"]
+    assert [verdict.mark for verdict in scores if verdict.quantity == "score"] == ["with 1 of 3 seeds", "with 2 of 3 seeds", "not run"]
     (verdict,) = verdicts(fill(tmp_path, {"A": [0.6, 0.6, 0.6]}, **rule | {"published": {"A": {"": 60}}, "exploratory": [1]}))
     assert (verdict.mark, verdict.shown) == ("reproduced", "reproduced (exploratory)")
 
@@ -288,8 +288,8 @@ def test_verdicts_count_the_seeds_of_the_table_alone(tmp_path: Path) -> None:
         ([90, 91, None], 60, "undecided", "> 100 (2 of 3 seeds reached it)"),
         ([90, 91, 5000], 60, "undecided", "1727"),
         ([94, 95, None], 60, "contradicted", "> 100 (2 of 3 seeds reached it)"),
-        ([12], 12, "one seed", "12"),
-        ([None], 12, "one seed", "> 100 (0 of 1 seeds reached it)"),
+        ([12], 12, "with one seed", "12"),
+        ([None], 12, "with one seed", "> 100 (0 of 1 seeds reached it)"),
     ],
 )
 def test_rounds_to_a_target_are_compared_as_ratios(
@@ -337,7 +337,7 @@ def test_the_papers_spread_and_the_splits_count(published: Any, more: dict[str, 
         ([80, 80], 92.5, "reproduced", "92.5 %"),
         ([80, 80], 90, "contradicted", "92.5 %"),
         ([80, 80], "> 92", "undecided", "92.5 %"),
-        ([80], 92.5, "one seed", "92.5 %"),
+        ([80], 92.5, "with one seed", "92.5 %"),
         ([None, None], 96, "undecided", "> 94.0 %"),
     ],
 )

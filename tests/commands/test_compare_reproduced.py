@@ -134,7 +134,7 @@ def test_the_figure_has_a_mark_for_each_judged_figure_and_is_drawn_again_byte_fo
 def test_one_seed_and_unfinished_runs(clone: Path) -> None:
     train(clone, "one", {("A", 0): 0.49, ("B", 0): 0.5})
     (clone / "runs/one/B/seed0/finished").unlink()
-    assert page()["one"][3:5] == ["1 1 of 2 seeds, 2 not run", "1 / 4"]
+    assert page()["one"][3:5] == ["1 with 1 of 2 seeds, 2 not run", "1 / 4"]
 
 
 def test_saved_results_count_and_give_the_same_page(clone: Path) -> None:

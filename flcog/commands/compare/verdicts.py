@@ -147,7 +147,7 @@ def _reason(filled: ResultTable, row: str, view: str, quantity: Quantity) -> str
         return DIVERGED
     if min(done) == planned > 1:
         return ""
-    return f"{min(done)} of {planned} seeds" if min(done) < planned else "one seed"
+    return f"with {min(done)} of {planned} seeds" if min(done) < planned else "with one seed"
 
 
 def _margin(filled: ResultTable, quantity: Quantity, figure: Figure) -> float | None:
