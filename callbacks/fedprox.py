@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.nn.functional import mse_loss
 
 from flcog.core.checks import option
 from flcog.core.types import Batch, Params
@@ -17,7 +18,7 @@ def proximal_term(params: Params, anchor: Params) -> Tensor:
     >>> proximal_term({"w": torch.tensor([3.0, 0.0])}, {"w": torch.tensor([1.0, 0.0])})
     tensor(2.)
     """
-    return 0.5 * torch.stack([(value - anchor[name]).square().sum() for name, value in params.items()]).sum()
+    return 0.5 * torch.stack([mse_loss(value, anchor[name], reduction="sum") for name, value in params.items()]).sum()
 
 
 @dataclass(frozen=True)
