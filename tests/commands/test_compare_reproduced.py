@@ -25,7 +25,7 @@ PAPERS: dict[str, Any] = {
     "Paper": {
         "title": "A paper",
         "url": "https://example.org",
-        "claims": [{"claim": "B gains", "table": "one", "row": "B"}],
+        "claims": [{"claim": "B gains", "table": "one", "row": "B", "cost": "4 h"}],
         "items": {
             "Table 1": {"shows": "arms"},
             "Table 2": {"shows": "more arms"},
@@ -86,7 +86,7 @@ def test_nothing_has_been_run(clone: Path) -> None:
     assert found["Figure 1"][3] == "nothing to reproduce"
     assert found["Figure 2"] == ["Paper", "Figure 2", "the split", "`flcog partition`", "of 100", "of 99", "S1"]
     assert found["own"][:3] == ["", "", "Arms"]
-    assert found["B gains"][2:] == ["+40.00", "", "", "not run", "", "Two seeds.", "`flcog compare one --only A B`"]
+    assert found["B gains"][2:] == ["+40.00", "", "", "not run: 4 h", "", "Two seeds.", "`flcog compare one --only A B`"]
     assert not Path("docs/assets/reproduced.svg").exists()
     text = Path("REPRODUCED.md").read_text()
     assert "contradict the papers\n\n- **D1** Two seeds.\n\n" in text and "do not state\n\n- **S1** Other colours.\n" in text

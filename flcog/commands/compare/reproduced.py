@@ -46,7 +46,8 @@ figure is *reproduced* if the 90 % interval of ours minus the paper's lies withi
 lies wholly outside, and *undecided* otherwise; a gain also needs an interval without 0. Verdicts wait for all seeds of the table. \
 *Exploratory* verdicts have seeds that had been seen before the margin was fixed. If all seeds have one split, a verdict speaks of this \
 split alone; if each seed has its own, our spread over splits counts for the paper's figure, too. With `--show`, a claim's command prints \
-its runs and draws their curves; without, it trains them. The last column of the tables refers to the lists below: D marks contradictions \
+its runs and draws their curves; without, it trains them. The time of a claim that was not run is for two cores of an Intel Xeon without \
+a GPU, by a measured round of each arm, or a step. The last column of the tables refers to the lists below: D marks contradictions \
 to the paper, S settings that it does not state. [The tables that were not run](results/not-run.md) and [each judged \
 figure](results/verdicts.csv) have files of their own."""
 
@@ -143,7 +144,7 @@ def pages_text(papers: Mapping[str, Paper], fillings: Sequence[ResultTable], jud
     for kind, (letter, heading) in KINDS.items():
         listed = (f"- **{letter}{number}** {text[:1].upper()}{text[1:]}." for text, number in numbers[kind].items())
         parts += [f"## {heading}", "\n".join(listed)] if numbers[kind] else []
-    why = "`flcog compare TABLE` fills each, and `--dry-run` estimates its time. `REPRODUCED.md` has the deviations by their numbers."
+    why = "`flcog compare TABLE` fills each, `--dry-run` prints its runs. `REPRODUCED.md` has the deviations by their numbers."
     open_ = ["# Tables that were not run", why, markdown(HEADER, lines["not run"])]
     return "\n\n".join(parts) + "\n", "\n\n".join(open_).replace("](configs/", "](../configs/") + "\n"
 
@@ -161,6 +162,8 @@ def _claim(name: str, claim: Mapping[str, str], fillings: Sequence[ResultTable],
     seeds = f"{line['seeds']}, {'each with its split' if table.varies_split else 'one split'}" if line["seeds"] else ""
     names = dict.fromkeys(filter(None, (table.against[one.row], one.row, table.views[one.view].column)))
     command = f"`flcog compare {table.name} --only {shlex.join(names)}`"
+    if one.mark == NOT_RUN and "cost" in claim:
+        line["verdict"] += f": {claim['cost']}"
     return [name, claim["claim"], *(line[each] for each in FIGURE), seeds, claim.get("deviation", differences[0]), command]
 
 
