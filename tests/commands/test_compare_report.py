@@ -255,8 +255,7 @@ def test_gains_and_savings_over_another_row_are_neither_judged_nor_shown(tmp_pat
 def test_no_verdict_before_all_seeds_of_the_table(tmp_path: Path) -> None:
     rule: dict[str, Any] = {"margin": 9, "published": {row: {"": 50} for row in "ABC"}, **RULE}
     scores = verdicts(fill(tmp_path, {"A": [0.5, math.nan], "B": [0.6, 0.6], "C": [math.nan]}, **rule))
-    marks = [verdict.mark for verdict in scores if verdict.quantity == "score"]
-    assert marks == ["with 1 of 3 seeds", "with 2 of 3 seeds", "not run"]
+    assert [each.mark for each in scores if each.quantity == "score"] == ["with 1 of 3 seeds", "with 2 of 3 seeds", "not run"]
     (verdict,) = verdicts(fill(tmp_path, {"A": [0.6, 0.6, 0.6]}, **rule | {"published": {"A": {"": 60}}, "exploratory": [1]}))
     assert (verdict.mark, verdict.shown) == ("reproduced", "reproduced (exploratory)")
 

@@ -151,8 +151,7 @@ def pages_text(papers: Mapping[str, Paper], fillings: Sequence[ResultTable], jud
 
 def _claim(name: str, claim: Mapping[str, str], fillings: Sequence[ResultTable], judged: Judged) -> list[str]:
     """The line of a claim: the verdict on one published figure of a table."""
-    filling = next(each for each in fillings if each.table.name == claim["table"])
-    table = filling.table
+    filling, table = next((each, each.table) for each in fillings if each.table.name == claim["table"])
     one = next(
         each
         for each, _ in judged[table.path]
@@ -162,8 +161,7 @@ def _claim(name: str, claim: Mapping[str, str], fillings: Sequence[ResultTable],
     seeds = f"{line['seeds']}, {'each with its split' if table.varies_split else 'one split'}" if line["seeds"] else ""
     names = dict.fromkeys(filter(None, (table.against[one.row], one.row, table.views[one.view].column)))
     command = f"`flcog compare {table.name} --only {shlex.join(names)}`"
-    if one.mark == NOT_RUN and "cost" in claim:
-        line["verdict"] += f": {claim['cost']}"
+    line["verdict"] += f": {claim['cost']}" if one.mark == NOT_RUN and "cost" in claim else ""
     return [name, claim["claim"], *(line[each] for each in FIGURE), seeds, claim.get("deviation", differences[0]), command]
 
 
@@ -174,19 +172,17 @@ def _items(name: str, paper: Paper, table: Table) -> list[str]:
 
 def _line(name: str, paper: Paper, filling: ResultTable, numbers: Numbers, judged: Sequence[tuple[Verdict, bool]]) -> list[str]:
     """The line of a table."""
-    table, results = filling.table, filling.results
-    items = _items(name, paper, table)
+    table, results, items = filling.table, filling.results, _items(name, paper, filling.table)
     shows = "; ".join(dict.fromkeys(str(paper["items"][item]["shows"]) for item in items)) or table.title
     done = {(result["row"], result["column"], result["seed"]) for result in results}
     seen = {seed for _, _, seed in done}
     total = len(table.rows) * len(table.columns) * len(seen.union(table.seeds))
-    seeds = ", ".join(map(str, sorted(seen)))
+    seeds = ", ".join(map(str, sorted(seen))) + ", one split" * bool(seen and not table.varies_split)
     date = max((result["date"] for result in results), default="")
     shipped = table.path.resolve().parent == (shipped_configs.folder() / "tables").resolve()
     link = f"[{table.name}](configs/tables/{table.path.name})" if shipped else str(short(table.path))
     about = {"deviations": table.deviations, "unstated": table.unstated} if table.reproduces else {}
-    places, seeds = f"{len(done)} / {total}", seeds + ", one split" * bool(seeds and not table.varies_split)
-    return [name, ", ".join(items), shows, _counts(judged), places, seeds, date, link, _numbers(about, numbers)]
+    return [name, ", ".join(items), shows, _counts(judged), f"{len(done)} / {total}", seeds, date, link, _numbers(about, numbers)]
 
 
 def _counts(judged: Sequence[tuple[Verdict, bool]]) -> str:
