@@ -46,8 +46,8 @@ figure is *reproduced* if the 90 % interval of ours minus the paper's lies withi
 lies wholly outside, and *undecided* otherwise; a gain also needs an interval without 0. Verdicts wait for all seeds of the table. \
 *Exploratory* verdicts have seeds that had been seen before the margin was fixed. If all seeds have one split, a verdict speaks of this \
 split alone; if each seed has its own, our spread over splits counts for the paper's figure, too. With `--show`, a claim's command prints \
-its runs and draws their curves; without, it trains them. The time of a claim that was not run is for two cores of an Intel Xeon without \
-a GPU, by a measured round or step. The last column of the tables refers to the lists below: D marks contradictions \
+its runs and draws their curves; without, it trains them. The time of a claim that was not run is for all its runs on two cores of an \
+Intel Xeon, estimated from a measured round or step. The last column of the tables refers to the lists below: D marks contradictions \
 to the paper, S settings that it does not state. [The tables that were not run](results/not-run.md) and [each judged \
 figure](results/verdicts.csv) have files of their own."""
 
