@@ -35,8 +35,8 @@ from flcog.run.advice import Finding, advise
 from flcog.run.client_table import client_table
 from flcog.run.description import describe_method, local_work
 from flcog.run.directory import LAST, next_command
+from flcog.run.evaluation import Figures, measure
 from flcog.run.export import Format, export
-from flcog.run.figures import Figures, measure
 from flcog.run.initial_weights import load_initial_weights
 from flcog.run.lifecycle import Lifecycle
 from flcog.run.observers.defaults import default_observers
@@ -407,9 +407,7 @@ class FederatedTrainer(TopicList):
         ``clients`` draws the rows of :attr:`clients`, and ``confusion`` the shares of predicted classes in each class of the test set.
         """
         # matplotlib takes half a second to import
-        from flcog.run.client_figure import client_figure
-        from flcog.run.confusion_figure import confusion_figure
-        from flcog.run.history_figure import history_figure
+        from flcog.run.pictures import client_figure, confusion_figure, history_figure
 
         if columns == ("confusion",):
             return confusion_figure(self.predict(), self.run.federation.class_names)

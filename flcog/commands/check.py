@@ -7,8 +7,8 @@ from torch import nn
 
 from flcog.core.files import write_figure
 from flcog.data import FederatedDataModule
-from flcog.run.partition_figure import partition_figure
 from flcog.run.partition_report import partition_report
+from flcog.run.pictures import partition_figure
 from flcog.trainer import FederatedTrainer
 
 

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import pandas
 from matplotlib.figure import Figure
 
-from flcog.run.history_figure import HistoryFigure
+from flcog.run.pictures import Picture
 
 COLOURS = ("#1f5f99", "#d98032", "#3a8f5c", "#a23b52", "#7a5ea8", "#8a6d3b", "#4aa3b5", "#6b6b6b")
 LOOKS = [(colour, style) for style, colour in product(("-", "--", ":", "-."), COLOURS)]
@@ -27,7 +27,7 @@ def figure_of(panels: Sequence[Panel], names: Sequence[str]) -> Figure:
     """Draw the panels with one legend. ``names`` are the lines of all panels; a line looks the same in each."""
     columns = min(len(panels), PANELS_A_LINE)
     height = -(-len(panels) // columns)
-    figure = HistoryFigure(figsize=(3.6 * columns + 2.0 * (len(names) > 1), 0.6 + 2.8 * height), layout="constrained")
+    figure = Picture(figsize=(3.6 * columns + 2.0 * (len(names) > 1), 0.6 + 2.8 * height), layout="constrained")
     places = figure.subplots(height, columns, squeeze=False).flatten()
     for axes in places[len(panels) :]:
         axes.remove()

@@ -18,8 +18,8 @@ from flcog.data import Federation, Partition, Samples, Task, label_statistics
 from flcog.data.label_statistics import kl_to_uniform, label_table
 from flcog.datamodules.partitioners import IID, BiasedUnbiased, Dirichlet
 from flcog.method import ClientView
-from flcog.run.partition_figure import partition_figure
 from flcog.run.partition_report import partition_report
+from flcog.run.pictures import partition_figure
 
 
 def federation_of(

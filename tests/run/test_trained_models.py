@@ -24,7 +24,7 @@ from flcog.datamodules import Digits
 from flcog.functional.evaluation import Evaluator
 from flcog.method import Method
 from flcog.models import MLP, LoRA
-from flcog.run.history_figure import history_figure
+from flcog.run.pictures import history_figure
 from flcog.run.predictions import write_predictions
 
 FLOAT = {"precision": "32-true", "rounds": 2}

@@ -21,8 +21,7 @@ from flcog.commands.report.runs import Group, RunFiles, grouped, read_run
 from flcog.commands.report.tables import SPREAD, Table, is_percent
 from flcog.core.commands import parser_of
 from flcog.core.files import replacing, short
-from flcog.run.client_figure import client_figure
-from flcog.run.confusion_figure import confusion_figure
+from flcog.run.pictures import client_figure, confusion_figure
 
 MOST_PICTURES = 3
 """Pictures of one kind from one run: the first, the last and one between."""

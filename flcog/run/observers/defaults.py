@@ -29,7 +29,7 @@ class PartitionChart(Callback):
         # After round 1, because importing matplotlib takes half a second, which would delay the first round.
         tracked = run.processes.is_first and run.trackers.loggers
         if round == 1 and tracked and run.federation.is_complete and run.federation.train.labelled:
-            from flcog.run.partition_figure import partition_figure
+            from flcog.run.pictures import partition_figure
 
             run.trackers.log_figure("partition", partition_figure(run.federation), 0, share=self.log_partition)
 
