@@ -36,7 +36,7 @@ from flcog.run.client_table import client_table
 from flcog.run.description import describe_method, local_work
 from flcog.run.directory import LAST, next_command
 from flcog.run.evaluation import Figures, measure
-from flcog.run.export import Format, export
+from flcog.run.export import Format, export, trained_network
 from flcog.run.initial_weights import load_initial_weights
 from flcog.run.lifecycle import Lifecycle
 from flcog.run.observers.defaults import default_observers
@@ -323,7 +323,7 @@ class FederatedTrainer(TopicList):
         """Evaluate on the validation sets, from a checkpoint or as the model is.
 
         Args:
-            model: without one, the last run's best checkpoint.
+            model: without one, the last run's as it is, or the best of a Lightning ``ModelCheckpoint``; see ``ckpt_path="best"``.
             verbose: whether to print the figures.
         """
         return self._measure("val", verbose, model, datamodule, ckpt_path, False)
@@ -340,7 +340,7 @@ class FederatedTrainer(TopicList):
         """Evaluate on the test sets, from a checkpoint or as the model is.
 
         Args:
-            model: without one, the last run's best checkpoint.
+            model: without one, the last run's as it is, or the best of a Lightning ``ModelCheckpoint``; see ``ckpt_path="best"``.
             verbose: whether to print the figures.
             new_clients: whether to measure the clients that ``new_clients`` of the data has kept out of the training, in place of the
                 others: the global model as it is (``test/client_...``) and, if a method keeps personal models, each client's own
@@ -364,9 +364,14 @@ class FederatedTrainer(TopicList):
 
     @verb
     def predict(
-        self, model: nn.Module | None = None, datamodule: Data | None = None, ckpt_path: str | None = None, inputs: Any = None
+        self,
+        model: nn.Module | None = None,
+        datamodule: Data | None = None,
+        ckpt_path: str | None = None,
+        inputs: Any = None,
+        client: int | None = None,
     ) -> Predictions | list[Any]:
-        """What the global model says of the test set, by name: ``prediction``, ``probability``, ``target``; all on the CPU. A module's own
+        """What the model says of the test set, by name: ``prediction``, ``probability``, ``target``; all on the CPU. A module's own
         ``predict_step`` returns a list with one result for each batch, of the loader of ``predict_dataloader`` if there is one.
         ``sample`` has the names of new inputs: the index or the id, the file, or the number of each.
 
@@ -375,13 +380,14 @@ class FederatedTrainer(TopicList):
             ckpt_path: the checkpoint to predict from.
             inputs: predict these instead, prepared as the training set is: a data frame, a list of texts or of images' paths, a file (.csv,
                 .tsv, .parquet, .txt, an image) or a folder of images; or arrays as the data set stores them, or in an .npy or .npz file.
+            client: the number of a client, whose own model predicts; by default the global one does.
         """
         with self._evaluation(TrainerFn.PREDICTING, model, datamodule, ckpt_path) as run:
             if inputs is None:
-                return predict(run)
+                return predict(run, client=client)
             from flcog.datamodules.new_inputs import read_new
 
-            return predict(run, read_new(run.datamodule, inputs))
+            return predict(run, read_new(run.datamodule, inputs), client)
 
     def export(
         self,
@@ -390,6 +396,7 @@ class FederatedTrainer(TopicList):
         model: nn.Module | None = None,
         datamodule: Data | None = None,
         ckpt_path: str | None = None,
+        client: int | None = None,
     ) -> None:
         """Write the trained network for others: a ``state_dict`` that the plain torch module loads, ``safetensors``, or ``onnx``.
 
@@ -398,8 +405,9 @@ class FederatedTrainer(TopicList):
             format: by default that of its suffix (.pt, .safetensors, .onnx).
             model, datamodule: as :meth:`fit` had them; those of the last run by default, as for :meth:`test`.
             ckpt_path: the checkpoint to export.
+            client: the number of a client, whose own model is written; by default the global one is.
         """
-        export(self._run_to_evaluate(TrainerFn.TESTING, model, datamodule, ckpt_path), Path(path), format)
+        export(self._run_to_evaluate(TrainerFn.TESTING, model, datamodule, ckpt_path), Path(path), format, client)
 
     def plot(self, *columns: str) -> Any:
         """A matplotlib figure of the history: the main score and the losses, or the columns that are named, in one chart.
@@ -473,6 +481,10 @@ class FederatedTrainer(TopicList):
         """The trained module with the global weights as they are evaluated: the user's module, with the changes of methods."""
         self.run.engine.hand_over(self.run.server, self.run.evaluated_params())
         return self.run.model.module
+
+    def model_of(self, client: int) -> nn.Module:
+        """A copy of the network with the weights of a client's own model."""
+        return trained_network(self.run, client)
 
     @property
     def history(self) -> list[dict[str, float]]:

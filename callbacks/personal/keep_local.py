@@ -64,7 +64,12 @@ class KeepLocal(LocalParts):
                 found |= {name for name in names if name.rpartition(".")[0] in layers}
             else:
                 found |= by_name(part, names)
-        check_some("KeepLocal: parts", self.parts, found, trained_names(module))
+        trained = trained_names(module)
+        check_some("KeepLocal: parts", self.parts, found, trained)
+        if found.issuperset(trained):
+            raise ValueError(
+                f"KeepLocal: parts={self.parts!r} are the whole model, as with Local: choose among {', '.join(trained)}"
+            )
         return found
 
 

@@ -17,7 +17,7 @@ EXCLUDED: Mapping[str, str] = {
 """Classes of methods that cannot run with a private sum, each with the leak."""
 
 REFUSED: Mapping[str, Callable[[Method], bool]] = {
-    "it reads the uploads of single clients, which have no noise": lambda method: method.individual_uploads,
+    "the server reads the uploads of single clients, which have no noise": lambda method: method.individual_uploads,
     "it weights clients by the other clients of the round or by their reports, so that one client changes every weight": (
         lambda method: method.overrides("weights")
     ),

@@ -132,9 +132,14 @@ def _with_methods(
         notes.append(Note("note", text))
     for method in methods:
         model = _with_method(settings, method, model, datamodule.federation, processes)
-        unmeasured = datamodule.federation.client_test is None and not datamodule.federation.reweighted_test
-        if isinstance(method, Personalisation) and method.communicates and unmeasured:
-            notes.append(Note("note", f"the personal models of {method.name} are measured only with data.client_test above 0"))
+        if isinstance(method, Personalisation) and method.communicates:
+            data = datamodule.federation
+            if data.client_test is None and not data.reweighted_test:
+                notes.append(Note("note", f"the personal models of {method.name} are tested only with data.client_test above 0"))
+            if data.client_val is None:
+                notes.append(
+                    Note("note", f"{method.name}: only data.client_val above 0 chooses the best round of personal models")
+                )
     model = _in_precision(model, device, dtype)
     processes.overwrite(value for value in model.state_dict().values() if not is_sharded(value))
     return model, notes

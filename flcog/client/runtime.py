@@ -166,7 +166,9 @@ class ClientRuntime:
         self._provisional = {}
 
     def personal_model(self, received: Download, method: str, client: int, first: Params) -> tuple[Params, Params]:
-        params, buffers, _ = self._personal_model(received, method, client, first)
+        params, buffers, forward = self._personal_model(received, method, client, first)
+        if forward is not None:
+            raise ValueError(f"{method} has a forward of its own for a client's outputs, so that these are of no single network")
         return params, buffers
 
     def _personal_model(

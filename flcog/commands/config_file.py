@@ -115,7 +115,7 @@ def find(callbacks: Sequence[Any], option: str) -> tuple[int, str]:
         found = [place for place, callback in enumerate(callbacks) if name in _options(callback["class_path"])]
     if len(found) != 1:
         known = {*names, *(each for callback in callbacks for each in _options(callback["class_path"]))}
-        fits = f"{name!r} fits {len(found)} of them: name one.{guess(name, known - {name})}"
+        fits = f"{name!r} fits {len(found)} of them: name one." if found else f"none has {name!r}.{guess(name, known)}"
         raise ValueError(f"--{LIST}.{option}: the callbacks listed so far are {', '.join(names) or 'none'}, and {fits}")
     return found[0], option
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from flcog.commands.federated_cli import CommandCLI
 from flcog.core.commands import parser_of
 from flcog.core.files import short
+from flcog.method import Personalisation, method_of
 from flcog.run.export import SUFFIXES
 from flcog.run.predictions import by_name, write_predictions
 from flcog.run.saved_run import SavedRun
@@ -38,9 +39,11 @@ def predict(arguments: list[str]) -> None:
         raise ValueError(f"predictions are written as .csv or .npz; got {output}")
     checkpoint = checkpoint_of(options.run, options.checkpoint)
     cli = open_run(options.run, options.import_from)
-    predictions = by_name(cli.trainer.predict(cli.model, cli.datamodule, str(checkpoint), options.inputs))
+    predictions = by_name(cli.trainer.predict(cli.model, cli.datamodule, str(checkpoint), options.inputs, options.client))
     write_predictions(output, predictions, getattr(cli.datamodule, "class_names", None))  # Lightning's have none
-    print(f"{short(output)}: {len(next(iter(predictions.values()))):,} samples, by {short(checkpoint)}")
+    print(
+        f"{short(output)}: {len(next(iter(predictions.values()))):,} samples, by {_model(cli, options.client)} of {short(checkpoint)}"
+    )
 
 
 def export(arguments: list[str]) -> None:
@@ -54,8 +57,14 @@ def export(arguments: list[str]) -> None:
     output = options.output or options.run / f"model{SUFFIXES.get(options.format, '')}"
     checkpoint = checkpoint_of(options.run, options.checkpoint)
     cli = open_run(options.run, options.import_from)
-    cli.trainer.export(output, options.format, cli.model, cli.datamodule, str(checkpoint))
-    print(f"{short(output)}: {type(getattr(cli.model, 'model', cli.model)).__name__} of {short(checkpoint)}")
+    cli.trainer.export(output, options.format, cli.model, cli.datamodule, str(checkpoint), options.client)
+    network = type(getattr(cli.model, "model", cli.model)).__name__
+    print(f"{short(output)}: {network}, {_model(cli, options.client)} of {short(checkpoint)}")
+
+
+def _model(cli: CommandCLI, client: int | None) -> str:
+    other = " (--client 0 for a client's own)" if method_of(cli.trainer.methods, Personalisation) is not None else ""
+    return f"the global model{other}" if client is None else f"client {client}'s own model"
 
 
 def _parser(name: str, command: Callable[[list[str]], None], output: str) -> argparse.ArgumentParser:
@@ -63,6 +72,7 @@ def _parser(name: str, command: Callable[[list[str]], None], output: str) -> arg
     parser = parser_of(name, command)
     parser.add_argument("run", type=Path, help="the run's directory")
     parser.add_argument("--checkpoint", help="best (by default), last, or a file")
+    parser.add_argument("--client", type=int, help="the number of a client, whose own model is taken instead of the global one")
     parser.add_argument("--output", type=Path, help=output)
     parser.add_argument("--import-from", type=Path, metavar="FOLDER", help=IMPORT_FROM)
     return parser

@@ -55,7 +55,7 @@ def main_metric(metrics: Mapping[str, float], selecting: bool = False) -> str | 
     """Return the main metric: accuracy, macro-AP or mse according to the task, otherwise a loss. None if nothing was evaluated.
 
     Where clients keep models of their own, it is the mean over these models, on the clients' parts; without a common set, the mean of the
-    global model's scores there. Their test parts choose no model.
+    global model's scores there. Their test parts choose no model, and only their validation parts choose among models of their own.
 
     Where a module logs its figures for each of several loaders, those of the first loader count.
 
@@ -68,7 +68,8 @@ def main_metric(metrics: Mapping[str, float], selecting: bool = False) -> str | 
         for of in ("personal", "client")
     )
     whole = [f"{split}/{score}{place}" for split in splits for place in ("", f"{OF_A_LOADER}0") for score in MAIN_SCORES]
-    return next((name for name in personal + whole + shared if name in metrics), None)
+    names = personal if selecting and any(map(is_personal, metrics)) else personal + whole + shared
+    return next((name for name in names if name in metrics), None)
 
 
 def main_of(rows: Sequence[Mapping[str, float]], selecting: bool = False) -> str | None:

@@ -16,7 +16,7 @@ from typing import Any
 from flcog.core.files import RUN_REMEDY, as_yaml, clear_errors, make_folder, replacing, short, write_yaml
 from flcog.core.masking import masked_command
 
-LAST = "checkpoints/last.ckpt"
+LAST, BEST = "checkpoints/last.ckpt", "checkpoints/best.ckpt"
 
 
 def new_run_directory(root: str | Path) -> Path:

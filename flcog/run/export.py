@@ -20,19 +20,19 @@ Format = Literal["state_dict", "safetensors", "onnx", "peft"]
 SUFFIXES: dict[Format, str] = {"state_dict": ".pt", "safetensors": ".safetensors", "onnx": ".onnx"}
 
 
-def export(run: Session, path: Path, format: Format | None = None) -> None:
-    """Write the global model, as it is evaluated, without anything of flcog's around it.
+def export(run: Session, path: Path, format: Format | None = None, client: int | None = None) -> None:
+    """Write the global model, as it is evaluated, or a client's own, without anything of flcog's around it.
 
     By default the format is that of the file's suffix. ``peft`` writes a folder with LoRA's adapters alone.
     """
     if format == "peft":
-        write_adapters(run, path)
+        write_adapters(run, path, client)
         return
     form: Format | None = format or next((form for form, suffix in SUFFIXES.items() if suffix == path.suffix), None)
     if form not in SUFFIXES:
         known = ", ".join(f"{form} ({suffix})" for form, suffix in SUFFIXES.items())
         raise ValueError(f"cannot tell the format of {path}{'' if format is None else f', {format}'}: give one of {known}")
-    network = trained_network(run)
+    network = trained_network(run, client)
     if form == "onnx":
         content = _onnx(network, run.engine.reader.example)
     elif form == "safetensors":
@@ -49,12 +49,12 @@ def export(run: Session, path: Path, format: Format | None = None) -> None:
         file.write(content)
 
 
-def trained_network(run: Session) -> nn.Module:
+def trained_network(run: Session, client: int | None = None) -> nn.Module:
     """A copy on the CPU of the user's network (the whole module where it is no ClientModule), in evaluation mode."""
     module = copy.deepcopy(run.model.module)
-    state = module.state_dict()
+    state, (params, buffers) = module.state_dict(), run.weights(client)
     with torch.no_grad():
-        for name, value in (run.evaluated_params() | {name: run.buffers[name] for name in run.buffers if name in state}).items():
+        for name, value in (params | {name: value for name, value in buffers.items() if name in state}).items():
             state[name].copy_(value)  # these are the module's own tensors
     network: nn.Module = module.model if isinstance(module, ClientModule) else module
     return network.cpu().eval()
@@ -81,10 +81,10 @@ def _onnx(network: nn.Module, example: Any) -> bytes:
     return program.model_proto.SerializeToString()
 
 
-def write_adapters(run: Session, folder: Path) -> None:
+def write_adapters(run: Session, folder: Path, client: int | None = None) -> None:
     """Write ``adapter_model.safetensors`` and ``adapter_config.json``, which ``peft.PeftModel.from_pretrained`` loads."""
     package = require("safetensors.torch", "peft's format", "export")
-    module, params = run.model.module, run.evaluated_params()
+    module, (params, _) = run.model.module, run.weights(client)
     found = dict(adapters(module))
     others = sorted(set(params) - {f"{name}.{side}" for name in found for side in "AB"})
     if not found or others:

@@ -1,4 +1,4 @@
-"""Predictions of a run's global model: on the test set, or on inputs that the user gives; and the file they are written to."""
+"""Predictions of a run's global model, or of a client's own, on the test set or on new inputs; and the file they are written to."""
 
 import csv
 from collections.abc import Sequence
@@ -18,7 +18,6 @@ from flcog.data import Federation, NewInputs, Samples
 from flcog.data.samples import require_finite_inputs
 from flcog.lightning.contract import has_step, is_users
 from flcog.run.session import Session
-from flcog.server.evaluate import only_personal
 
 Predictions = dict[str, Any]
 """By name: tensors ``prediction``, ``probability`` and the like, and ``target`` where it is known, each with the samples as first axis;
@@ -31,16 +30,12 @@ class ByBatch(list[Any]):
     names: Sequence[Any] = ()
 
 
-def predict(run: Session, new: NewInputs | None = None) -> Predictions | ByBatch:
-    """Return the global model's predictions for some inputs, or for the test set (the validation set if there is no test set).
+def predict(run: Session, new: NewInputs | None = None, client: int | None = None) -> Predictions | ByBatch:
+    """Return the model's predictions for some inputs, or for the test set (the validation set if there is no test set).
 
     A module with its own ``predict_step`` decides them: one result for each batch, as from ``lightning.Trainer``.
     """
-    federation, module = run.federation, run.model.module
-    if (alone := only_personal(run.engine, run.server)) is not None:
-        raise ValueError(
-            f"{alone.name} trains the clients' own models and no global model for predictions: use the columns of its clients"
-        )
+    federation, module, weights = run.federation, run.model.module, run.weights(client)
     samples = federation.test or federation.val if new is None else _samples(federation, new.inputs)
     if samples is None:
         raise ValueError(f"{run.engine.data_name} has no test set to predict: give inputs")
@@ -48,12 +43,12 @@ def predict(run: Session, new: NewInputs | None = None) -> Predictions | ByBatch
     count = evaluator.number_predicted(samples)
     names = () if new is None else new.names[:count]
     if has_step(module, "predict"):
-        results = ByBatch(evaluator.own.predictions(run.evaluated_params(), run.buffers, samples, np.arange(count)))
+        results = ByBatch(evaluator.own.predictions(*weights, samples, np.arange(count)))
         results.names = names
         return results
     if not is_users(module, "forward") and not isinstance(module, ClientModule):
         raise ValueError(f"{type(module).__name__} has neither predict_step nor forward, and predictions need one: write it")
-    outputs = evaluator.outputs(run.evaluated_params(), run.buffers, samples)
+    outputs = evaluator.outputs(*weights, samples)
     found = module.predictions(outputs) if isinstance(module, ClientModule) else {"output": outputs}
     if new is not None:
         return {"sample": np.asarray(names)} | found

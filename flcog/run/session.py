@@ -17,7 +17,7 @@ from flcog.lightning.checkpoint import entries as lightning_entries
 from flcog.lightning.checkpoint import logged_hyperparameters
 from flcog.lightning.contract import is_users
 from flcog.lightning.trainer import RoundsTrainer
-from flcog.method import Callback, MethodRecord, Note, PrivateSum, Uploads, method_of
+from flcog.method import Callback, MethodRecord, Note, Personalisation, PrivateSum, Uploads, method_of
 from flcog.run import checkpoint
 from flcog.run.client_states import SavedClientStates
 from flcog.run.client_table import MOST_ROWS, client_table, rows_of
@@ -29,7 +29,7 @@ from flcog.run.metrics_table import MetricsTable
 from flcog.run.partition_report import partition_report, without_clients
 from flcog.run.trackers import Trackers
 from flcog.server.engine import Engine
-from flcog.server.evaluate import evaluated_params, only_personal
+from flcog.server.evaluate import evaluated_params, only_personal, personal_model
 from flcog.server.in_flight import Traffic
 from flcog.server.state import ServerState
 from flcog.wire.ledger import Ledger
@@ -114,6 +114,14 @@ class Session:
 
     def evaluated_params(self) -> Params:
         return evaluated_params(self.engine, self.server)
+
+    def weights(self, client: int | None = None) -> tuple[Params, Params]:
+        """The parameters and buffers of the model that is evaluated: the global one, or a client's own."""
+        if client is not None:
+            return personal_model(self.engine, self.server, client)
+        if (alone := only_personal(self.engine, self.server)) is not None:
+            raise ValueError(f"{alone.name} trains the clients' own models and no global one: give the number of a client")
+        return self.evaluated_params(), self.buffers
 
     def load_global_model(self) -> None:
         """Load the global model into the module, which otherwise contains a client's."""
@@ -230,7 +238,7 @@ class Session:
 
     def save(self, path: Path, resumable: bool = True, pinned: Collection[str] | None = None) -> None:
         server, payload = self.server, self._payload(resumable)
-        if resumable:
+        if resumable or method_of(self.methods, Personalisation) is not None:  # whose models are evaluated, too
             self._fetch_states()
             written = self.clients.save(server.round) if self.processes.replica == 0 else {}
             if self.processes.count == 1 or self.engine.clients.stateful:
@@ -278,11 +286,9 @@ class Session:
             self.model.module.on_load_checkpoint(dict(saved))
         if resume:
             self._resume(path, saved)
-        elif (method := only_personal(self.engine, server)) is not None and not saved["resumable"]:
-            raise ValueError(f"{path} holds a global model alone, and {method.name} has none: give last.ckpt beside it")
         elif saved["methods"] != names:
             server.keep_evaluated(server.params)  # the run's methods have evaluated these already
-        elif saved["resumable"] and not new_clients:
+        elif "clients" in saved and not new_clients:
             self._load_states(saved["clients"])  # personal models are evaluated too
 
     def _resume(self, path: Path, saved: dict[str, Any]) -> None:

@@ -12,6 +12,7 @@ from torch.utils import _pytree as pytree
 
 from flcog.client.messages import Download, Question, Scores, Split
 from flcog.client_module import ClientModule
+from flcog.core import checks
 from flcog.core.precision import float64_device
 from flcog.core.trees import containers_copied
 from flcog.core.types import Params
@@ -62,7 +63,7 @@ def evaluate(engine: Engine, server: ServerState, splits: Sequence[Split] = SPLI
             if alone is None:
                 found[split] = engine.evaluator.on_set(params, server.buffers, samples, split=split, lasting=True)
             else:
-                found[split] = mean_over_clients(engine, server, alone, params, samples)
+                found[split] = mean_over_clients(engine, server, samples)
     metrics = {f"{split}/{name}": value for split in splits for name, value in found.get(split, {}).items()}
     asked = _questions(engine, server, params, splits)
     for (_, figures_of), answer in zip(asked, engine.clients.ask([question for question, _ in asked]), strict=True):
@@ -133,21 +134,31 @@ def only_personal(engine: Engine, server: ServerState) -> Method | None:
     return next((method for method in acting if not method.communicates and isinstance(method, Personalisation)), None)
 
 
-def mean_over_clients(engine: Engine, server: ServerState, method: Method, params: Params, samples: Samples) -> dict[str, float]:
+def personal_model(engine: Engine, server: ServerState, client: int) -> tuple[Params, Params]:
+    """The parameters and buffers of a client's own model, which its owner sends to the other processes."""
+    method = method_of(engine.methods, Personalisation)
+    if method is None:
+        raise ValueError(
+            f"client={client} asks for a client's own model, and no method keeps any: list FineTune, or leave it out"
+        )
+    checks.within(None, f"[0, {engine.num_clients - 1}]", client=client)
+    model = (server.params, server.buffers)
+    if _is_mine(engine, client):
+        received = _received(engine, server, method, evaluated_params(engine, server))
+        model = engine.clients.personal_model(received, method.name, client, server.params)
+    elif engine.processes.count > 1:
+        model = pytree.tree_map(torch.zeros_like, model)
+    if engine.processes.count > 1:
+        model = pytree.tree_map(lambda value: engine.processes.total(value.detach().clone()), model)
+    return model
+
+
+def mean_over_clients(engine: Engine, server: ServerState, samples: Samples) -> dict[str, float]:
     """Evaluate every client's own model on a central set, and return the mean of each figure over the clients that have it."""
     totals: dict[str, float] = {}
     counts = Counter[str]()
-    received = _received(engine, server, method, params)
     for client in range(engine.num_clients):
-        # The owner of a model sends it to the other processes, and all of them measure it.
-        model = (server.params, server.buffers)
-        if _is_mine(engine, client):
-            model = engine.clients.personal_model(received, method.name, client, server.params)
-        elif engine.processes.count > 1:
-            model = pytree.tree_map(torch.zeros_like, model)
-        if engine.processes.count > 1:
-            model = pytree.tree_map(lambda value: engine.processes.total(value.detach().clone()), model)
-        for name, value in engine.evaluator.on_set(*model, samples).items():
+        for name, value in engine.evaluator.on_set(*personal_model(engine, server, client), samples).items():
             totals[name] = totals.get(name, 0.0) + value
             counts[name] += 1
     return {name: total / counts[name] for name, total in totals.items()}

@@ -57,7 +57,7 @@ def test_what_one_callback_has_needs_no_name_wherever_it_stands(capsys: pytest.C
 
 MISTAKES = {
     "--trainer.callbacks.mu=1": "'mu' fits 2 of them: name one",
-    "--trainer.callbacks.FedPrix.mu=1": "FedProx, LocalModels, MOON, and 'FedPrix' fits 0 of them|Did you mean 'FedProx'?",
+    "--trainer.callbacks.FedPrix.mu=1": "FedProx, LocalModels, MOON, and none has 'FedPrix'|Did you mean 'FedProx'?",
     "--trainer.callbacks.FedProx.mu=lots": "trainer.callbacks.mu: |float|lots",
 }
 

@@ -33,8 +33,9 @@ def test_what_a_user_should_know_is_noted() -> None:
         trainer.prepare(module or classifier(), TinyData(**data))
         return "\n".join(trainer.notes)
 
-    assert "Ditto are measured only with data.client_test" in notes(Ditto())
-    assert "measured" not in notes(Ditto(), client_test=0.2)
+    assert "Ditto are tested only with data.client_test" in notes(Ditto())
+    assert "Ditto: only data.client_val" in notes(Ditto(), client_test=0.2)
+    assert "Ditto" not in notes(Ditto(), client_test=0.2, client_val=0.2)
 
 
 class Measured(Unmeasured):

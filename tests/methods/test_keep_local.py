@@ -115,6 +115,12 @@ def test_parts_that_the_model_lacks_are_refused(method: Method) -> None:
         train(method)
 
 
+@pytest.mark.parametrize("parts", [".*", ["body", "head"]])
+def test_parts_that_leave_nothing_to_share_are_refused(parts: Any) -> None:
+    with pytest.raises(ValueError, match="are the whole model, as with Local: choose among"):
+        train(KeepLocal(parts))
+
+
 def test_fedbabu_trains_the_head_in_the_evaluation_alone() -> None:
     trainer = train(Freeze("head"), FineTune(steps=3), data=TinyData(client_test=0.2))
     first = classifier().model.state_dict()

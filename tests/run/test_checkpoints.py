@@ -4,9 +4,10 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from harness import TinyData, assert_close, classifier, fit, without_times
+from harness import TinyData, assert_close, classifier, fit, make_trainer, without_times
 
-from flcog.callbacks import SCAFFOLD
+from flcog.callbacks import SCAFFOLD, Ditto, FineTune, KeepLocal
+from flcog.method import Method
 from flcog.run import checkpoint
 from flcog.run.observers.checkpoint import Checkpoint
 from run.killed_runs import killed
@@ -35,6 +36,16 @@ def test_a_run_goes_on_from_a_kept_checkpoint_again_and_again(tmp_path: Path) ->
         assert without_times(again.history) == without_times(whole.history)
     referred = {name for path in folder.glob("*.ckpt") for name in checkpoint.read(path).get("clients", {}).values()}
     assert {path.name for path in (folder / "clients").iterdir()} == referred
+
+
+@pytest.mark.parametrize("method", [Ditto(), KeepLocal(), FineTune()], ids=repr)
+def test_the_best_checkpoint_has_the_clients_own_models_of_its_round(method: Method, tmp_path: Path) -> None:
+    data, first = TinyData(client_test=0.3, client_val=0.2), Checkpoint("val/loss", "max", keep_every_n_rounds=2)
+    trainer = fit(tmp_path, method, first, data=data, rounds=4, eval_every=1)
+    assert first.best_round == 1
+    fit(tmp_path, method, first, data=data, rounds=5, eval_every=1, ckpt_path=str(trainer.run_dir))
+    score = "test/personal_accuracy_mean"
+    assert make_trainer(tmp_path, method).test(classifier(), data, "best")[score] == trainer.history[0][score]
 
 
 def test_a_killed_run_says_how_to_go_on_once_it_can(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -173,6 +173,6 @@ def test_clients_with_own_models_are_judged_by_these(tmp_path: Path, capsys: pyt
     assert scores["test/personal_accuracy_mean"].startswith(
         f"{shown} where val/personal_accuracy_mean was best (round {best['round']:.0f}); last "
     )
-    assert scores["test/accuracy"] == f"last {rows[-1]['test/accuracy']:.4f} on the common set"
+    assert scores["test/accuracy"] == f"last {rows[-1]['test/accuracy']:.4f}, by the global model"
     saved = checkpoint.peek(trainer.run.directory / "checkpoints" / "best.ckpt")["observers"]["Checkpoint"]
     assert (saved["metric"], saved["round"]) == ("val/personal_accuracy_mean", best["round"])

@@ -18,7 +18,7 @@ from matplotlib.ticker import PercentFormatter
 from torch import nn
 
 import flcog
-from flcog.callbacks import ClipGradient, FedExP, FedProx
+from flcog.callbacks import ClipGradient, FedExP, FedProx, KeepLocal
 from flcog.data import Samples
 from flcog.datamodules import Digits
 from flcog.functional.evaluation import Evaluator
@@ -97,6 +97,24 @@ def test_predictions_from_a_checkpoint_follow_what_is_evaluated(tmp_path: Path) 
     torch.testing.assert_close(again["probability"], outputs_of(trainer.model).softmax(1))
     own = trainer.model.state_dict()
     assert not all(torch.allclose(value, own[name], rtol=1e-7, atol=0) for name, value in trainer.run.params.items())
+
+
+def test_a_clients_own_model_predicts_and_is_exported(tmp_path: Path) -> None:
+    data = TinyData(client_test=0.3, client_val=0.2)
+    trainer = fit(tmp_path, KeepLocal("head"), data=data, rounds=3)
+    own = trainer.run.clients.get(2)["KeepLocal"]["own"]
+    network = trainer.model_of(2)
+    assert torch.equal(network.head.weight, own["model.head.weight"])
+    trainer.export(tmp_path / "own.pt", client=2)
+    assert torch.equal(torch.load(tmp_path / "own.pt")["head.weight"], own["model.head.weight"])
+    found, common = trainer.predict(client=2), trainer.predict()
+    outputs = network(held_out_inputs().to(network.head.weight.dtype))
+    torch.testing.assert_close(found["probability"], outputs.softmax(1), check_dtype=False, rtol=1e-6, atol=1e-6)
+    assert not torch.equal(found["probability"], common["probability"])
+    with pytest.raises(ValueError, match=r"client must lie in \[0, 7\]; got 8"):
+        trainer.predict(client=8)
+    with pytest.raises(ValueError, match="client=1 asks for a client's own model, and no method keeps any: list FineTune"):
+        fit(tmp_path / "plain", rounds=1).model_of(1)
 
 
 def test_processes_share_the_set_out(tmp_path: Path) -> None:

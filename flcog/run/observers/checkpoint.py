@@ -6,13 +6,15 @@ from flcog.core.checks import at_least
 from flcog.core.monitor import Monitor
 from flcog.core.signals import RunInterrupted, RunStopped
 from flcog.method import Callback, Run
-from flcog.run.directory import LAST, kept_checkpoint
+from flcog.run import checkpoint
+from flcog.run.directory import BEST, LAST, kept_checkpoint
 
 
 class Checkpoint(Callback):
     """Writes ``checkpoints/last.ckpt`` after every round, and ``best.ckpt`` whenever a metric improves. Every run has one.
 
-    A killed run resumes from ``last.ckpt`` (``--ckpt_path last``); ``best.ckpt`` holds the model only, to be evaluated.
+    A killed run resumes from ``last.ckpt`` (``--ckpt_path last``); ``best.ckpt`` holds the model, and the clients' own models, to be
+    evaluated.
 
     Args:
         monitor: the metric that decides which round is best, as ``metrics.csv`` names it. By default the task's main one
@@ -53,9 +55,10 @@ class Checkpoint(Callback):
         self._monitor, self._last_round = Monitor(self.monitor, self.mode), None
         if run.round == 0:
             self.load_state_dict({})
-        elif (kept := kept_checkpoint(run.directory, run.round)).is_file():
-            # The run may have resumed from this file, which was written before its references were known.
-            self._pinned[kept.name] = list(run.state_files)
+            return
+        # A killed run may have written these files after its last checkpoint, or may resume from them.
+        for path in (run.directory / BEST, kept_checkpoint(run.directory, run.round)):
+            self._pinned[path.name] = list({*checkpoint.peek(path).get("clients", {}).values()})
 
     def on_evaluation_end(self, run: Run, round: int, metrics: dict[str, float]) -> None:
         name = self._monitor.find(metrics) if self.enabled else None
@@ -63,7 +66,8 @@ class Checkpoint(Callback):
             return
         if name != self.best_metric or self.best is None or self._monitor.gain(name, metrics[name], over=self.best) > 0:
             self.best_metric, self.best, self.best_round = name, metrics[name], round
-            run.save(run.directory / "checkpoints" / "best.ckpt", resumable=False)
+            run.save(path := run.directory / BEST, resumable=False)
+            self._pinned[path.name] = list(run.state_files)
 
     def on_round_end(self, run: Run, round: int, metrics: dict[str, float]) -> None:
         if not self.enabled:

@@ -81,7 +81,7 @@ def results(run: Run) -> Rows:
         rows.append(("", f"{seen} is the best on the test set itself, which flatters"))
     common = main_metric({other: value for other, value in evaluations[-1].items() if not is_personal(other)})
     if common and is_personal(name):
-        rows.append((common, f"last {figure(evaluations[-1][common])} on the common set"))
+        rows.append((common, f"last {figure(evaluations[-1][common])}, by the global model"))
     return rows
 
 
@@ -126,7 +126,9 @@ def suggestions(run: Run) -> Rows:
     checkpoints = [run.directory / "checkpoints" / name for name in ("best.ckpt", "last.ckpt")]
     written = [path for path in checkpoints if path.is_file()]
     rows: list[tuple[str, str]] = []
-    verb = "test" if run.federation.test is not None else "validate" if run.federation.val is not None else None
+    measured = {name.partition("/")[0] for row in run.history for name in row}
+    sets = {"test": run.federation.test is not None or "test" in measured, "validate": "val" in measured}
+    verb = next((verb for verb, there in sets.items() if there), None)
     if verb and written and run.evaluator.have_figures:
         rows.append((f"{verb.capitalize()} its {written[0].stem} model", run.next_command(verb, written[0])))
     if run.round < run.settings.rounds and checkpoints[1].is_file():

@@ -356,9 +356,12 @@ def test_cohorts_are_secret() -> None:
 @pytest.mark.parametrize(
     ("methods", "text"),
     [
-        ([FedGen()], "DPFedAvg and FedGen cannot be combined: it reads the uploads of single clients, which have no noise"),
+        (
+            [FedGen()],
+            "DPFedAvg and FedGen cannot be combined: the server reads the uploads of single clients, which have no noise",
+        ),
         ([EqualWeights()], "DPFedAvg and EqualWeights cannot be combined: it weights clients by the other clients of the round"),
-        ([TrimmedMean()], "DPFedAvg and TrimmedMean cannot be combined: it reads the uploads of single clients"),
+        ([TrimmedMean()], "DPFedAvg and TrimmedMean cannot be combined: the server reads the uploads of single clients"),
         ([Deadline()], "DPFedAvg and Deadline cannot be combined: it leaves out clients that are later than others"),
         (
             [SecureAggregation()],
