@@ -138,9 +138,7 @@ def personal_model(engine: Engine, server: ServerState, client: int) -> tuple[Pa
     """The parameters and buffers of a client's own model, which its owner sends to the other processes."""
     method = method_of(engine.methods, Personalisation)
     if method is None:
-        raise ValueError(
-            f"client={client} asks for a client's own model, and no method keeps any: list FineTune, or leave it out"
-        )
+        raise ValueError(f"client={client} asks for a client's own model, and no method of this run keeps any: leave it out")
     checks.within(None, f"[0, {engine.num_clients - 1}]", client=client)
     model = (server.params, server.buffers)
     if _is_mine(engine, client):

@@ -113,7 +113,9 @@ def test_a_clients_own_model_predicts_and_is_exported(tmp_path: Path) -> None:
     assert not torch.equal(found["probability"], common["probability"])
     with pytest.raises(ValueError, match=r"client must lie in \[0, 7\]; got 8"):
         trainer.predict(client=8)
-    with pytest.raises(ValueError, match="client=1 asks for a client's own model, and no method keeps any: list FineTune"):
+    with pytest.raises(
+        ValueError, match="client=1 asks for a client's own model, and no method of this run keeps any: leave it out"
+    ):
         fit(tmp_path / "plain", rounds=1).model_of(1)
 
 

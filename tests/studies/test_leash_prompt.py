@@ -6,18 +6,8 @@ from pathlib import Path
 import pytest
 import yaml
 from leash_prompt import main, question, read_answer
-from methods.fedwalk.leash_table import CIFAR10_TOP4
+from methods.fedwalk.leash_table import CIFAR10_TOP4, CLASSES, REFERENCE
 
-CLASSES = ["cat", "polar bear"]
-REFERENCE = {
-    "n02123045": "tabby, tabby cat",
-    "n02123159": "tiger cat",
-    "n02127052": "lynx, catamount",
-    "n02134084": "ice bear, polar bear, Ursus Maritimus",
-    "n02132136": "brown bear, bruin",
-    "n02992529": "cellular telephone, cell",
-    "n09999999": "cell",
-}
 ANSWER = {"cat": ["tabby", "n02123159"], "polar bear": ["Ice_Bear", "n02132136: bear, brown"]}
 READ = {"cat": ["n02123045", "n02123159"], "polar bear": ["n02134084", "n02132136"]}
 

@@ -1,5 +1,7 @@
 """The observer that writes checkpoints."""
 
+from collections.abc import Collection
+from pathlib import Path
 from typing import Any, Literal
 
 from flcog.core.checks import at_least
@@ -48,17 +50,13 @@ class Checkpoint(Callback):
         self._monitor = Monitor(monitor, mode)
         self._last_round: int | None = None
         """The round of the ``last.ckpt`` that this fit has written."""
-        self._pinned: dict[str, list[str]] = {}
-        """The files of clients' states that each kept checkpoint refers to."""
+        self._pinned: dict[Path, Collection[str]] = {}
+        """The files of clients' states to which the checkpoints beside ``last.ckpt`` refer, once they are known."""
 
     def on_fit_start(self, run: Run) -> None:
-        self._monitor, self._last_round = Monitor(self.monitor, self.mode), None
+        self._monitor, self._last_round, self._pinned = Monitor(self.monitor, self.mode), None, {}
         if run.round == 0:
             self.load_state_dict({})
-            return
-        # A killed run may have written these files after its last checkpoint, or may resume from them.
-        for path in (run.directory / BEST, kept_checkpoint(run.directory, run.round)):
-            self._pinned[path.name] = list({*checkpoint.peek(path).get("clients", {}).values()})
 
     def on_evaluation_end(self, run: Run, round: int, metrics: dict[str, float]) -> None:
         name = self._monitor.find(metrics) if self.enabled else None
@@ -66,22 +64,24 @@ class Checkpoint(Callback):
             return
         if name != self.best_metric or self.best is None or self._monitor.gain(name, metrics[name], over=self.best) > 0:
             self.best_metric, self.best, self.best_round = name, metrics[name], round
-            run.save(path := run.directory / BEST, resumable=False)
-            self._pinned[path.name] = list(run.state_files)
+            run.save(best := run.directory / BEST, resumable=False)
+            self._pinned.pop(best, None)
 
     def on_round_end(self, run: Run, round: int, metrics: dict[str, float]) -> None:
         if not self.enabled:
             return
         if self.keep_every_n_rounds and round % self.keep_every_n_rounds == 0:
-            kept = kept_checkpoint(run.directory, round)
-            run.save(kept)
-            self._pinned[kept.name] = list(run.state_files)
+            run.save(kept := kept_checkpoint(run.directory, round))
+            self._pinned.pop(kept, None)
         is_last = round >= run.settings.rounds or run.should_stop
         if is_last or (self.every_n_rounds and round % self.every_n_rounds == 0):
             self._save_last(run)
 
     def _save_last(self, run: Run) -> None:
-        run.save(run.directory / LAST, pinned={name for names in self._pinned.values() for name in names})
+        last = run.directory / LAST
+        for path in {*last.parent.glob("*.ckpt")} - self._pinned.keys() - {last}:
+            self._pinned[path] = checkpoint.peek(path).get("clients", {}).values()
+        run.save(last, pinned={name for names in self._pinned.values() for name in names})
         self._last_round = run.round
 
     def on_exception(self, run: Run, exception: BaseException) -> None:
@@ -95,8 +95,7 @@ class Checkpoint(Callback):
             print("\nThe run was stopped before its first round was done: start it again\n", flush=True)
 
     def state_dict(self) -> dict[str, Any]:
-        return {"metric": self.best_metric, "best": self.best, "round": self.best_round, "pinned": self._pinned}
+        return {"metric": self.best_metric, "best": self.best, "round": self.best_round}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.best_metric, self.best, self.best_round = state.get("metric"), state.get("best"), state.get("round")
-        self._pinned = {kept: list(names) for kept, names in state.get("pinned", {}).items()}

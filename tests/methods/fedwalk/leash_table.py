@@ -1,6 +1,6 @@
 """Table 3 of FedWalk's paper, as printed: the four ImageNet classes nearest to each class of CIFAR-10, the nearest first.
 
-Three rows name a class twice.
+Three rows name a class twice. A small reference of other classes follows.
 """
 
 CIFAR10_TOP4 = {
@@ -14,4 +14,15 @@ CIFAR10_TOP4 = {
     "horse": ("n02389026", "n02391049", "n02412080", "n02504458"),
     "ship": ("n03673027", "n02981792", "n03095699", "n03673027"),
     "truck": ("n03417042", "n04467665", "n03777568", "n03770679"),
+}
+
+CLASSES = ["cat", "polar bear"]
+REFERENCE = {
+    "n02123045": "tabby, tabby cat",
+    "n02123159": "tiger cat",
+    "n02127052": "lynx, catamount",
+    "n02134084": "ice bear, polar bear, Ursus Maritimus",
+    "n02132136": "brown bear, bruin",
+    "n02992529": "cellular telephone, cell",
+    "n09999999": "cell",
 }

@@ -11,19 +11,7 @@ import yaml
 
 from flcog.callbacks.fedwalk.command import choose, leash, rank, read_classes, read_reference, text_similarity, wordnet_similarity
 from flcog.datamodules.leash_classes import LEASHES
-from methods.fedwalk.leash_table import CIFAR10_TOP4
-
-CLASSES = ["cat", "polar bear"]
-REFERENCE = {
-    "n02123045": "tabby, tabby cat",
-    "n02123159": "tiger cat",
-    "n02127052": "lynx, catamount",
-    "n02134084": "ice bear, polar bear, Ursus Maritimus",
-    "n02132136": "brown bear, bruin",
-    "n02992529": "cellular telephone, cell",
-    "n09999999": "cell",
-}
-
+from methods.fedwalk.leash_table import CIFAR10_TOP4, CLASSES, REFERENCE
 
 # The choice -------------------------------------------------------------------------------------------------------------------------
 
