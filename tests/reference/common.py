@@ -43,19 +43,22 @@ def train(
     penalty: Callable[[nn.Module], Tensor] | None = None,
     correct: Callable[[nn.Module], None] | None = None,
     after: Callable[[nn.Module], None] | None = None,
+    backward: Callable[[nn.Module, Tensor, Tensor], None] | None = None,
 ) -> nn.Module:
     """A copy of ``model`` after the client's steps.
 
     ``penalty`` joins the loss, ``correct`` edits ``.grad`` before the optimiser's step, and ``after`` edits the parameters after it.
+    ``backward(local, inputs, targets)`` computes ``.grad`` in another way.
     """
     local = copy.deepcopy(model).train()
     optimizer = problem.optimizer(local.parameters())
     for inputs, targets in client.batches:
         optimizer.zero_grad()
-        loss = problem.loss(local(inputs), targets)
-        if penalty is not None:
-            loss = loss + penalty(local)
-        loss.backward()
+        if backward is not None:
+            backward(local, inputs, targets)
+        else:
+            loss = problem.loss(local(inputs), targets)
+            (loss if penalty is None else loss + penalty(local)).backward()
         if correct is not None:
             correct(local)
         optimizer.step()
@@ -105,3 +108,11 @@ def mean_update(model: nn.Module, locals_: list[nn.Module], weights: list[float]
     """``sum_k p_k (y_k - x)`` for the parameters."""
     before, ends = parameters(model), [parameters(local) for local in locals_]
     return {n: sum(w * (end[n] - before[n]) for w, end in zip(weights, ends, strict=True)) for n in before}
+
+
+def averaged(problem: Problem, one: Callable[..., nn.Module] = train, weights: Weights = shares) -> State:
+    """FedAvg of ``one(problem, model, client)``, each client's model after its steps."""
+    model = copy.deepcopy(problem.model)
+    for clients in problem.rounds:
+        model.load_state_dict(average([one(problem, model, client) for client in clients], weights(clients)))
+    return model.state_dict()

@@ -1,29 +1,21 @@
 """Federated averaging whose clients clip the gradient of each sample, in a loop over samples, without noise."""
 
-import copy
+from functools import partial
 
 import torch
-from reference.common import Problem, State, average, shares
+from reference.common import Problem, State, averaged, train
 
 
 def run(problem: Problem, clip: float) -> State:
-    model = copy.deepcopy(problem.model)
-    for clients in problem.rounds:
-        states = []
-        for client in clients:
-            local = copy.deepcopy(model).train()
-            optimizer = problem.optimizer(local.parameters())
-            for inputs, targets in client.batches:
-                totals = [torch.zeros_like(value) for value in local.parameters()]
-                for j in range(len(inputs)):
-                    loss = problem.loss(local(inputs[j : j + 1]), targets[j : j + 1])
-                    gradient = torch.autograd.grad(loss, list(local.parameters()))
-                    norm = torch.cat([value.flatten() for value in gradient]).norm()
-                    for total, value in zip(totals, gradient, strict=True):
-                        total += value * min(1.0, clip / float(norm))
-                for value, total in zip(local.parameters(), totals, strict=True):
-                    value.grad = total / len(inputs)
-                optimizer.step()
-            states.append(local)
-        model.load_state_dict(average(states, shares(clients)))
-    return model.state_dict()
+    def backward(local, inputs, targets):
+        totals = [torch.zeros_like(value) for value in local.parameters()]
+        for j in range(len(inputs)):
+            loss = problem.loss(local(inputs[j : j + 1]), targets[j : j + 1])
+            gradient = torch.autograd.grad(loss, list(local.parameters()))
+            norm = torch.cat([value.flatten() for value in gradient]).norm()
+            for total, value in zip(totals, gradient, strict=True):
+                total += value * min(1.0, clip / float(norm))
+        for value, total in zip(local.parameters(), totals, strict=True):
+            value.grad = total / len(inputs)
+
+    return averaged(problem, partial(train, backward=backward))

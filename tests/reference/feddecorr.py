@@ -1,9 +1,9 @@
 """Shi et al., 2023, https://arxiv.org/abs/2210.00226, on the scale of the authors' code: pairs of features are visited one by one."""
 
-import copy
+from functools import partial
 
 import torch
-from reference.common import Problem, State, average, shares
+from reference.common import Problem, State, averaged, train
 from torch import Tensor
 
 
@@ -16,20 +16,11 @@ def penalty(features: Tensor) -> Tensor:
 
 
 def run(problem: Problem, beta: float) -> State:
-    model = copy.deepcopy(problem.model)
-    for clients in problem.rounds:
-        locals_ = []
-        for client in clients:
-            local = copy.deepcopy(model).train()
-            optimizer = problem.optimizer(local.parameters())
-            for inputs, targets in client.batches:
-                optimizer.zero_grad()
-                features = local.features(inputs)
-                loss = problem.loss(local.head(features), targets)
-                if len(inputs) > 1:
-                    loss = loss + beta * penalty(features)
-                loss.backward()
-                optimizer.step()
-            locals_.append(local)
-        model.load_state_dict(average(locals_, shares(clients)))
-    return model.state_dict()
+    def backward(local, inputs, targets):
+        features = local.features(inputs)
+        loss = problem.loss(local.head(features), targets)
+        if len(inputs) > 1:
+            loss = loss + beta * penalty(features)
+        loss.backward()
+
+    return averaged(problem, partial(train, backward=backward))

@@ -7,7 +7,7 @@ import copy
 
 import torch
 import torch.nn.functional as F
-from reference.common import Problem, State, average, shares
+from reference.common import Problem, State, averaged
 from torch import Tensor, nn
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
@@ -28,26 +28,23 @@ def flat_gradient(model: nn.Module, point: Tensor, inputs: Tensor, targets: Tens
 
 
 def run(problem: Problem, gamma: float, eta_s: float, eta_p: float, steps: int) -> State:
-    model = copy.deepcopy(problem.model)
-    for clients in problem.rounds:
-        x, locals_ = parameters_to_vector(model.parameters()).detach(), []
-        for client in clients:
-            local = copy.deepcopy(model)
-            optimizer = problem.optimizer(local.parameters())
-            for inputs, targets in client.batches:
-                y = parameters_to_vector(local.parameters()).detach()
-                g1 = flat_gradient(model, gamma * y + (1 - gamma) * x, inputs, targets)
-                for p, part in zip(local.parameters(), g1.split([p.numel() for p in local.parameters()]), strict=True):
-                    p.grad = part.view_as(p)
-                optimizer.step()
-                y = parameters_to_vector(local.parameters()).detach()
-                pseudo, perturbed = (attack(model, inputs, targets, eta, steps) for eta in (eta_s, eta_p))
-                soft = model(pseudo).softmax(1).detach()
-                g2 = flat_gradient(model, (x + y) / 2, pseudo, soft)
-                g3 = flat_gradient(model, (x + y) / 2, perturbed, targets)
-                w2 = max(0.0, float((y - x) @ g2 / (g2 @ g2)))
-                w3 = max(0.0, float((y - x - w2 * g2) @ g3 / (g3 @ g3)))
-                vector_to_parameters(y - w2 * g2 - w3 * g3, local.parameters())
-            locals_.append(local)
-        model.load_state_dict(average(locals_, shares(clients)))
-    return model.state_dict()
+    def one(problem, model, client):
+        x, local = parameters_to_vector(model.parameters()).detach(), copy.deepcopy(model)
+        optimizer = problem.optimizer(local.parameters())
+        for inputs, targets in client.batches:
+            y = parameters_to_vector(local.parameters()).detach()
+            g1 = flat_gradient(model, gamma * y + (1 - gamma) * x, inputs, targets)
+            for p, part in zip(local.parameters(), g1.split([p.numel() for p in local.parameters()]), strict=True):
+                p.grad = part.view_as(p)
+            optimizer.step()
+            y = parameters_to_vector(local.parameters()).detach()
+            pseudo, perturbed = (attack(model, inputs, targets, eta, steps) for eta in (eta_s, eta_p))
+            soft = model(pseudo).softmax(1).detach()
+            g2 = flat_gradient(model, (x + y) / 2, pseudo, soft)
+            g3 = flat_gradient(model, (x + y) / 2, perturbed, targets)
+            w2 = max(0.0, float((y - x) @ g2 / (g2 @ g2)))
+            w3 = max(0.0, float((y - x - w2 * g2) @ g3 / (g3 @ g3)))
+            vector_to_parameters(y - w2 * g2 - w3 * g3, local.parameters())
+        return local
+
+    return averaged(problem, one)

@@ -3,34 +3,25 @@
 Each step perturbs the parameters in place, takes the gradient there, puts the saved parameters back and steps.
 """
 
-import copy
+from functools import partial
 
 import torch
-from reference.common import Problem, State, average, shares
+from reference.common import Problem, State, averaged, train
 
 
 def run(problem: Problem, rho: float, adaptive: bool = False, eta: float = 0.0) -> State:
-    model = copy.deepcopy(problem.model)
-    for clients in problem.rounds:
-        locals_ = []
-        for client in clients:
-            local = copy.deepcopy(model).train()
-            optimizer = problem.optimizer(local.parameters())
-            for inputs, targets in client.batches:
-                optimizer.zero_grad()
-                problem.loss(local(inputs), targets).backward()
-                with torch.no_grad():
-                    saved = [p.clone() for p in local.parameters()]
-                    t = [p.abs() + eta if adaptive else torch.ones_like(p) for p in saved]
-                    norm = torch.cat([(s * p.grad).flatten() for s, p in zip(t, local.parameters(), strict=True)]).norm()
-                    for s, p in zip(t, local.parameters(), strict=True):
-                        p.add_(rho * s**2 * p.grad / norm)
-                optimizer.zero_grad()
-                problem.loss(local(inputs), targets).backward()
-                with torch.no_grad():
-                    for p, old in zip(local.parameters(), saved, strict=True):
-                        p.copy_(old)
-                optimizer.step()
-            locals_.append(local)
-        model.load_state_dict(average(locals_, shares(clients)))
-    return model.state_dict()
+    def backward(local, inputs, targets):
+        problem.loss(local(inputs), targets).backward()
+        with torch.no_grad():
+            saved = [p.clone() for p in local.parameters()]
+            t = [p.abs() + eta if adaptive else torch.ones_like(p) for p in saved]
+            norm = torch.cat([(s * p.grad).flatten() for s, p in zip(t, local.parameters(), strict=True)]).norm()
+            for s, p in zip(t, local.parameters(), strict=True):
+                p.add_(rho * s**2 * p.grad / norm)
+        local.zero_grad()
+        problem.loss(local(inputs), targets).backward()
+        with torch.no_grad():
+            for p, old in zip(local.parameters(), saved, strict=True):
+                p.copy_(old)
+
+    return averaged(problem, partial(train, backward=backward))

@@ -2,9 +2,10 @@
 
 import copy
 from collections.abc import Callable
+from dataclasses import replace
 
 import torch
-from reference.common import Problem, State, average, parameters, shares, train
+from reference.common import Problem, State, average, averaged, parameters, shares, train
 from torch import nn
 
 
@@ -48,17 +49,6 @@ def solve(
 def freeze(problem: Problem, stays: Callable[[str], bool]) -> State:
     """FedAvg in which nobody trains these parameters."""
     model = copy.deepcopy(problem.model)
-    for clients in problem.rounds:
-        locals_ = []
-        for client in clients:
-            local = copy.deepcopy(model).train()
-            for name, value in local.named_parameters():
-                value.requires_grad_(not stays(name))
-            optimizer = problem.optimizer([value for value in local.parameters() if value.requires_grad])
-            for inputs, targets in client.batches:
-                optimizer.zero_grad()
-                problem.loss(local(inputs), targets).backward()
-                optimizer.step()
-            locals_.append(local)
-        model.load_state_dict(average(locals_, shares(clients)))
-    return model.state_dict()
+    for name, value in model.named_parameters():
+        value.requires_grad_(not stays(name))
+    return averaged(replace(problem, model=model))

@@ -7,7 +7,7 @@ import copy
 
 import torch
 import torch.nn.functional as F
-from reference.common import Problem, State, Weights, average, shares
+from reference.common import Problem, State, Weights, average, shares, train
 
 
 def run(problem: Problem, mu: float, temperature: float, weights: Weights = shares) -> State:
@@ -17,20 +17,20 @@ def run(problem: Problem, mu: float, temperature: float, weights: Weights = shar
         received = copy.deepcopy(model).eval()
         locals_ = []
         for client in clients:
-            local = copy.deepcopy(model).train()
-            optimizer = problem.optimizer(local.parameters())
-            for inputs, targets in client.batches:
-                optimizer.zero_grad()
+            last = previous.get(client.id)
+
+            def backward(local, inputs, targets, received=received, last=last):
                 z = local.features(inputs)
                 loss = problem.loss(local.head(z), targets)
-                if client.id in previous:
+                if last is not None:
                     with torch.no_grad():
-                        others = [received.features(inputs), previous[client.id].features(inputs)]
+                        others = [received.features(inputs), last.features(inputs)]
                     similarities = [(z * other).sum(1) / (z.norm(dim=1) * other.norm(dim=1)) for other in others]
                     logits = torch.stack(similarities, 1) / temperature
                     loss = loss + mu * F.cross_entropy(logits, torch.zeros(len(inputs), dtype=torch.long))
                 loss.backward()
-                optimizer.step()
+
+            local = train(problem, model, client, backward=backward)
             previous[client.id] = copy.deepcopy(local).eval()
             locals_.append(local)
         model.load_state_dict(average(locals_, weights(clients)))
