@@ -37,35 +37,23 @@ class Lit(L.LightningModule):
         return torch.optim.SGD(self.parameters(), lr=0.1, momentum=0.9)
 
 
+QUIET: dict[str, Any] = {"accelerator": "cpu", "logger": False} | dict.fromkeys(
+    ("enable_progress_bar", "enable_model_summary", "enable_checkpointing"), False
+)
+
+
 def points(count: int) -> TensorDataset:
     return TensorDataset(torch.randn(count, 20), torch.randint(5, (count,)))
 
 
 def by_lightning(width: int) -> Callable[[], None]:
     """As many epochs as rounds, each with the steps of all clients."""
-    trainer = L.Trainer(
-        max_epochs=ROUNDS,
-        accelerator="cpu",
-        logger=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        enable_checkpointing=False,
-    )
+    trainer = L.Trainer(max_epochs=ROUNDS, **QUIET)
     return lambda: trainer.fit(Lit(width), DataLoader(points(CLIENTS * STEPS * BATCH), batch_size=BATCH))
 
 
 def by_flcog(width: int) -> Callable[[], Any]:
-    trainer = flcog.FederatedTrainer(
-        rounds=ROUNDS,
-        clients_per_round=CLIENTS,
-        local_epochs=1,
-        eval_every=0,
-        accelerator="cpu",
-        logger=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        enable_checkpointing=False,
-    )
+    trainer = flcog.FederatedTrainer(rounds=ROUNDS, clients_per_round=CLIENTS, local_epochs=1, eval_every=0, **QUIET)
     data = flcog.datamodules.TorchDataset(points(CLIENTS * STEPS * BATCH), num_clients=CLIENTS, batch_size=BATCH)
     trainer.prepare(Lit(width), data)
     return lambda: [trainer.train_round() for _ in range(ROUNDS)]

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import pandas
 from matplotlib.figure import Figure
 
-from flcog.run.pictures import Picture
+from flcog.run.pictures import Picture, framed
 
 COLOURS = ("#1f5f99", "#d98032", "#3a8f5c", "#a23b52", "#7a5ea8", "#8a6d3b", "#4aa3b5", "#6b6b6b")
 LOOKS = [(colour, style) for style, colour in product(("-", "--", ":", "-."), COLOURS)]
@@ -38,9 +38,8 @@ def figure_of(panels: Sequence[Panel], names: Sequence[str]) -> Figure:
             marker = "o" if len(line) == 1 else None
             axes.plot(line.x, line["mean"], style, color=colour, linewidth=1.3, label=name, marker=marker)
             axes.fill_between(line.x, line.low, line.high, color=colour, alpha=0.12, linewidth=0)
-        axes.set(title=panel.title, xlabel=panel.x, ylabel=panel.y)
-        axes.grid(color="#e6e6e6", linewidth=0.5)
-        axes.spines[["top", "right"]].set_visible(False)
+        axes.set_title(panel.title)
+        framed(axes, panel.x, panel.y)
     if len(names) > 1:
         shown = {label: line for axes in places for line, label in zip(*axes.get_legend_handles_labels(), strict=True)}
         figure.legend(shown.values(), shown.keys(), loc="outside right upper", fontsize=8, frameon=False)

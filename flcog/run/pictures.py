@@ -63,7 +63,7 @@ def history_figure(rows: Sequence[Mapping[str, float]], columns: Sequence[str] =
 def framed(axes: Axes, x: str, y: str = "") -> None:
     """Label the axes, and leave out the lines at the top and at the right."""
     axes.set(xlabel=x, ylabel=y)
-    axes.grid(alpha=0.3)
+    axes.grid(color=_GRID, linewidth=0.5)
     axes.spines[["top", "right"]].set_visible(False)
 
 

@@ -67,9 +67,9 @@ def train(
     return local
 
 
-def clip(local: nn.Module) -> None:
-    """Clips every gradient, as the code of FedDyn and of FedDC does."""
-    torch.nn.utils.clip_grad_norm_(local.parameters(), max_norm=10)
+def clip(local: nn.Module, max_norm: float = 10) -> None:
+    """Clips every gradient, by default as the code of FedDyn and of FedDC does."""
+    torch.nn.utils.clip_grad_norm_(local.parameters(), max_norm)
 
 
 def shares(clients: list[Client]) -> list[float]:
