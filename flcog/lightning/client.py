@@ -13,8 +13,8 @@ from flcog.client.executor import Assignment, Result
 from flcog.client.program import ClientTensors
 from flcog.client.work import ClientWork, batches
 from flcog.core.precision import number_dtype
-from flcog.core.trees import load
-from flcog.core.types import Params, Slot
+from flcog.core.trees import load, map_once
+from flcog.core.types import Batch, Params, Slot
 from flcog.execute.one_client import Learner, OneClient
 from flcog.functional.own_steps import LOGGED, columns_of
 from flcog.lightning.loops import Batches
@@ -73,7 +73,7 @@ class LightningClient(OneClient):
         if trainer.together:
             place = trainer.strategy.distributed_sampler_kwargs  # type: ignore[attr-defined]
             work = work.part(place["rank"], place["num_replicas"])
-        loader = Batches(work.num_batches, lambda: batches(work, assignment.reader))
+        loader = Batches(work.num_batches, lambda: map(_copied, batches(work, assignment.reader)))
         places = MethodPlaces(program, self.model, trainer, tensors, loader)
         with torch.enable_grad(), trainer.client(assignment.round, self._steps, work, places) as logged:
             trainer.fit_loop.epoch_loop.train(loader, work.num_batches)
@@ -85,6 +85,11 @@ class LightningClient(OneClient):
         program.optimisation = program.optimisation._replace(lr=statistics.mean(places.rates))
         own = {"loss": places.total / max(places.losses, 1)} | _measured(logged)
         return {name: trainer.joined(value) for name, value in own.items()}, places.tensors._replace(num_steps=len(places.rates))
+
+
+def _copied(batch: Batch) -> Batch:
+    """The batch at an address of its own, as Lightning's are: some processors round by the alignment of a product's factors."""
+    return map_once(lambda leaf: leaf.clone() if isinstance(leaf, Tensor) else leaf, batch)
 
 
 def _measured(logged: Mapping[str, Tensor]) -> Params:
