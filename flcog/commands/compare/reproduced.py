@@ -162,7 +162,7 @@ def _claim(name: str, claim: Mapping[str, str], fillings: Sequence[ResultTable],
     names = dict.fromkeys(filter(None, (table.against[one.row], one.row, table.views[one.view].column)))
     command = f"`flcog compare {table.name} --only {shlex.join(names)}`"
     line["verdict"] += f": {claim['cost']}" if one.mark == NOT_RUN and "cost" in claim else ""
-    return [name, claim["claim"], *(line[each] for each in FIGURE), seeds, claim.get("deviation", differences[0]), command]
+    return [name, claim["claim"], *(line[each] for each in FIGURE), seeds, claim.get("deviation") or differences[0], command]
 
 
 def _items(name: str, paper: Paper, table: Table) -> list[str]:
