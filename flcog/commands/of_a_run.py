@@ -58,8 +58,7 @@ def export(arguments: list[str]) -> None:
     checkpoint = checkpoint_of(options.run, options.checkpoint)
     cli = open_run(options.run, options.import_from)
     cli.trainer.export(output, options.format, cli.model, cli.datamodule, str(checkpoint), options.client)
-    network = type(getattr(cli.model, "model", cli.model)).__name__
-    print(f"{short(output)}: {network}, {_model(cli, options.client)} of {short(checkpoint)}")
+    print(f"{short(output)}: {_model(cli, options.client)} of {short(checkpoint)}")
 
 
 def _model(cli: CommandCLI, client: int | None) -> str:

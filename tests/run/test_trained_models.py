@@ -100,13 +100,11 @@ def test_predictions_from_a_checkpoint_follow_what_is_evaluated(tmp_path: Path) 
 
 
 def test_a_clients_own_model_predicts_and_is_exported(tmp_path: Path) -> None:
-    data = TinyData(client_test=0.3, client_val=0.2)
-    trainer = fit(tmp_path, KeepLocal("head"), data=data, rounds=3)
-    own = trainer.run.clients.get(2)["KeepLocal"]["own"]
-    network = trainer.model_of(2)
-    assert torch.equal(network.head.weight, own["model.head.weight"])
+    trainer = fit(tmp_path, KeepLocal("head"), data=TinyData(client_test=0.3, client_val=0.2), rounds=3)
+    own, network = trainer.run.clients.get(2)["KeepLocal"]["own"], trainer.model_of(2)
+    assert network.head.weight.equal(own["model.head.weight"])
     trainer.export(tmp_path / "own.pt", client=2)
-    assert torch.equal(torch.load(tmp_path / "own.pt")["head.weight"], own["model.head.weight"])
+    assert torch.load(tmp_path / "own.pt")["head.weight"].equal(own["model.head.weight"])
     found, common = trainer.predict(client=2), trainer.predict()
     outputs = network(held_out_inputs().to(network.head.weight.dtype))
     torch.testing.assert_close(found["probability"], outputs.softmax(1), check_dtype=False, rtol=1e-6, atol=1e-6)

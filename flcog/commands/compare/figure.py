@@ -67,9 +67,8 @@ def curves(filled: ResultTable, view: str, by: By) -> dict[str, pandas.DataFrame
         if points:
             half = rounds.score.apply(lambda scores: estimate(scores.tolist()).half if len(scores) > 2 else np.nan)
             mean = rounds.score.mean()
-            low, high = mean - half, mean + half
-            if filled.percent[view]:  # an interval may exceed what a share can be
-                low, high = low.clip(lower=0), high.clip(upper=100)
+            possible = (0, 100) if filled.percent[view] else (None, None)  # an interval may exceed what a share can be
+            low, high = ((mean + end).clip(*possible) for end in (-half, half))
             found[row] = pandas.DataFrame({"x": rounds.x.mean(), "mean": mean, "low": low, "high": high})
     return found
 
