@@ -132,7 +132,7 @@ def pages_text(papers: Mapping[str, Paper], fillings: Sequence[ResultTable], jud
     ]
     header = ["paper", "item", "content", "command", "published", "ours", "deviations"]
     parts = [
-        "# The papers' tables: what was run, with verdicts",
+        "# The papers' tables: runs and verdicts",
         *(["## The papers' claims", markdown(CLAIMS, claims)] if claims else []),
         *([DIFFERENCES.format(count=drawn, path=DRAWN.as_posix())] if drawn else []),
         RULE,

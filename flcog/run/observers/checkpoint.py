@@ -15,8 +15,8 @@ from flcog.run.directory import BEST, LAST, kept_checkpoint
 class Checkpoint(Callback):
     """Writes ``checkpoints/last.ckpt`` after every round, and ``best.ckpt`` whenever a metric improves. Every run has one.
 
-    A killed run resumes from ``last.ckpt`` (``--ckpt_path last``); ``best.ckpt`` holds the model, and the clients' own models, to be
-    evaluated.
+    A killed run resumes from ``last.ckpt`` (``--ckpt_path last``); ``best.ckpt`` holds the model, to be evaluated. Clients'
+    own models are in the folder ``clients`` beside it.
 
     Args:
         monitor: the metric that decides which round is best, as ``metrics.csv`` names it. By default the task's main one
