@@ -233,16 +233,20 @@ def reweighted(scores: Tensor, counts: Tensor) -> Tensor:
     return (scores.nan_to_num() * tested).sum() / tested.sum()
 
 
-def spread(scores: Tensor, name: str, lower_is_better: bool) -> dict[str, float]:
-    """The spread of a score over clients: mean, standard deviation, quantiles, and the mean of the worst tenth."""
-    scores = scores[~scores.isnan()].double()
+def spread(scores: Tensor, name: str, lower_is_better: bool, sizes: Tensor | None = None) -> dict[str, float]:
+    """The spread of a score over clients: mean, standard deviation, quantiles, mean of the worst tenth, and mean weighted by ``sizes``."""
+    measured = ~scores.isnan()
+    scores = scores[measured].double()
     if not len(scores):
         return {}
     ordered = scores.sort(descending=lower_is_better).values
     worst = ordered[: max(1, len(ordered) // 10)].mean()
     quantiles = {q: torch.quantile(scores, q / 100) for q in (10, 50, 90)}
+    weighted = {} if sizes is None else {f"{name}_weighted": float(scores @ sizes[measured].double() / sizes[measured].sum())}
     return {
         f"{name}_mean": float(scores.mean()),
         f"{name}_std": float(scores.std(correction=0)),
         f"{name}_worst_decile": float(worst),
-    } | {f"{name}_q{q}": float(value) for q, value in quantiles.items()}
+        **{f"{name}_q{q}": float(value) for q, value in quantiles.items()},
+        **weighted,
+    }

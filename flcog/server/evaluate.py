@@ -86,23 +86,23 @@ def _questions(engine: Engine, server: ServerState, params: Params, splits: Sequ
         if sizes is not None:
             if alone is None:
                 question = Question("evaluate", (params, server.buffers, split, False, None))
-                asked.append((question, partial(_spread, engine, server, f"{split}/client")))
+                asked.append((question, partial(_spread, engine, server, f"{split}/client", sizes)))
             asked += personal_questions(engine, server, params, sizes, split)
     if "test" in splits and engine.reweighted_test and central["test"] is not None:
         if alone is None:
             classes = engine.evaluator.on_classes(params, server.buffers, central["test"])
             question = Question("evaluate", ({}, {}, "test", False, classes))
-            asked.append((question, partial(_spread, engine, server, "test/client")))
+            asked.append((question, partial(_spread, engine, server, "test/client", None)))
         asked += personal_questions(engine, server, params, None, "test")
     return asked
 
 
-def _spread(engine: Engine, server: ServerState, of: str, found: Scores) -> dict[str, float]:
-    """Keep the clients' scores for their rows, and return their spread."""
+def _spread(engine: Engine, server: ServerState, of: str, sizes: Tensor | None, found: Scores) -> dict[str, float]:
+    """Keep the clients' scores for their rows, and return their spread, with their mean by the sizes of the clients' held-out parts."""
     module = engine.model.module
     assert isinstance(module, ClientModule)
     server.scores[f"{of}_{module.score_name}"] = found.clients
-    return spread(found.clients, f"{of}_{module.score_name}", lower_is_better=module.task == "regression")
+    return spread(found.clients, f"{of}_{module.score_name}", lower_is_better=module.task == "regression", sizes=sizes)
 
 
 def personal_questions(engine: Engine, server: ServerState, params: Params, sizes: Tensor | None, split: Split) -> list[Asked]:
@@ -123,7 +123,7 @@ def personal_questions(engine: Engine, server: ServerState, params: Params, size
         scores[mine] = torch.tensor(found, dtype=torch.float64)
         scores = engine.processes.total(scores.to(float64_device(engine.processes.device))).cpu()
         scores[~tested] = torch.nan
-        return _spread(engine, server, f"{split}/personal", Scores(scores))
+        return _spread(engine, server, f"{split}/personal", sizes, Scores(scores))
 
     return [(Question("personal_scores", (received, method.name, mine, server.params, split)), figures)]
 

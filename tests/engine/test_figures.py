@@ -19,7 +19,8 @@ def test_the_spread_over_clients_is_numpys(lower_is_better: bool) -> None:
     worst = np.sort(scores)[::-1][:3] if lower_is_better else np.sort(scores)[:3]
     expected = {"mean": scores.mean(), "std": scores.std(), "worst_decile": worst.mean()}
     expected |= {f"q{q}": np.percentile(scores, q) for q in (10, 50, 90)}
-    figures = spread(with_gaps, "test/client_accuracy", lower_is_better)
+    expected["weighted"] = np.average(scores, weights=np.delete(np.arange(39), [3, 10]))
+    figures = spread(with_gaps, "test/client_accuracy", lower_is_better, torch.arange(39))
     assert figures == pytest.approx({f"test/client_accuracy_{name}": value for name, value in expected.items()}, rel=1e-12)
     assert spread(torch.full((3,), torch.nan), "x", lower_is_better) == {}
 
@@ -28,14 +29,16 @@ def test_clients_scores_are_those_of_their_own_parts(tmp_path: Path) -> None:
     trainer = fit(tmp_path, data=TinyData(client_test=0.4), eval_every=1, rounds=1)
     federation, parts = trainer.run.federation, trainer.run.federation.client_test
     assert parts is not None
-    scores = []
+    scores, right = [], []
     for k in range(parts.num_clients):
         inputs, targets = federation.load(federation.train, torch.from_numpy(parts.client(k)), torch.device("cpu"))
         outputs = torch.func.functional_call(trainer.run.model.module, trainer.run.params, (inputs.double(),))
-        scores.append(float((outputs.argmax(1) == targets).double().mean()))
+        right.append((outputs.argmax(1) == targets).double())
+        scores.append(float(right[-1].mean()))
     assert len(set(scores)) > 2
     assert trainer.history[0]["test/client_accuracy_mean"] == pytest.approx(np.mean(scores))
     assert trainer.history[0]["test/client_accuracy_q10"] == pytest.approx(np.percentile(scores, 10))
+    assert trainer.history[0]["test/client_accuracy_weighted"] == pytest.approx(float(torch.cat(right).mean()), rel=1e-12)
 
 
 SEEN: list[dict[int, torch.Tensor]] = []

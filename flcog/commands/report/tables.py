@@ -17,7 +17,7 @@ from flcog.core.waiting import DISTURBED, share_of_waiting
 SHARES = re.compile(r"accuracy|(^|/)acc$|-(AP|F1|P|R)$|jain")
 """Scores that are shown as per cent, unless the module logs them in percent."""
 
-SPREAD = ("_mean", "_std", "_q10", "_q50", "_q90", "_worst_decile")
+SPREAD = ("_mean", "_std", "_q10", "_q50", "_q90", "_worst_decile", "_weighted")
 """Ends of the columns that tell how a score is spread over clients."""
 
 
