@@ -39,7 +39,8 @@ def begin(engine: Engine, server: ServerState, already_paid: float = 0) -> None:
             )
         state = paid
     server.servers[private.name] = state
-    engine.notes.add(Note("privacy", private.sentence(state, training, server.round)))
+    text = f"{private.sentence(state, training, server.round)}; clients' losses and scores, bytes and times are withheld"
+    engine.notes.add(Note("privacy", text))
     if not private.secret:
         text = f"{private.name} draws cohorts and noise from the seed, which everybody can repeat: it protects nothing"
         engine.notes.add(Note("warning", text))
