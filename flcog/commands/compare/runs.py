@@ -10,7 +10,6 @@ from typing import Any
 
 from flcog import SavedRun
 from flcog.commands.compare.table import SPLIT, Row, Table
-from flcog.core.arguments import WHERE_DATA_LIE
 from flcog.core.files import replacing
 
 FINISHED, DIVERGED = "finished", "diverged"
@@ -20,8 +19,8 @@ OUTPUT = "output.txt"
 SEED, SPLIT_SEED, FOLDER = "seed_everything", f"data.{SPLIT}", "trainer.default_root_dir"
 
 NO_SETTINGS = {
-    *(*WHERE_DATA_LIE, "default_root_dir", "logger", "resume_changed", "profiler", "max_time", "detect_anomaly"),
-    *("accelerator", "strategy", "devices", "num_nodes", "processes_per_device"),
+    *("default_root_dir", "data_dir", "cache_dir", "directory", "download", "logger", "resume_changed", "profiler", "max_time"),
+    *("accelerator", "strategy", "devices", "num_nodes", "processes_per_device", "num_workers", "detect_anomaly"),
     *("enable_progress_bar", "enable_checkpointing", "enable_model_summary"),
 }
 """Last names of options that change no result: paths, devices, processes, threads and trackers."""
