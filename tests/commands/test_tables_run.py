@@ -98,6 +98,13 @@ def data(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, command_line: None) ->
     patches |= {"ImageFolders.class_names": property(lambda self: tuple(self.classes or CINIC))}
     for name, replacement in patches.items():
         monkeypatch.setattr(f"flcog.datamodules.{name}", replacement)
+    (tmp_path / "data").mkdir()
+    train, test = (samples(count, (32, 32, 3), 10) for count in (NUM_TRAIN, NUM_TEST))
+    images, labels = (
+        {"train_images": train.inputs, "test_images": test.inputs},
+        {"train_labels": train.targets, "test_labels": test.targets},
+    )
+    np.savez(tmp_path / "data" / "cifar10.npz", **images, **labels)
 
 
 def cut(value: Any, key: str = "") -> Any:
