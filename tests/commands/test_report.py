@@ -171,6 +171,15 @@ def test_simulated_time_stands_beside_rounds_and_bytes(tmp_path: Path) -> None:
     assert page.row("FedProx")[place] == "2,000 s" and page.row("FedAvg")[place] == ""
 
 
+def test_the_worst_tenth_stands_beside_a_mean_over_clients(tmp_path: Path) -> None:
+    """It is from the best round, which the validation scores of the clients' own models choose."""
+    scores = {"test/personal_accuracy_mean": [0.7, 0.9, 0.8], "test/personal_accuracy_worst_decile": [0.3, 0.5, 0.4]}
+    run = make_run(tmp_path, "a", ["Ditto"], [0.1, 0.2, 0.3], **scores, **{"val/personal_accuracy_mean": [0.5, 0.6, 0.7]})
+    page = written(run, make_run(tmp_path, "b", [], [0.5]), "--output", tmp_path / "page.html")
+    place = page.tables[0][0].index("worst tenth of clients")
+    assert page.row("Ditto")[0] == "80 %, round 3" and page.row("Ditto")[place] == "40 %" and page.row("FedAvg")[place] == ""
+
+
 def test_it_loads_nothing_and_shows_no_secrets(tmp_path: Path) -> None:
     script = "<script>alert(1)</script>"
     run = make_run(tmp_path, "a", ["FedProx"], [0.25, 0.5], **{script: 1.0})
@@ -207,7 +216,7 @@ def test_seeds_of_a_method_are_one_line(tmp_path: Path) -> None:
         for seed in (0, 1, 2)
     ]
     page = written(*runs, "--output", tmp_path / "page.html")
-    assert len(page.tables[0]) == 3 and page.row("FedAvg")[0] == "60.0 ± 10.0 %" and page.row("FedAvg")[-1] == "3, seeds 0, 1, 2"
+    assert len(page.tables[0]) == 3 and page.row("FedAvg")[0] == "60.0 ± 10.0 %" and page.row("FedAvg")[-1] == "0, 1, 2"
     assert len(page.tables[1]) == 7, "each run, on demand"
     group = grouped([read_run(run) for run in runs])[0]
     curve = group.curve(lambda run: run.column("test/accuracy"))

@@ -42,16 +42,20 @@ def results(groups: Sequence[Group]) -> Iterator[Table]:
     mains = dict.fromkeys(run.main for group in groups for run in group.runs)
     percent = {name: is_percent(name, groups) for name in mains if name is not None}
     several_scores, several_runs = len(mains) > 1, any(len(group.runs) > 1 for group in groups)
-    timed = any("time/simulated" in run.rows[-1] for group in groups for run in group.runs)
     best = "best" if several_scores else f"best {next(iter(mains)) or 'score'}"
     head = [best, "method", "last", "rounds", "sent up", "sent down", "a round took"]
+    columns = {
+        "worst tenth of clients": [_worst(group.runs, percent) for group in groups],
+        "simulated time": [_simulated(group.runs) for group in groups],
+        "score": [group.runs[0].main or "none" for group in groups] * several_scores,
+        "seeds": [", ".join(run.seed for run in group.runs) for group in groups] * several_runs,
+    }
+    columns = {name: texts for name, texts in columns.items() if any(texts)}
     rows = []
-    for group in groups:
+    for place, group in enumerate(groups):
         first, *rest = _result(group.runs, percent)
-        rest += [_simulated(group.runs)] * timed + [group.runs[0].main or "none"] * several_scores
-        seeds = f"{len(group.runs)}, seeds {', '.join(run.seed for run in group.runs)}" if len(group.runs) > 1 else "1"
-        rows.append([first, group.name, *rest, *[seeds] * several_runs])
-    yield Table("", head + ["simulated time"] * timed + ["score"] * several_scores + ["runs"] * several_runs, rows)
+        rows.append([first, group.name, *rest, *(texts[place] for texts in columns.values())])
+    yield Table("", [*head, *columns], rows)
     if several_runs:
         single = [(group, run, _result([run], percent)) for group in groups for run in group.runs]
         rows = [[first, group.name, *rest, run.seed, run.name] for group, run, (first, *rest) in single]
@@ -75,6 +79,13 @@ def _result(runs: Sequence[RunFiles], percent: Mapping[str, bool]) -> list[str]:
         *(human(np.mean([of.sum() for of in series])) if all(map(len, series)) else "unknown" for series in sent),
         (seconds(float(np.median(times))) if times else "unknown") + " †" * disturbed,
     ]
+
+
+def _worst(runs: Sequence[RunFiles], percent: Mapping[str, bool]) -> str:
+    """The mean score of the worst tenth of the clients in the best round; empty if the score is no mean over clients."""
+    name = re.sub("_mean$", "_worst_decile", main := runs[0].main or "")
+    found = [run.chosen[name] for run in runs if name != main and name in run.chosen]
+    return _score(found, percent.get(main, False)) if found else ""
 
 
 def _simulated(runs: Sequence[RunFiles]) -> str:
