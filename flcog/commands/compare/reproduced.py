@@ -16,7 +16,7 @@ from flcog.commands.compare.saved_results import results_of, seeds_run
 from flcog.commands.compare.table import Table, read_mapping, read_table
 from flcog.commands.compare.tuning import FILE as TUNED
 from flcog.commands.compare.tuning import with_choices
-from flcog.commands.compare.verdicts import CONTRADICTED, NOT_JUDGED, NOT_RUN, REPRODUCED, UNDECIDED, Verdict, verdicts
+from flcog.commands.compare.verdicts import CONTRADICTED, DIVERGED, NOT_JUDGED, NOT_RUN, REPRODUCED, UNDECIDED, Verdict, verdicts
 from flcog.core.files import replacing, short
 from flcog.core.text import markdown
 
@@ -67,6 +67,7 @@ def write_page(tables: Sequence[Path], roots: Sequence[Path], saved: Path, page:
     fillings = [_filling(path, roots, saved) for path in tables or sorted((configs / "tables").glob("*.yaml"))]
     found = _judged(fillings)
     own = [(each.table, one) for each in fillings for one, counts in found[each.table.path] if counts and one.ours.judged.count]
+    own = [(table, one) for table, one in own if one.mark != DIVERGED]
     judged = published_figures([one for _, one in own])
     judged = judged.assign(margin=[one.margin for _, one in own], table=[table.name for table, _ in own])
     drawn = judged[judged.verdict.str.match("|".join(MARKS)) & judged.low.notna()]
