@@ -73,7 +73,7 @@ def test_a_method_of_ones_own(name: str, tmp_path: Path, monkeypatch: pytest.Mon
             rounds=2, local_steps=2, executor=executor, callbacks=list(callbacks), logger=False, default_root_dir=str(tmp_path)
         )
         torch.manual_seed(0)
-        trainer.prepare(flcog.Classifier(flcog.models.SoftmaxRegression(784, 10)), Digits(num_clients=4))
+        trainer.prepare(flcog.Classifier(flcog.models.MLP(784, (8,), 10)), Digits(num_clients=4))
         trainer.train_round()
         trainer.train_round()
         return trainer.run.params["model.head.weight"]

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from flcog.callbacks.parts.parameters import HEAD, by_name, check_some
-from flcog.callbacks.personal.keep_local import KeepLocal, trained_names
+from flcog.callbacks.parts.parameters import HEAD, by_name
+from flcog.callbacks.personal.keep_local import KeepLocal
 from flcog.core.checks import option
 from flcog.core.precision import count_on
 from flcog.core.types import Batch, Params, Slot
@@ -49,9 +49,7 @@ class FedRep(LocalParts):
     excludes = KeepLocal.excludes
 
     def local(self, module: nn.Module) -> Collection[str]:
-        found = by_name(self.head, module.state_dict())
-        check_some("FedRep: head", self.head, found, trained_names(module))
-        return found
+        return by_name(self.head, module.state_dict())
 
     def correct_gradient(self, gradient: Params, params: Params, ctx: Context) -> Params:
         return gradient_of_phase(gradient, params, ctx, ctx.state["own"], self.body_share)

@@ -15,10 +15,6 @@ from flcog.models.lora import Adapter
 Parts = str | Sequence[str] | Callable[[nn.Module], Iterable[str]]
 
 
-def trained_names(module: nn.Module) -> list[str]:
-    return [name for name, value in module.named_parameters() if value.requires_grad]
-
-
 @dataclass(frozen=True)
 class KeepLocal(LocalParts):
     """Keeps parts of the model at each client, which trains them with the rest and never sends them.
@@ -64,12 +60,6 @@ class KeepLocal(LocalParts):
                 found |= {name for name in names if name.rpartition(".")[0] in layers}
             else:
                 found |= by_name(part, names)
-        trained = trained_names(module)
-        check_some("KeepLocal: parts", self.parts, found, trained)
-        if found.issuperset(trained):
-            raise ValueError(
-                f"KeepLocal: parts={self.parts!r} are the whole model, as with Local: choose among {', '.join(trained)}"
-            )
         return found
 
 

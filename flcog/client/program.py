@@ -28,7 +28,7 @@ from flcog.method import (
 )
 from flcog.method.method import with_measures
 from flcog.method.personal import DOWNLOAD
-from flcog.method.returned import as_given, as_tensors, check_params, is_checked, untouched
+from flcog.method.returned import as_given, as_tensors, check_params, check_state, is_checked, untouched
 from flcog.method.stage import ORDER
 from flcog.wire.envelope import Envelope, Manifest, fields_of, map_fields, sizes_of
 
@@ -206,7 +206,10 @@ class Program:
             apply.own = {name: params[name] for name in self.local}
             with _watched(method, "after_step", contexts[i], params, before):
                 after, states[i] = method.after_step(apply, dict(seen), self._shown(before, i), batch, contexts[i])
-            params = self._completed(params, check_params(method, "after_step", after, seen) if is_checked(step) else after)
+            if is_checked(step):
+                check_params(method, "after_step", after, seen)
+                check_state(method, "after_step", states[i], tensors.states[i])
+            params = self._completed(params, after)
         return _masked(params, tensors.masks), tensors._replace(states=states)
 
     def over_data(self, params: Params, buffers: Params, batch: Batch) -> list[Slot]:
@@ -230,7 +233,9 @@ class Program:
             if method.overrides("finish_client"):
                 with _watched(method, "finish_client", contexts[i], params):
                     messages[method.name] = upload = method.finish_client(self._shown(delta), self._shown(params, i), contexts[i])
-                    states[i] = as_tensors({} if upload.state is None else upload.state)
+                    if upload.state:  # none is kept of a method without init_client
+                        check_state(method, "finish_client", upload.state, tensors.states[i])
+                    states[i] = as_tensors(upload.state or {})
                     if upload.delta is not None:
                         delta = check_params(method, "finish_client", upload.delta, params, some=True)
                 sends_weights = sends_weights and upload.delta is not None

@@ -104,7 +104,13 @@ class LocalParts(Personalisation, protocol=True):
 def local_names(methods: Sequence[Method], model: ModelFunction) -> Collection[str]:
     """The names of the parameters and buffers that stay at the clients."""
     keeper = method_of(methods, LocalParts)
-    return frozenset() if keeper is None else frozenset(keeper.local(model.module)) & {*model.params, *model.shared_buffers}
+    if keeper is None:
+        return frozenset()
+    found = frozenset(keeper.local(model.module)) & {*model.params, *model.shared_buffers}
+    if len(kept := found & model.params.keys()) in (0, len(model.params)):
+        share, names = "all" if kept else "none", ", ".join(model.params)
+        raise ValueError(f"{keeper!r} keeps {share} of the parameters at the clients: choose among {names}")
+    return found
 
 
 def seen_by(method: Method, params: Params, local: Collection[str]) -> Params:

@@ -3,7 +3,7 @@
 The checks run no operator of torch, so that they also work under ``torch.func.vmap`` and ``torch.func.grad``.
 """
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -37,6 +37,22 @@ def check_params(method: Method, hook: str, values: Params, like: Params, some: 
                 f"{method.name}.{hook} returned {got} for {name}, and must return {wanted}: a dict of the parameters' shapes"
             )
     return values
+
+
+def check_state(method: Method, hook: str, new: Any, old: Any, where: str = "") -> Any:
+    """Refuse other keys, shapes and lengths than a client's state had, except where it was empty."""
+    got, wanted = _form(new), _form(old)
+    if wanted and got != wanted:
+        raise ValueError(f"{method.name}.{hook} returned {got or 'nothing'} for the state{where}, which had {wanted}")
+    for key in old if isinstance(old, Mapping) else range(len(old)) if isinstance(old, tuple | list) else ():
+        check_state(method, hook, new[key], old[key], f"{where}[{key!r}]")
+    return new
+
+
+def _form(part: Any) -> str:
+    if isinstance(part, Tensor | int | float):
+        return f"the shape {list(getattr(part, 'shape', ()))}"
+    return f"the keys {sorted(part)}" if part and isinstance(part, Mapping) else f"{len(part)} entries" if part else ""
 
 
 def as_tensors(tree: Any) -> Slot:

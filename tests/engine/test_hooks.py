@@ -139,6 +139,33 @@ def test_a_wrong_result_names_the_method_and_the_hook(executor: str, hook: str, 
         train(making(**{hook: result}), executor=executor, rounds=1, local_steps=1)
 
 
+STATES: list[tuple[str, Callable[..., Any], str]] = [
+    (
+        "after_step",
+        lambda apply, params, before, batch, ctx: (params, {"own": torch.zeros(6)}),
+        "['own'], which had the shape [8, 6]",
+    ),
+    (
+        "after_step",
+        lambda apply, params, before, batch, ctx: (params, {}),
+        "returned nothing for the state, which had the keys ['own']",
+    ),
+    (
+        "finish_client",
+        lambda delta, params, ctx: Upload(delta, ctx.state | {"onw": 1.0}),
+        "the keys ['onw', 'own'] for the state",
+    ),
+]
+
+
+@pytest.mark.parametrize("executor", ["loop", "vmap"])
+@pytest.mark.parametrize(("hook", "result", "message"), STATES)
+def test_a_state_keeps_its_keys_and_shapes(executor: str, hook: str, result: Callable[..., Any], message: str) -> None:
+    first = {"init_client": lambda params, buffers, client: {"own": torch.zeros(8, 6)}}
+    with pytest.raises(ValueError, match=f"^Mine.{hook} .*{re.escape(message)}"):
+        train(making(**first, **{hook: result}), executor=executor, rounds=1, local_steps=1)
+
+
 def shrunk(values: Params, result: Any) -> Any:
     """``result``, after the values were halved in place."""
     with torch.no_grad():

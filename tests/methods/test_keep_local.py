@@ -24,7 +24,7 @@ from reference import keep_local
 from reference.common import Problem, State
 
 from flcog.callbacks import SCAFFOLD, FedALA, FedProx, FedPVR, FedRep, FineTune, Freeze, KeepLocal, TopK
-from flcog.method import Method
+from flcog.method import LocalParts, Method
 
 pytestmark = pytest.mark.filterwarnings("error")
 
@@ -109,11 +109,20 @@ def test_parts_may_be_patterns_lists_and_functions() -> None:
     assert KeepLocal(lambda module: ["model.head.bias"]).local(module) == {"model.head.bias"}
 
 
-@pytest.mark.parametrize("method", [KeepLocal("fc"), Freeze("fc"), FedRep(head="fc"), FedALA("fc"), FedPVR("fc")], ids=repr)
+class WithoutPrefix(LocalParts):
+    """Its layer's name lacks ``model.``."""
+
+    def local(self, module: torch.nn.Module) -> list[str]:
+        return ["head.weight"]
+
+
+@pytest.mark.parametrize(
+    "method", [KeepLocal("fc"), WithoutPrefix(), Freeze("fc"), FedRep(head="fc"), FedALA("fc"), FedPVR("fc")], ids=repr
+)
 def test_parts_that_the_model_lacks_are_refused(method: Method) -> None:
-    with pytest.raises(ValueError, match=r"\w+: \w+='fc' matches none of the parameters' names: choose among model.hidden"):
+    with pytest.raises(ValueError, match=r"(matches|keeps) none of the parameters.*: choose among model.hidden"):
         train(method)
-    with pytest.raises(ValueError, match="are the whole model, as with Local: choose among"):
+    with pytest.raises(ValueError, match="keeps all of the parameters at the clients: choose among"):
         train(KeepLocal(["body", "head"]))
 
 
