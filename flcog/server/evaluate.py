@@ -17,7 +17,7 @@ from flcog.core.precision import float64_device
 from flcog.core.trees import containers_copied
 from flcog.core.types import Params
 from flcog.data import Samples
-from flcog.method import Method, Personalisation, method_of
+from flcog.method import Attack, Method, Personalisation, method_of
 from flcog.method.returned import broadcast_of, check_params
 from flcog.metrics import spread
 from flcog.server.engine import Engine
@@ -98,11 +98,13 @@ def _questions(engine: Engine, server: ServerState, params: Params, splits: Sequ
 
 
 def _spread(engine: Engine, server: ServerState, of: str, sizes: Tensor | None, found: Scores) -> dict[str, float]:
-    """Keep the clients' scores for their rows, and return their spread, with their mean by the sizes of the clients' held-out parts."""
+    """Keep the clients' scores for their rows, and return the spread of all but attackers', also weighted by their held-out samples."""
     module = engine.model.module
     assert isinstance(module, ClientModule)
     server.scores[f"{of}_{module.score_name}"] = found.clients
-    return spread(found.clients, f"{of}_{module.score_name}", lower_is_better=module.task == "regression", sizes=sizes)
+    attacks = [method.attackers(engine.seed, engine.num_clients) for method in engine.methods if isinstance(method, Attack)]
+    honest = found.clients.index_fill(0, torch.tensor([*frozenset().union(*attacks)], dtype=torch.int64), torch.nan)
+    return spread(honest, f"{of}_{module.score_name}", lower_is_better=module.task == "regression", sizes=sizes)
 
 
 def personal_questions(engine: Engine, server: ServerState, params: Params, sizes: Tensor | None, split: Split) -> list[Asked]:

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -22,6 +23,7 @@ from flcog.callbacks import (
     CoordinateMedian,
     GaussianAttack,
     InnerProductManipulation,
+    KeepLocal,
     LabelFlip,
     Mimic,
     MinMax,
@@ -247,3 +249,12 @@ def test_attackers_poison_whole_batches_before_methods_see_single_samples() -> N
     alone, before, after = (train(*methods, rounds=2).state for methods in ((bad,), (bad, single), (single, bad)))
     assert distance(before, after) == 0
     assert distance(before, alone) < 1e-9
+
+
+def test_the_scores_of_attackers_are_in_their_rows_and_in_no_mean(tmp_path: Path) -> None:
+    trainer = fit(tmp_path, LabelFlip(clients=(1, 3)), KeepLocal("head"), data=TinyData(client_test=0.3), eval_every=1)
+    for of in ("client", "personal"):
+        scores = trainer.clients[f"test/{of}_accuracy"]
+        assert scores.notna().all() and trainer.history[-1][f"test/{of}_accuracy_mean"] == pytest.approx(
+            scores.drop([1, 3]).mean()
+        )
