@@ -107,6 +107,19 @@ def test_a_table_may_say_that_smaller_values_are_better(tmp_path: Path) -> None:
     }
 
 
+def test_the_first_metric_chooses_the_round_of_all(tmp_path: Path) -> None:
+    plan = table(tmp_path, metrics={"mean": "test/personal_accuracy_mean", "worst": "test/personal_accuracy_worst_decile"})
+    runs = runs_of(plan, tmp_path / "out")
+    for run in runs:
+        columns = {
+            f"val__personal_accuracy_{of}": scores for of, scores in {"mean": [1, 3, 2], "worst_decile": [3, 1, 2]}.items()
+        }
+        columns |= {f"test__personal_accuracy_{of}": [0.1, 0.2, 0.3] for of in ("mean", "worst_decile")}
+        fake_run(run, [0.5] * 3, finished=True, **columns)
+    given = filled(plan, runs)
+    assert {given.scores("A", view, "val")[0] for view in given.views} == {20.0}
+
+
 @pytest.mark.parametrize(
     ("methods", "rounds"),
     [

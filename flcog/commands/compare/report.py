@@ -78,9 +78,6 @@ def _markdown(frame: pandas.DataFrame) -> str:
     return markdown(["", *kept], [[row, *cells] for row, cells in zip(kept.index, kept.to_numpy().tolist(), strict=True)])
 
 
-# Tables for people --------------------------------------------------------------------------------------------------------------------
-
-
 def _lines(lines: Iterable[Mapping[str, Any]]) -> pandas.DataFrame:
     """A table of these lines, whose empty key is the row."""
     frame = pandas.DataFrame(list(lines))
@@ -265,9 +262,6 @@ def figure_line(filled: ResultTable, one: Verdict) -> dict[str, Any]:
         "95 % interval of the difference": form.format(*one.interval) if one.interval else "",
         "verdict": one.shown,
     }
-
-
-# Tables for programs ------------------------------------------------------------------------------------------------------------------
 
 
 def numbers(filled: ResultTable) -> pandas.DataFrame:

@@ -99,11 +99,12 @@ def result_of(run: Run, name: str, view: View, record: Record, last: int) -> dic
     """
     metric = view.metric or main_of(record.history)
     seen = [row for row in record.history if view.round is None or row["round"] <= view.round]
-    for own in (metric, on_validation(metric)) if metric and is_personal(metric) else ():
+    first = view.chooser or metric
+    for own in [own for name in {metric, first} if name and is_personal(name) for own in (name, on_validation(name))]:
         seen = [{own: row[common], **row} if (common := own.replace("/personal_", "/client_")) in row else row for row in seen]
     values = [row[metric] for row in seen if metric in row] if metric else []
     tail, diverged = values[-last:], record.facts["diverged"] or _ends_badly(seen, metric)
-    scores = _scores(metric, values, tail, seen) if metric and values else {}
+    scores = _scores(metric, values, tail, seen, first or metric) if metric and values else {}
     spent = Target(record.facts["rounds"], record.facts["total_bytes"])
     if view.round is not None and view.round < spent.rounds:
         known = [row["comm/total_bytes"] for row in seen if "comm/total_bytes" in row]
@@ -135,9 +136,9 @@ def _ends_badly(history: History, metric: str | None) -> bool:
     return any(not math.isfinite(last[name]) for name in (metric, "test/loss", "val/loss", "train/loss") if name and name in last)
 
 
-def _scores(metric: str, values: Sequence[float], tail: Sequence[float], history: History) -> dict[str, float]:
+def _scores(metric: str, values: Sequence[float], tail: Sequence[float], history: History, first: str) -> dict[str, float]:
     scores = {"best": best_of(metric, values), "last": values[-1], "mean": statistics.fmean(tail)}
-    if (chooser := chooser_of(metric, history)) is not None:
+    if (chooser := chooser_of(first, history)) is not None:
         rows = [row for row in reversed(history) if metric in row and not math.isnan(row.get(chooser, math.nan))]
         if chosen := {row[chooser]: row[metric] for row in rows}:
             scores["val"] = chosen[best_of(chooser, list(chosen))]

@@ -84,13 +84,17 @@ class Shown:
 
 
 class View(NamedTuple):
-    """A column of the printed table: the runs of one column of the file, seen by one metric; None is the task's main one."""
+    """A column of the printed table: the runs of one column of the file, seen by one metric; None is the task's main one.
+
+    The validation scores of the ``chooser``, the first metric of the table, choose a run's round for the summary ``val``.
+    """
 
     column: str
     metric: Metric | None
     summary: Summary
     round: int | None
     target: float | None
+    chooser: Metric | None = None
 
 
 class Search(NamedTuple):
@@ -181,12 +185,12 @@ class Table:
     def views(self) -> dict[str, View]:
         """The columns of the printed table: one for each pair of a column and a metric. Targets are scores of the file's first metric."""
         metrics, first = self.metrics or {"": Shown()}, next(iter(self.file.metrics.values()), Shown()).metric
-        found = {}
+        of = {name: Metric(shown.metric, shown.mode) if shown.metric else None for name, shown in metrics.items()}
+        chooser, found = next(iter(of.values())), {}
         for column, part in self.columns.items():
             for name, shown in metrics.items():
-                metric = Metric(shown.metric, shown.mode) if shown.metric else None
-                target = part.target if shown.metric == first else None
-                found[f"{column} {name}".strip()] = View(column, metric, shown.summary or self.summary, shown.round, target)
+                asked = (shown.summary or self.summary, shown.round, part.target if shown.metric == first else None)
+                found[f"{column} {name}".strip()] = View(column, of[name], *asked, chooser)
         return found
 
     def stated(self, metric: str) -> str:
