@@ -76,8 +76,6 @@ def split_config(before: str, word: str) -> tuple[str, str]:
     return (option + sign, config) if sign and option in OPTIONS else (word, "")
 
 
-# Options of single callbacks ------------------------------------------------------------------------------------------------------
-
 LIST = "trainer.callbacks"
 
 

@@ -21,9 +21,6 @@ def complain(message: str) -> None:
     say(f"flcog: error: {message}")
 
 
-# Errors that are raised -----------------------------------------------------------------------------------------------------------
-
-
 @contextmanager
 def shown_errors() -> Iterator[None]:
     """Show a mistake in the configuration in one line and exit with status 2; if another error ends Python, show the user's code."""
@@ -97,13 +94,11 @@ def _package(entry: TracebackType) -> str:
     return name.partition(".")[0]
 
 
-# Reports of jsonargparse ----------------------------------------------------------------------------------------------------------
-
 PLACE = re.compile(r"Parser key \"([\w.]+)\":|Problem with given class_path '[^']*':")
 """A line that tells where a mistake is, before the lines that tell what it is."""
 
 ALTERNATIVES = re.compile(
-    r"Does not validate|Subtypes:|Errors:|Given value|Import path \S+\.\S+ does|Expected a (?:config )?path but"
+    r"Does not validate|Subtypes:|Errors:|Given value|Import path \S+\.\S+ does|Expected a (?:config )?path but|Expected a dot"
 )
 """Lines that list what an option also accepts."""
 
@@ -125,7 +120,7 @@ def cut(report: str) -> str:
     report = re.sub(r"\. Got value: (?:Namespace|NestedArg|[{\[]).*", "", report)
     lines = [line.strip(" -") for line in PLACE.sub("\n", report).splitlines()]
     causes = [line for line in dict.fromkeys(lines) if line and not ALTERNATIVES.match(line) and "NoneType" not in line]
-    causes = causes or [line for line in lines if line.startswith("Import path")][:1]
+    causes = causes or [line for line in lines if line.startswith(("Import path", "Expected a dot"))][:1]
     values = re.findall(r"Given value: ([^{(\n]*)$", report, re.MULTILINE)
     told = "; ".join([*causes, *(f"got {value}" for value in values[:1])])
     return re.sub(r"<class '(?:\w+\.)*(\w+)'>", r"\1", f"{place}: {told}" if place else told)[:400]

@@ -95,6 +95,8 @@ class Parser(LightningArgumentParser):
             module, ours = sys.modules.get(found[1] or ""), (flcog.callbacks, flcog.datamodules, flcog)
             names = getattr(module, "__all__", dir(module)) if module else [name for each in ours for name in each.__all__]
             reason += f".{guess(found[2], names)}"
+        if "No module named" in reason:
+            reason += ": fit imports from the working directory, and a command that reads a run from --import-from FOLDER"
         if commands and "required" in reason:
             reason += ": give a config by -c FILE, or class paths by --NAME"
         complain(reason)
@@ -109,4 +111,7 @@ class Parser(LightningArgumentParser):
             options += [f"data.{option}" for option in inspect.signature(FederatedDataModule).parameters]
         by_last = {option.rpartition(".")[2]: option for option in reversed(options)}
         meant = f" Did you mean {by_last[name]!r}?" if name in by_last else guess(name, options)
+        if self.owner is not None:
+            own = [option for option in options if option != "h" and not option.endswith(("help", "+"))]
+            meant = meant or f" {self.owner.__name__} has the options {', '.join(own)}"
         return f"{message}.{meant}" if meant else message

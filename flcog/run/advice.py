@@ -57,9 +57,6 @@ def advise(engine: Engine, server: ServerState) -> list[Finding]:
         return [*options_without_effect(engine), *missing_feedback(engine), *lost_work(engine, server)]
 
 
-# Options without effect -----------------------------------------------------------------------------------------------------------
-
-
 def options_without_effect(engine: Engine) -> Iterator[Finding]:
     """Methods that start too late, schedules that change too late, and weights that are replaced."""
     rounds, module = engine.settings.rounds, engine.model.module
@@ -94,9 +91,6 @@ def missing_feedback(engine: Engine) -> Iterator[Finding]:
                 "states at the server, and training can diverge"
             )
             yield Finding(codec.name, "error_feedback", consequence, "set it to true")
-
-
-# The order of methods -------------------------------------------------------------------------------------------------------------
 
 
 class CalledTwice:

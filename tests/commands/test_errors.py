@@ -53,11 +53,13 @@ OPTIONS = {
     "--num_clients 3": "Did you mean 'data.num_clients'?",
     "--model.lr 0.1": "Option 'lr' is not accepted. Did you mean the model's 'optimizer.lr'?",
     "--trainer.callbacks+=FedAvg": "A run without methods is FedAvg.",
+    "--trainer.callbacks+=Ditto --trainer.callbacks.Ditto.lamda 1": "Ditto has the options lambda_prox, lr, momentum",
+    "--data.partitioner.alpha 1": "'alpha' is not accepted. Dirichlet has the options beta",
     "--model.optimizer.lrr 3": "model.optimizer: |'lrr'|Did you mean 'lr'?",
     # A class that does not exist, or that is no subclass.
     "--trainer.callbacks+=Scafold": "trainer.callbacks: |Did you mean 'SCAFFOLD'?",
     "--model.model torch.nn.Lineare": "module 'torch.nn' has no attribute 'Lineare'. Did you mean 'Linear'?",
-    "--trainer.callbacks+=nowhere.Method": "No module named 'nowhere'",
+    "--trainer.callbacks+=nowhere.Method": "No module named 'nowhere'|--import-from FOLDER",
     "--model flcog.callbacks.FedProx": "subclass of Module|flcog.callbacks.FedProx",
     "--model.model torch.nn.Linear": "in_features",
     # Files, and two of the same.

@@ -100,9 +100,6 @@ def _about(runs: Sequence[RunFiles]) -> str:
     return ", ".join(words[key].format(*found) for key, found in values.items() if len(found) == 1 and None not in found)
 
 
-# Curves -------------------------------------------------------------------------------------------------------------------------------
-
-
 def _charts(groups: Sequence[Group]) -> Mapping[str, Iterator[Panel]]:
     """The panels of each section: scores and losses, clients' spread, bytes, and everything else that the runs have logged."""
     runs = [run for group in groups for run in group.runs]
@@ -196,9 +193,6 @@ def plot(runs: Sequence[Any], *columns: str) -> Figure:
         known = sorted({name for group in groups for run in group.runs for row in run.rows for name in row} - {"round"})
         raise ValueError(f"no run has the column {min(missing, default='of a score')}; they have {', '.join(known)}")
     return figure_of(panels, [group.name for group in groups])
-
-
-# Pictures, answers and partitions -----------------------------------------------------------------------------------------------------
 
 
 def _address(form: str, content: bytes) -> str:
