@@ -71,7 +71,7 @@ def gradient_of_phase(gradient: Params, params: Params, ctx: Context, head: Coll
 
 
 def params_of_phase(params: Params, before: Params, ctx: Context, head: Collection[str], body_share: float) -> Params:
-    """The parameters after a step of which only the part that is trained counts."""
+    """The parameters after a step that changes the trained part alone."""
     on_head, received = _on_head(ctx, body_share), ctx.received.params
     return {
         name: torch.where(on_head, *((value, before[name]) if name in head else (received[name], value)))
@@ -80,7 +80,7 @@ def params_of_phase(params: Params, before: Params, ctx: Context, head: Collecti
 
 
 def _on_head(ctx: Context, body_share: float) -> Tensor:
-    """Whether a step is one of the head, as a tensor under both executors, so that both round the same way."""
+    """Whether a step trains the head, as a tensor under both executors, so that both round the same way."""
     device = next(iter(ctx.received.params.values())).device
     num_steps, step = (count_on(device, value) for value in (ctx.num_steps, ctx.step))
     return step < num_steps - (num_steps.float() * body_share).round().clamp(min=1)

@@ -233,7 +233,7 @@ class Program:
             if method.overrides("finish_client"):
                 with _watched(method, "finish_client", contexts[i], params):
                     messages[method.name] = upload = method.finish_client(self._shown(delta), self._shown(params, i), contexts[i])
-                    if upload.state:  # none is kept of a method without init_client
+                    if upload.state:  # a method without init_client drops its state here
                         check_state(method, "finish_client", upload.state, tensors.states[i])
                     states[i] = as_tensors(upload.state or {})
                     if upload.delta is not None:

@@ -39,14 +39,13 @@ def check_params(method: Method, hook: str, values: Params, like: Params, some: 
     return values
 
 
-def check_state(method: Method, hook: str, new: Any, old: Any, where: str = "") -> Any:
+def check_state(method: Method, hook: str, new: Any, old: Any, where: str = "") -> None:
     """Refuse other keys, shapes and lengths than a client's state had, except where it was empty."""
     got, wanted = _form(new), _form(old)
     if wanted and got != wanted:
         raise ValueError(f"{method.name}.{hook} returned {got or 'nothing'} for the state{where}, which had {wanted}")
     for key in old if isinstance(old, Mapping) else range(len(old)) if isinstance(old, tuple | list) else ():
         check_state(method, hook, new[key], old[key], f"{where}[{key!r}]")
-    return new
 
 
 def _form(part: Any) -> str:
