@@ -150,9 +150,10 @@ def test_the_commands_that_a_run_suggests_work(
     printed = capsys.readouterr().out
     commands = dict(re.findall(r"^(.*):\n  (flcog .*)$", printed, re.MULTILINE))
     go_on = "Go on with it, once the options that ended it allow more rounds"
-    assert commands.keys() == {"Test its best model", go_on}
+    test_it = "Test its best model (round 1, by test/accuracy)"
+    assert commands.keys() == {test_it, go_on}
     (value,) = re.findall(r"best (0\.\d{4}) \(round 1\)", printed)
-    main(shlex.split(commands["Test its best model"])[1:])
+    main(shlex.split(commands[test_it])[1:])
     printed = capsys.readouterr().out
     assert f"{float(value):.3g}" in printed and printed.count("test/accuracy") == 1
     main([*shlex.split(commands[go_on])[1:], "--trainer.callbacks", "null"])

@@ -14,6 +14,7 @@ from flcog.core.files import short
 from flcog.core.monitor import headline, is_personal, lower_is_better, main_metric
 from flcog.core.text import clock, figure, human, seconds
 from flcog.method import Callback, Note, Run
+from flcog.run import checkpoint
 
 Rows = Sequence[tuple[str, str]]
 
@@ -130,7 +131,9 @@ def suggestions(run: Run) -> Rows:
     sets = {"test": run.federation.test is not None or "test" in measured, "validate": "val" in measured}
     verb = next((verb for verb, there in sets.items() if there), None)
     if verb and written and run.evaluator.have_figures:
-        rows.append((f"{verb.capitalize()} its {written[0].stem} model", run.next_command(verb, written[0])))
+        best = checkpoint.peek(written[0]).get("observers", {}).get("Checkpoint", {}) if written[0].stem == "best" else {}
+        chosen = f" (round {best['round']}, by {best['metric']})" if best else ""
+        rows.append((f"{verb.capitalize()} its {written[0].stem} model{chosen}", run.next_command(verb, written[0])))
     if run.round < run.settings.rounds and checkpoints[1].is_file():
         # The same options would stop it again before its next round.
         first = ", once the options that ended it allow more rounds" if run.should_stop else ""
