@@ -54,8 +54,10 @@ def history_figure(rows: Sequence[Mapping[str, float]], columns: Sequence[str] =
             side.set_ylabel(", ".join(filter(None, [side.get_ylabel(), measure])))
             in_percent(side, measure, [row[name] for row in rows for name in names if name in row])
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-        above = {"loc": "lower center", "bbox_to_anchor": (0.5, 1.0), "ncols": 2} if len(sides) > 1 else {}
-        sides[-1].legend(handles=lines, frameon=False, **above)
+        if len(sides) > 1:
+            figure.legend(handles=lines, loc="outside upper center", frameon=False)
+        else:
+            axes.legend(handles=lines, frameon=False)
         sides[-1].spines["top"].set_visible(False)
     return figure
 
