@@ -3,11 +3,8 @@
 All bounds come from the package dp-accounting, which is imported on first use, because its import takes many seconds.
 """
 
-import logging
 import math
-import warnings
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import KW_ONLY, dataclass
 from functools import lru_cache
 from typing import Any, Literal
@@ -17,6 +14,7 @@ from scipy import optimize
 
 from flcog.core.checks import at_least, positive_and_finite, within
 from flcog.core.extras import require
+from flcog.core.output import quiet
 
 Accountant = Literal["PLD", "RDP"]
 """Privacy loss distributions, whose bound is tight up to rounding, and Renyi differential privacy."""
@@ -135,7 +133,7 @@ def epsilons(
     if (separation := sampling.separation) is not None:  # one Gaussian mechanism for each participation that a client can have
         sampling, rounds = Sampling(sampling.num_clients, 1.0), math.ceil(rounds / separation)
     bounds = {"PLD": _pld_epsilon, "RDP": _rdp_epsilon}
-    with _quiet():
+    with quiet("absl"):  # Renyi orders that are left out: epsilon is then valid, and perhaps not the smallest
         asked = [name for name in sampling.accountants if name in accountants]
         return {name: bounds[name](sampling, float(noise_multiplier), rounds, delta) if rounds else 0.0 for name in asked}
 
@@ -231,17 +229,3 @@ def _divergences(sampling: Sampling, noise: float) -> tuple[Any, Any]:
         return accountant.orders, accountant.rdp
     # Divergences are quasi-convex, so that no sampling costs more than all clients in every round. The bound with sampling can.
     return accountant.orders, np.fmin(accountant.rdp, 2 * np.asarray(accountant.orders) / noise**2)
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Hide warnings about Renyi orders that are left out: epsilon is then valid, and perhaps not the smallest."""
-    logger = logging.getLogger("absl")
-    level = logger.level
-    logger.setLevel(logging.ERROR)
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        logger.setLevel(level)

@@ -174,7 +174,8 @@ class RemoteClients:
         everybody = {client for clients in newcomers.values() for client in clients}
 
         def arguments(mine: Sequence[int]) -> tuple[Any, ...]:
-            return received, {name: [client for client in clients if client in mine] for name, clients in newcomers.items()}
+            own = set(mine)
+            return received, {name: [client for client in clients if client in own] for name, clients in newcomers.items()}
 
         for _, part in self._each("contact", everybody, arguments, optional=True):
             for name, messages in part.items():

@@ -1,7 +1,9 @@
 """Keeps a run alive when its output cannot be written: the reader of a pipe has gone, the disk is full, the terminal was closed."""
 
+import logging
 import os
 import sys
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppress
 from typing import Any
@@ -45,6 +47,20 @@ def never_failing() -> Iterator[None]:
         finally:
             output.flush()
             errors.flush()
+
+
+@contextmanager
+def quiet(name: str, message: str = "") -> Iterator[None]:
+    """Hide a library's advice: what its logger reports below errors, and warnings whose text begins with a regular expression."""
+    log = logging.getLogger(name)
+    level = log.level
+    log.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message)
+            yield
+    finally:
+        log.setLevel(level)
 
 
 def say(text: str) -> None:

@@ -1,7 +1,5 @@
 """The lightning.Trainer of a federated run: its epoch is a round, and modules and callbacks see it as their trainer."""
 
-import logging
-import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -22,6 +20,7 @@ from torchmetrics import Metric
 
 from flcog.client.work import ClientWork
 from flcog.core.global_streams import kept
+from flcog.core.output import quiet
 from flcog.core.processes import Processes
 from flcog.functional.own_steps import column_of
 from flcog.lightning.checkpoint import restored
@@ -75,7 +74,7 @@ class RoundsTrainer(L.Trainer, Callback):
         listed = plugins if isinstance(plugins, list) else [plugins] if plugins is not None else []
         if not any(isinstance(plugin, ClusterEnvironment) for plugin in listed):
             listed = [*listed, LightningEnvironment()]  # Fabric starts the processes
-        with _quiet():
+        with quiet("lightning.pytorch", ".*available but not used"):
             super().__init__(
                 callbacks=list(callbacks),
                 enable_checkpointing=enable_checkpointing and any(isinstance(each, Checkpoint) for each in callbacks),
@@ -138,7 +137,7 @@ class RoundsTrainer(L.Trainer, Callback):
         self.show(module)
         if self.together:
             self.strategy.setup_environment()
-        with _quiet():
+        with quiet("lightning.pytorch", ".*available but not used"):
             self._callback_connector._attach_model_callbacks()
         for layer in module.modules():
             if isinstance(layer, _DeviceDtypeModuleMixin):
@@ -406,6 +405,7 @@ class RoundsTrainer(L.Trainer, Callback):
             self.limit_val_batches = self.limit_test_batches if of_tests else self.limit_val_batches
             yield loop
 
+    @quiet("lightning.pytorch", r"Detected call of `lr_scheduler\.step")  # clients stepped copies of the optimiser
     def end_clients(self, steps: int) -> None:
         """End the clients' part of a round, after ``steps`` optimiser steps in all rounds: the epoch of schedulers ends here."""
         self.count_from(steps)
@@ -467,17 +467,3 @@ def one_line(name: str) -> Iterator[None]:
         yield
     except MisconfigurationException as error:
         raise ValueError(": ".join(filter(None, [name, " ".join(str(error).split())]))) from error
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Without Lightning's advice about devices and products."""
-    log = logging.getLogger("lightning.pytorch")
-    before = log.level
-    log.setLevel(logging.ERROR)
-    try:
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", ".*available but not used.*")
-            yield
-    finally:
-        log.setLevel(before)

@@ -110,20 +110,18 @@ class Engine:
         """The learning rates of the optimiser's groups, which schedulers change between rounds."""
         return [group.get("lr", 0.0) for group in self.optimizer.param_groups]
 
-    def rates(self, round: int, of_groups: Sequence[float] | None = None) -> list[float]:
-        """The clients' learning rates in a round: those of the groups, by default their present ones, times the module's schedule."""
+    def local_optimiser(self, round: int, of_groups: Sequence[float] | None = None) -> tuple[list[float], Optimisation]:
+        """The groups' learning rates in a round, by default their present ones, times the module's schedule; and the settings of the
+        local optimiser, for methods."""
         module = self.model.module
         schedule = module.lr_schedule if isinstance(module, ClientModule) else None
         factor = 1.0 if schedule is None else schedule(round)
-        return [rate * factor for rate in of_groups or self.group_rates]
-
-    def optimisation(self, round: int, of_groups: Sequence[float] | None = None) -> Optimisation:
-        """The settings of the local optimiser in a round, for methods."""
+        rates = [rate * factor for rate in of_groups or self.group_rates]
         group = next(iter(self.optimizer.param_groups), {})  # a module may have no optimiser
         # A scheduler of steps may begin at 0.
-        rate = next(iter(self.rates(round, of_groups)), 0.0) or group.get("initial_lr", 0.0)
+        rate = next(iter(rates), 0.0) or group.get("initial_lr", 0.0)
         own = {name: group[name] for name in ("dampening", "nesterov") if name in group}
-        return Optimisation(rate, group.get("momentum", 0.0), group.get("weight_decay", 0.0), **own)
+        return rates, Optimisation(rate, group.get("momentum", 0.0), group.get("weight_decay", 0.0), **own)
 
     @torch.no_grad()
     def hand_over(self, server: ServerState, params: Params | None = None) -> None:

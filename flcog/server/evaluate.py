@@ -168,8 +168,7 @@ def _received(engine: Engine, server: ServerState, method: Method, params: Param
     """The broadcast of the evaluated model, with the local optimiser of the last round."""
     last = max(0, server.round - 1)
     broadcasts = {method.name: broadcast_of(method, server.servers[method.name])}
-    rates, optimisation = engine.rates(last, server.rates), engine.optimisation(last, server.rates)
-    return Download(server.round, engine.seed, params, server.buffers, broadcasts, rates, optimisation)
+    return Download(server.round, engine.seed, params, server.buffers, broadcasts, *engine.local_optimiser(last, server.rates))
 
 
 def _is_mine(engine: Engine, client: int) -> bool:

@@ -101,7 +101,8 @@ def join(engine: Engine, server: ServerState) -> None:
     """
     last = server.copy(max(0, server.round - 1))
     round = plan(engine, last, Participants(list(range(engine.num_clients))))
-    received = round.received._replace(rates=engine.rates(last.round, server.rates))
+    rates, optimisation = engine.local_optimiser(last.round, server.rates)
+    received = round.received._replace(rates=rates, optimisation=optimisation)
     round, _ = train(engine, last, replace(round, received=received), directions=False)
     engine.clients.commit(round.trained)
 

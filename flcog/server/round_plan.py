@@ -120,7 +120,7 @@ def weigh(
         weights=num_samples / num_samples.sum(),
         apply=Apply(engine.model, server.buffers),
         buffers=server.buffers,
-        optimisation=engine.optimisation(server.round),
+        optimisation=engine.local_optimiser(server.round)[1],
         metrics=metrics,
         seed=engine.seed,
     )
@@ -213,7 +213,7 @@ def send_down(
         if not stage.server_keeps_its_model:
             server.params, server.buffers = broadcast.params, broadcast.buffers
     number = server.round
-    return Download(number, engine.seed, *broadcast, engine.rates(number), engine.optimisation(number)), down
+    return Download(number, engine.seed, *broadcast, *engine.local_optimiser(number)), down
 
 
 def plain_sizes(

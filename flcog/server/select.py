@@ -129,7 +129,7 @@ def remember(
 def _losses(engine: Engine, server: ServerState, clients: Sequence[int]) -> list[float]:
     """The loss of the global model on each client's data. The processes share the clients."""
     round, processes = server.round, engine.processes
-    received = Download(round, engine.seed, server.params, server.buffers, {}, engine.rates(round), engine.optimisation(round))
+    received = Download(round, engine.seed, server.params, server.buffers, {}, *engine.local_optimiser(round))
     found = torch.zeros(len(clients), dtype=torch.float64)
     mine = slice(processes.rank, None, processes.count)
     found[mine] = torch.tensor(engine.clients.losses(received, clients[mine]), dtype=torch.float64)

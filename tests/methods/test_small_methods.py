@@ -114,7 +114,7 @@ def test_stragglers_do_what_they_can() -> None:
 )
 def test_effective_steps_are_the_way_along_a_constant_gradient(options: dict[str, Any]) -> None:
     optimizer = partial(torch.optim.SGD, lr=1.0, **options)
-    settings = train(module=classifier(optimizer), rounds=1).run.engine.optimisation(0)
+    settings = train(module=classifier(optimizer), rounds=1).run.engine.local_optimiser(0)[1]
     weight = torch.zeros(1, dtype=torch.float64, requires_grad=True)
     torch_sgd = optimizer([weight])
     for step in range(1, 8):

@@ -20,36 +20,47 @@ NEW = partial(TinyData, batch_size=64, targets="regression", client_test=0.4, ne
 """A batch is all of a client's samples, so that every local step is one of gradient descent. Errors tell models apart, unlike shares."""
 
 
-def regressor() -> flcog.Regressor:
+class Decaying(flcog.Regressor):
+    """Divides the learning rate of 0.1 by ten after each round."""
+
+    def configure_optimizers(self) -> Any:
+        optimizer = torch.optim.SGD(self.parameters(), 0.1)
+        return {"optimizer": optimizer, "lr_scheduler": torch.optim.lr_scheduler.StepLR(optimizer, 1)}
+
+
+def regressor(decaying: bool = False) -> flcog.Regressor:
     torch.manual_seed(0)
-    return flcog.Regressor(MLP(6, (8,), 1), optimizer=SGD)
+    return Decaying(MLP(6, (8,), 1)) if decaying else flcog.Regressor(MLP(6, (8,), 1), optimizer=SGD)
 
 
 Loss = Callable[[Params], Tensor]
 
 
-def descend(params: Params, loss: Loss, names: list[str], steps: int, pull: Params | None = None) -> Params:
+def descend(params: Params, loss: Loss, names: list[str], steps: int, rate: float, pull: Params | None = None) -> Params:
     """Steps of gradient descent on some parameters."""
     for _ in range(steps):
         gradient = torch.func.grad(loss)(params)
         pulled = {name: gradient[name] + (params[name] - pull[name] if pull else 0) for name in names}
-        params = params | {name: params[name] - 0.1 * pulled[name] for name in names}
+        params = params | {name: params[name] - rate * pulled[name] for name in names}
     return params
 
 
-def own_model(method: Method | None, start: Params, loss: Loss) -> Params:
-    """A new client's own model, in plain torch: four local steps with a learning rate of 0.1."""
+def own_model(method: Method | None, start: Params, loss: Loss, rate: float) -> Params:
+    """A new client's own model, in plain torch: four local steps."""
     everything, head = list(start), [name for name in start if "head" in name]
     if isinstance(method, FedRep):  # three steps on the head, and the last on the body, which the client does not keep
-        return descend(start, loss, head, 3)
+        return descend(start, loss, head, 3, rate)
     if isinstance(method, Ditto):
-        return descend(start, loss, everything, 4, pull=start)
-    return descend(start, loss, everything, 3 if method == FineTune(3) else 4)
+        return descend(start, loss, everything, 4, rate, pull=start)
+    return descend(start, loss, everything, 3 if method == FineTune(3) else 4, rate)
 
 
+@pytest.mark.filterwarnings("error:Detected call of `lr_scheduler")  # which would tell users that a rate is skipped
+@pytest.mark.parametrize("decaying", [False, True])
 @pytest.mark.parametrize("method", [FineTune(3), FineTune(None), FedRep(), Ditto()], ids=repr)
-def test_new_clients_are_measured_without_and_with_training_of_their_own(method: Method, tmp_path: Path) -> None:
-    trainer, data = fit(tmp_path, method, module=regressor(), data=NEW()), NEW().newcomers.federation
+def test_new_clients_are_measured_without_and_with_training_of_their_own(method: Method, decaying: bool, tmp_path: Path) -> None:
+    trainer, data = fit(tmp_path, method, module=regressor(decaying), data=NEW()), NEW().newcomers.federation
+    rate = 0.1 ** len(trainer.history) if decaying else 0.1
     before = {name: value.clone() for name, value in trainer.run.params.items()}
     figures = trainer.test(new_clients=True, verbose=False)
     assert all(torch.equal(value, before[name]) for name, value in trainer.run.params.items())
@@ -62,7 +73,7 @@ def test_new_clients_are_measured_without_and_with_training_of_their_own(method:
         return predicted.squeeze(-1), data.train.targets[chosen].double()
 
     for client in range(3):
-        own = own_model(method, before, lambda p, k=client: torch.nn.functional.mse_loss(*outputs(p, data.partition, k)))
+        own = own_model(method, before, lambda p, k=client: torch.nn.functional.mse_loss(*outputs(p, data.partition, k)), rate)
         for column, params in (("client", before), ("personal", own)):
             expected = torch.nn.functional.l1_loss(*outputs(params, data.client_test, client))
             assert rows[f"test/{column}_mae"][client] == pytest.approx(float(expected), rel=1e-6)
