@@ -27,10 +27,6 @@ class Centralized(DataExchange):
 
     Li et al., Synthetic data shuffling accelerates the convergence of federated learning under data heterogeneity, 2024,
     https://arxiv.org/abs/2306.13263, Figures 3 and 4, have such lines.
-
-    Example:
-        >>> Centralized().communicates
-        False
     """
 
     communicates = False
@@ -55,10 +51,6 @@ class Local(Personalisation):
     FedProx, MOON, FedReg and FedCOG would compare the clients' models.
 
     Smith et al., Federated Multi-Task Learning, NeurIPS 2017, https://arxiv.org/abs/1705.10467, call this comparison "local".
-
-    Example:
-        >>> Local().communicates
-        False
     """
 
     communicates = False

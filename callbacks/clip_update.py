@@ -29,10 +29,6 @@ class ClipUpdate(Stage):
 
     Args:
         norm: the bound, > 0.
-
-    Example:
-        >>> ClipUpdate(norm=0.5).kind
-        'bound'
     """
 
     norm: float = option(1.0, "> 0")

@@ -61,10 +61,6 @@ class DENSE(Method):
         flip: whether models see half of the images mirrored; not for digits.
         latent: length of z, >= 1.
         width: channels of the generator, >= 1.
-
-    Example:
-        >>> DENSE(epochs=10).individual_uploads
-        True
     """
 
     epochs: int = option(200, ">= 1")

@@ -37,10 +37,6 @@ class QFFL(Method):
 
     Args:
         q: how much fairness counts, >= 0. The authors take 0.001 to 15, depending on the data.
-
-    Example:
-        >>> QFFL(q=5.0).q
-        5.0
     """
 
     q: float = option(1.0, ">= 0")
@@ -86,10 +82,6 @@ class AFL(Method):
 
     Args:
         lr: learning rate of the weights, >= 0.
-
-    Example:
-        >>> AFL(lr=0.01).individual_uploads
-        True
     """
 
     lr: float = option(0.1, ">= 0")

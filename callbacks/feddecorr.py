@@ -47,10 +47,6 @@ class FedDecorr(Method):
 
     Args:
         beta: strength of the term, >= 0; 0 is FedAvg. The paper takes 0.1 for CIFAR-10 and TinyImageNet, 0.05 for CIFAR-100.
-
-    Example:
-        >>> FedDecorr(beta=0.05).beta
-        0.05
     """
 
     beta: float = option(0.1, ">= 0")

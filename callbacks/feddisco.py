@@ -92,10 +92,6 @@ class FedDisco(DataExchange):
         target: ``uniform``; the shares of the classes (the test set's, if that is skewed; above 0 for ``kl``); or ``global``, the
             distribution of all clients' labels together. For ``global`` the server learns only the sum of the labels, by one
             secure aggregation before round 1 (A.3; list FedDisco after methods that change the data, such as Fedssyn).
-
-    Example:
-        >>> FedDisco(metric="l2", target=[0.9, 0.1]).a
-        0.5
     """
 
     tasks = LABELLED

@@ -78,10 +78,6 @@ class FedDM(Method):
         server_lr: learning rate of the server's SGD, > 0.
         server_momentum: momentum of the server's SGD, in [0, 1).
         server_weight_decay: weight decay of the server's SGD, >= 0.
-
-    Example:
-        >>> FedDM(rho=1.0).tasks
-        ('classification',)
     """
 
     images_per_class: int = option(10, ">= 1")

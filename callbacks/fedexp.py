@@ -45,10 +45,6 @@ class FedExP(Method):
             multiplies the learning rate by 0.998 each round, and epsilon by its square, 0.996.
         form: the form of epsilon in the equation: ``code`` or ``paper``.
         evaluate_mean: whether to evaluate the mean of the last two iterates instead of the last one.
-
-    Example:
-        >>> FedExP(epsilon=0.1).decay
-        1.0
     """
 
     epsilon: float = option(1e-3, "> 0")

@@ -65,10 +65,6 @@ class FedGen(Method):
         lr: learning rate of the generator's Adam, > 0; the authors use 3e-4, and 1e-4 for EMNIST.
         weight_decay: weight decay of the generator's Adam, >= 0.
         seed: seed of the generator's first weights.
-
-    Example:
-        >>> FedGen().individual_uploads
-        True
     """
 
     alpha: float = option(10.0, ">= 0")

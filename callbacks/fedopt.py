@@ -49,10 +49,6 @@ class FedAdagrad(_AdaptiveServer):
         lr: the server's step size (eta), > 0; about the change that a parameter should make in a round.
         beta1: momentum, in [0, 1).
         tau: lower limit of the scale, > 0: the larger, the less adaptive.
-
-    Example:
-        >>> FedAdagrad().beta1
-        0.0
     """
 
     lr: float = option(0.1, "> 0")
@@ -104,10 +100,6 @@ class FedYogi(FedAdam):
         beta1: momentum, in [0, 1).
         tau: lower limit of the scale, > 0: the larger, the less adaptive.
         beta2: memory of the scale, in [0, 1).
-
-    Example:
-        >>> FedYogi(lr=0.1).beta2
-        0.99
     """
 
     def _accumulate(self, v: Tensor, square: Tensor) -> Tensor:

@@ -36,10 +36,6 @@ class FedProx(Method):
 
     Args:
         mu: strength of the pull, >= 0; 0 is FedAvg. The paper tunes it over 0.001, 0.01, 0.1 and 1.
-
-    Example:
-        >>> FedProx(mu=0.1).mu
-        0.1
     """
 
     mu: float = option(0.01, ">= 0")

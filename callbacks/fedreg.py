@@ -72,10 +72,6 @@ class FedReg(Method):
         eta_s: step size for the pseudo inputs, > 0.
         eta_p: step size for the perturbed inputs, > 0; the authors' is a hundredth of ``eta_s``.
         steps: number of steps for both, >= 1.
-
-    Example:
-        >>> FedReg(gamma=0.25).tasks
-        ('classification',)
     """
 
     gamma: float = option(0.5, "[0, 1]")

@@ -42,10 +42,6 @@ class FedSAM(Method):
         rho: radius of the neighbourhood, >= 0; 0 is FedAvg. Caldarola et al. use 0.1 on CIFAR-10, and 0.7 for the adaptive form.
         adaptive: whether to stretch the neighbourhood along each parameter by its size.
         eta: added to that size, >= 0.
-
-    Example:
-        >>> FedSAM(rho=0.7, adaptive=True, eta=0.2).rho
-        0.7
     """
 
     rho: float = option(0.05, ">= 0")

@@ -26,10 +26,6 @@ class ClipGradient(Method):
 
     Args:
         max_norm: the bound, > 0.
-
-    Example:
-        >>> ClipGradient(max_norm=1.0).max_norm
-        1.0
     """
 
     max_norm: float = option(10.0, "> 0")
@@ -52,10 +48,6 @@ class GradientNoise(Method):
     Args:
         sigma: strength of the noise, >= 0.
         dimension: d, >= 1; None for the model's number of parameters, so that E ||s||^2 = sigma^2.
-
-    Example:
-        >>> GradientNoise(sigma=10.0, dimension=784).sigma
-        10.0
     """
 
     sigma: float = option(1.0, ">= 0")

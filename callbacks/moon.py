@@ -61,10 +61,6 @@ class MOON(Method):
         mu: strength of the contrast, >= 0; 0 without a projection is FedAvg. The paper tunes it over 0.1, 1, 5 and 10.
         temperature: tau, > 0.
         projection: width of the projection, >= 1, or None for no projection.
-
-    Example:
-        >>> MOON(mu=5.0, projection=None).temperature
-        0.5
     """
 
     mu: float = option(1.0, ">= 0")

@@ -80,10 +80,6 @@ class VHL(Method):
         samples_per_class: virtual samples of each class, >= 1.
         std: spread of a virtual class about its mean, >= 0; the means have a spread of 1.
         seed: seed of the virtual set and the new outputs.
-
-    Example:
-        >>> VHL(batch_size=64).tasks
-        ('classification',)
     """
 
     virtual: float = option(1.0, ">= 0")

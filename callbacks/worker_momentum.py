@@ -25,10 +25,6 @@ class WorkerMomentum(Stage):
 
     Args:
         beta: in [0, 1); 0 is FedAvg.
-
-    Example:
-        >>> WorkerMomentum(beta=0.9).kind
-        'smooth'
     """
 
     beta: float = option(0.9, "[0, 1)")

@@ -125,10 +125,6 @@ class InnerProductManipulation(OmniscientAttack):
         epsilon: > 0.
         optimised: whether attackers choose the strength from 0.1 to 102.4 that moves the server's result farthest, in the place of
             ``epsilon``. They then know the rule, too, and it is computed eleven times more in each round.
-
-    Example:
-        >>> InnerProductManipulation(epsilon=100.0, count=5).epsilon
-        100.0
     """
 
     epsilon: float = option(0.1, "> 0")
@@ -157,10 +153,6 @@ class Mimic(OmniscientAttack):
 
     Args:
         warmup: the number of rounds before the choice is final, at least 1, as in the authors' program.
-
-    Example:
-        >>> Mimic(count=5).warmup
-        1
     """
 
     warmup: int = option(1, ">= 1")
@@ -198,10 +190,6 @@ class MinMax(OmniscientAttack):
 
     Args:
         direction: ``std``, ``unit`` or ``sign``.
-
-    Example:
-        >>> MinMax(direction="unit").direction
-        'unit'
     """
 
     direction: Literal["std", "unit", "sign"] = "std"

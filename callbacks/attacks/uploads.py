@@ -48,10 +48,6 @@ class SignFlip(Attack):
 
     Buffers move by the opposite of their change, too. Whole numbers stay. Karimireddy et al., Byzantine-Robust Learning on Heterogeneous
     Datasets via Bucketing, ICLR 2022, https://arxiv.org/abs/2006.09365, call it bit flipping.
-
-    Example:
-        >>> SignFlip(fraction=0.3).kind
-        'alter'
     """
 
     def send(self, envelope: Envelope, ctx: Context) -> tuple[Envelope, Slot]:
@@ -71,10 +67,6 @@ class GaussianAttack(Attack):
 
     Args:
         std: of each number, > 0.
-
-    Example:
-        >>> GaussianAttack(std=200.0, count=3).std
-        200.0
     """
 
     std: float = option(1.0, "> 0")

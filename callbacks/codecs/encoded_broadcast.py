@@ -38,10 +38,6 @@ class EncodedBroadcast(BroadcastStage):
 
     Args:
         codec: of the broadcast.
-
-    Example:
-        >>> EncodedBroadcast(Quantize(bits=8, error_feedback=True)).server_keeps_its_model
-        True
     """
 
     codec: Codec = field(default_factory=Quantize)

@@ -28,10 +28,6 @@ class LowPrecision(Codec):
 
     Args:
         type: ``bf16`` or ``fp16``.
-
-    Example:
-        >>> LowPrecision("fp16").kind
-        'encode'
     """
 
     type: Literal["bf16", "fp16"] = "bf16"

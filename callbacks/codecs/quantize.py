@@ -101,10 +101,6 @@ class Quantize(_Rounding):
         bits: of each number with its sign, 2 to 16.
         stochastic: whether to round at random, without bias.
         bucket: the numbers that share a scale, >= 1; None for whole tensors.
-
-    Example:
-        >>> Quantize(bits=4).kind
-        'encode'
     """
 
     bucket: int | None = option(512, ">= 1")
@@ -138,10 +134,6 @@ class RotatedQuantize(_Rounding):
         bits: of each number with its sign, 2 to 16.
         stochastic: whether to round at random, without bias.
         bucket: d, a power of two; shorter tensors are filled up with zeros to the next power.
-
-    Example:
-        >>> RotatedQuantize(bits=4).kind
-        'encode'
     """
 
     bucket: int = 512

@@ -36,10 +36,6 @@ class SignSGD(Codec):
 
     Args:
         combine: ``mean``, or ``majority`` for a vote.
-
-    Example:
-        >>> SignSGD(error_feedback=True).combine
-        'mean'
     """
 
     combine: Literal["mean", "majority"] = "mean"

@@ -67,10 +67,6 @@ class TopK(Sparse):
     Args:
         fraction: k / d, in (0, 1].
         values: the codec for the values, such as ``Quantize``; None sends them as they are.
-
-    Example:
-        >>> TopK(fraction=0.01, error_feedback=True).fraction
-        0.01
     """
 
     def encode(self, values: Tensor, noise: Noise) -> Slot:
@@ -100,10 +96,6 @@ class RandomK(Sparse):
     Args:
         fraction: k / d, in (0, 1].
         values: the codec for the values, such as ``Quantize``; None sends them as they are.
-
-    Example:
-        >>> RandomK(fraction=0.1).kind
-        'encode'
     """
 
     def encode(self, values: Tensor, noise: Noise) -> Slot:

@@ -63,10 +63,6 @@ class Fedssyn(DataExchange):
         directory: the folder of the synthetic sets; None for ``synthetic`` under ``trainer.default_root_dir``.
         keep_own: whether clients also train on their own samples; if not, they train only on the synthetic samples they receive.
             With :class:`~flcog.callbacks.Centralized` after it, that is the paper's line of centralised synthetic data (Figure 3).
-
-    Example:
-        >>> Fedssyn(generator=BetaVAE(epochs=30), p=0.5).rho
-        0.75
     """
 
     share: Literal["shuffled", "local", "real", "none"] = "shuffled"

@@ -24,10 +24,6 @@ class GeneratedAnswers(Callback):
         num_answers: the number of instructions, at least 1.
         new_tokens: the most tokens of an answer, at least 1.
         every_n_rounds: rounds between two times; the last round always counts. 0 means the last round alone.
-
-    Example:
-        >>> GeneratedAnswers(num_answers=8).new_tokens
-        64
     """
 
     def __init__(self, num_answers: int = 4, new_tokens: int = 64, every_n_rounds: int = 0) -> None:

@@ -28,10 +28,6 @@ class LocalModels(Method):
     ``start_round`` and ``stop_round``.
 
     It reads single clients' whole models, so it cannot run together with secure aggregation or FedDM.
-
-    Example:
-        >>> LocalModels(start_round=50).individual_uploads
-        True
     """
 
     individual_uploads = True

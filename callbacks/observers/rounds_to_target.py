@@ -24,10 +24,6 @@ class RoundsToTarget(Callback):
             test set if there is one.
         mode: whether the metric reaches the target from below (max) or from above (min). By default losses and errors come
             from above.
-
-    Example:
-        >>> RoundsToTarget(target=0.8).target
-        0.8
     """
 
     reached_in: int | None = None

@@ -30,10 +30,6 @@ class EarlyStopping(Callback):
         stopping_threshold: the run ends at the first evaluation that reaches this value. None for no threshold.
         check_finite: whether the run ends when the metric becomes NaN or infinite, which otherwise is no improvement.
 
-    Example:
-        >>> EarlyStopping(monitor="test/accuracy", patience=5, stopping_threshold=0.9).patience
-        5
-
     In YAML::
 
         callbacks+:
@@ -115,10 +111,6 @@ class StopAfter(Callback):
 
     Args:
         round: the last round, counted from 1.
-
-    Example:
-        >>> StopAfter(round=10).round
-        10
     """
 
     def __init__(self, round: int) -> None:

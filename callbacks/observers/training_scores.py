@@ -23,10 +23,6 @@ class TrainingScores(Callback):
 
     Args:
         every: evaluations between measurements, >= 1; the scores are also measured whenever the model is the best so far.
-
-    Example:
-        >>> TrainingScores(every=10).every
-        10
     """
 
     def __init__(self, every: int = 1) -> None:

@@ -28,10 +28,6 @@ class FedAvgMInFedCOG(FedAvgM):
     Args:
         beta: momentum, in [0, 1); 0 is FedAvg.
         lr: the server's step size, > 0.
-
-    Example:
-        >>> FedAvgMInFedCOG(beta=0.1).lr
-        1.0
     """
 
     def server_step(self, server: Slot, params: Params, delta: Params, messages: Messages, cohort: Cohort) -> tuple[Params, Slot]:

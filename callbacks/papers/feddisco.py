@@ -52,10 +52,6 @@ class FedAvgMInFedDisco(FedAvgM):
     Args:
         beta: momentum, in [0, 1); 0 is FedAvg.
         lr: the server's step size, > 0.
-
-    Example:
-        >>> FedAvgMInFedDisco(beta=0.5).lr
-        1.0
     """
 
     def server_step(self, server: Slot, params: Params, delta: Params, messages: Messages, cohort: Cohort) -> tuple[Params, Slot]:
@@ -121,10 +117,6 @@ class FedDynInFedDisco(FedDyn):
     Args:
         alpha: strength of both terms, > 0.
         evaluate_mean: whether to evaluate the clients' mean instead of the server's x.
-
-    Example:
-        >>> FedDynInFedDisco(alpha=0.1).alpha
-        0.1
     """
 
     def draw(self, rng: torch.Generator, client: ClientView) -> Slot:
@@ -153,10 +145,6 @@ class FedNovaInFedDisco(FedNova):
 
     Args:
         batch_size: batch size of the data, >= 1.
-
-    Example:
-        >>> FedNovaInFedDisco(batch_size=32).batch_size
-        32
     """
 
     batch_size: int = option(64, ">= 1")
@@ -181,10 +169,6 @@ class SCAFFOLDInFedDisco(SCAFFOLD):
 
     Args:
         server_lr: the server's step size, > 0.
-
-    Example:
-        >>> SCAFFOLDInFedDisco().server_lr
-        1.0
     """
 
     def _steps(self, ctx: Context) -> Tensor | int | float:

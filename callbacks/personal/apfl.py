@@ -31,10 +31,6 @@ class APFL(Personalisation):
         alpha: the share of the client's own model in the mixture, in [0, 1]; with 0 the personal model is the client's last copy of the
             global one, with 1 the client trains alone.
         adaptive: whether alpha follows its gradient.
-
-    Example:
-        >>> APFL(alpha=0.25).adaptive
-        False
     """
 
     alpha: float = option(0.5, "[0, 1]")

@@ -33,10 +33,6 @@ class FedALA(Personalisation):
         eta: learning rate of the weights, > 0; the authors take 1.
         steps: number of steps on the weights in each round, >= 1.
         batch_size: samples in each of these steps, drawn from the client's own, >= 1.
-
-    Example:
-        >>> FedALA(parts=["head"]).eta
-        1.0
     """
 
     parts: str | Sequence[str] = "head"

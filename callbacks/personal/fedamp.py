@@ -41,10 +41,6 @@ class FedAMP(KeptModels):
         alpha: the step size of the mixture, > 0.
         sigma: how far models attract each other; with ``own_weight`` how strongly likeness counts, > 0.
         own_weight: xi_k in HeurFedAMP, in [0, 1]; null for FedAMP.
-
-    Example:
-        >>> FedAMP(own_weight=0.5).individual_uploads
-        True
     """
 
     strength: float = option(1.0, ">= 0")

@@ -43,10 +43,6 @@ class FedDBE(LocalParts):
     Args:
         kappa: strength of the pull to the common mean, >= 0.
         momentum: share of the last batch in the mean of the features, in (0, 1].
-
-    Example:
-        >>> FedDBE(kappa=50.0).momentum
-        0.1
     """
 
     kappa: float = option(1.0, ">= 0")

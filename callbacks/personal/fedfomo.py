@@ -36,10 +36,6 @@ class FedFomo(KeptModels):
         models: M, the number of other clients' models that a client downloads, >= 1.
         exploration: epsilon, the probability that they are random, in [0, 1].
         samples: number of validation samples, drawn from the client's in each round, >= 1.
-
-    Example:
-        >>> FedFomo(models=3).exploration
-        0.3
     """
 
     models: int = option(5, ">= 1")

@@ -53,10 +53,6 @@ class FedPAC(OwnDownload, Personalisation):
     Args:
         strength: lambda, the strength of the pull to the prototypes, >= 0.
         body_share: share of the local steps for the body, in (0, 1); the authors train the head for one epoch and the body for five.
-
-    Example:
-        >>> FedPAC(strength=0.1).body_share
-        0.8
     """
 
     strength: float = option(1.0, ">= 0")

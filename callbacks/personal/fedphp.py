@@ -49,10 +49,6 @@ class FedPHP(Personalisation):
         inheritance: the largest mu, in [0, 1].
         rounds: mu is largest after this number of rounds, >= 1. The authors take the rounds of a run times the share of the clients in
             each: the rounds in which a client takes part.
-
-    Example:
-        >>> FedPHP(rounds=20).inheritance
-        0.9
     """
 
     strength: float = option(0.1, "[0, 1]")

@@ -70,10 +70,6 @@ class FedProto(Local, ParameterMask):
 
     Args:
         strength: lambda, the strength of the pull, >= 0; with 0 every client trains alone.
-
-    Example:
-        >>> FedProto(strength=0.1).communicates
-        True
     """
 
     strength: float = option(1.0, ">= 0")

@@ -52,10 +52,6 @@ class FedRoD(LocalParts):
 
     Chen and Chao, On Bridging Generic and Personalized Federated Learning for Image Classification, ICLR 2022,
     https://arxiv.org/abs/2107.00778, with the balanced softmax and the linear personal head.
-
-    Example:
-        >>> FedRoD().tasks
-        ('classification',)
     """
 
     tasks = ("classification",)

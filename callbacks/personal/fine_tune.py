@@ -28,10 +28,6 @@ class FineTune(Personalisation):
 
     Args:
         steps: optimiser steps on each client's own data, >= 0; 0 measures the global model, None the last local one.
-
-    Example:
-        >>> FineTune(steps=5).steps
-        5
     """
 
     steps: int | None = option(20, ">= 0")

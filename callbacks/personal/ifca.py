@@ -36,10 +36,6 @@ class IFCA(Personalisation):
         clusters: K, >= 1.
         samples: number of samples that estimate the cluster, drawn from the client's in each round, >= 1.
         seed: seed of the first models.
-
-    Example:
-        >>> IFCA(clusters=4).individual_uploads
-        True
     """
 
     clusters: int = option(2, ">= 1")

@@ -78,10 +78,6 @@ class Freeze(ParameterMask):
 
     Args:
         parts: ``head``, ``body``, a regular expression for names of parameters, or a list of these.
-
-    Example:
-        >>> Freeze("head").parts
-        'head'
     """
 
     parts: str | Sequence[str] = "head"

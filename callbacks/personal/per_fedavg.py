@@ -33,10 +33,6 @@ class PerFedAvg(Personalisation):
         alpha: the rate of the step to the personal model, > 0.
         form: ``first_order`` (Per-FedAvg (FO)) or ``hessian_free`` (Per-FedAvg (HF)).
         delta: the distance of the two gradients of the Hessian-free form, > 0.
-
-    Example:
-        >>> PerFedAvg(alpha=0.1).form
-        'first_order'
     """
 
     alpha: float = option(0.01, "> 0")

@@ -29,10 +29,6 @@ class PFedMe(Personalisation):
         steps: gradient steps of the inner problem, >= 1; the authors take 5.
         lr: learning rate of the inner problem, > 0; None for the local optimiser's.
         beta: the server's step, > 0; the authors take 1 to 4.
-
-    Example:
-        >>> PFedMe(lambda_prox=30.0).steps
-        5
     """
 
     lambda_prox: float = option(15.0, "> 0")

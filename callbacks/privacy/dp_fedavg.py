@@ -78,10 +78,6 @@ class DPFedAvg(PrivateSum):
             of a federation that is larger in the same ratio, and its column is ``privacy/epsilon_if_scaled``.
         noise: :class:`BandedNoise` correlates the noise over rounds, for cohorts of a fixed size. None for independent noise.
         repeatable: whether cohorts and noise come from the run's seed. This protects nothing.
-
-    Example:
-        >>> DPFedAvg(clip=0.5, noise_multiplier=1.0).secret
-        True
     """
 
     clip: float = option(1.0, "(0, inf)")

@@ -26,10 +26,6 @@ class UniformSelection(Selection):
     Args:
         unbiased: whether weights are divided by inclusion probabilities: ``true`` for the mean over all samples, ``clients`` for the
             mean over all clients, each of which counts the same.
-
-    Example:
-        >>> UniformSelection(unbiased=True).unbiased
-        True
     """
 
     unbiased: Unbiased = False

@@ -27,10 +27,6 @@ class PowerOfChoice(Selection):
 
     Args:
         candidates: d, at least ``trainer.clients_per_round`` and at most all clients. None takes twice as many as train.
-
-    Example:
-        >>> PowerOfChoice(candidates=6).candidates
-        6
     """
 
     candidates: int | None = option(None, ">= 1")

@@ -123,10 +123,6 @@ class BetaVAE(DataGenerator):
         batch_size: samples in a step, >= 1.
         lr: learning rate of Adam, > 0.
         privacy: see :class:`PrivateTraining`; None trains without privacy.
-
-    Example:
-        >>> BetaVAE(epochs=30).latent
-        10
     """
 
     latent: int = option(10, ">= 1")

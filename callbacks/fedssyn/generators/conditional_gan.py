@@ -87,10 +87,6 @@ class ConditionalGAN(DataGenerator):
         batch_size: samples in a step, >= 1.
         lr: learning rate of both Adams (betas 0.5 and 0.999), > 0.
         privacy: see :class:`PrivateTraining`; None trains without privacy.
-
-    Example:
-        >>> ConditionalGAN(epochs=50).latent
-        64
     """
 
     latent: int = option(64, ">= 1")

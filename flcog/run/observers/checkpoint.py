@@ -26,10 +26,6 @@ class Checkpoint(Callback):
         every_n_rounds: rounds between versions of ``last.ckpt``; 0 writes none but at the end, or when Ctrl-C stops the run.
         keep_every_n_rounds: rounds between checkpoints that are kept beside (``round-000010.ckpt``); 0 keeps none.
         enabled: whether to write checkpoints at all. Without them a run cannot be resumed.
-
-    Example:
-        >>> Checkpoint(monitor="test/loss", keep_every_n_rounds=10).every_n_rounds
-        1
     """
 
     best_metric: str | None = None

@@ -81,10 +81,6 @@ class ProgressBar(Callback):
     Args:
         enabled: whether to show anything.
         num_lines: about how many lines to print where there is no terminal.
-
-    Example:
-        >>> ProgressBar(num_lines=5).num_lines
-        5
     """
 
     def __init__(self, enabled: bool = True, num_lines: int = 20) -> None:
