@@ -20,7 +20,12 @@ def by_name(parts: str | Iterable[str], names: Iterable[str]) -> set[str]:
     each = [
         (HEAD if part in ("head", "body") else part, part == "body") for part in ([parts] if isinstance(parts, str) else parts)
     ]
-    return {name for name in names if any(bool(re.search(pattern, name)) != other for pattern, other in each)}
+    try:
+        return {name for name in names if any(bool(re.search(pattern, name)) != other for pattern, other in each)}
+    except re.error as error:
+        raise ValueError(
+            f"parts {parts!r} are no regular expressions ({error}): write '.*' where a file name would have '*'"
+        ) from error
 
 
 def check_some(option: str, parts: object, found: Collection[str], names: Iterable[str]) -> None:

@@ -124,6 +124,8 @@ def test_parts_that_the_model_lacks_are_refused(method: Method) -> None:
         train(method)
     with pytest.raises(ValueError, match="keeps all of the parameters at the clients: choose among"):
         train(KeepLocal(["body", "head"]))
+    with pytest.raises(ValueError, match=r"parts '\*\.bias' are no regular expressions \(nothing to repeat at position 0\)"):
+        train(KeepLocal("*.bias"))
 
 
 def test_fedbabu_trains_the_head_in_the_evaluation_alone() -> None:
