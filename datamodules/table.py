@@ -24,9 +24,8 @@ class Table(WithTargets):
 
     Numbers become features, standardised by the rows of all clients. Text and categories become one column for each value in the
     training set, or for each of the given ``categories``; so does a column of numbers among which some text is left. Missing values
-    cause an error. With ``users``, every value of that column
-    is a client. In a deployment the tables of all hospitals must have the same columns, categories and classes. Parquet files need
-    ``pip install 'flcog[pandas]'``.
+    cause an error. With ``users``, every value of that column is a client. In a deployment the tables of all hospitals must have the
+    same columns, categories and classes. Parquet files need ``pip install 'flcog[pandas]'``.
 
     As YAML:
 

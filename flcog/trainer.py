@@ -398,7 +398,9 @@ class FederatedTrainer(TopicList):
         ckpt_path: str | None = None,
         client: int | None = None,
     ) -> None:
-        """Write the trained network for others: a ``state_dict`` that the plain torch module loads, ``safetensors``, or ``onnx``.
+        """Write the trained network for others: a ``state_dict`` that the plain torch module loads, ``safetensors`` or ``onnx``.
+
+        ``peft`` writes a folder with LoRA's adapters alone.
 
         Args:
             path: the file.

@@ -27,9 +27,9 @@ class SignSGD(Codec):
         majority:  v -> (sum_k p_k s_k) sign(sum_k p_k sign(v_k))
 
     Each client has as many votes as its aggregation weight; list ``EqualWeights`` for one vote each. A robust rule replaces the weighted
-    means of the votes and of the scales. Buffers and messages are averaged in
-    both forms. A sign is one bit, so 0 counts as positive; a tensor of zeros has no vote, and an exact tie changes nothing. The error is
-    biased: list the codec with ``error_feedback``, so that each client adds it to its next change.
+    means of the votes and of the scales. Buffers and messages are averaged in both forms. A sign is one bit, so 0 counts as positive; a
+    tensor of zeros has no vote, and an exact tie changes nothing. The error is biased: list the codec with ``error_feedback``, so that
+    each client adds it to its next change.
 
     Bernstein et al., signSGD: Compressed Optimisation for Non-Convex Problems, ICML 2018, https://arxiv.org/abs/1802.04434; Karimireddy et
     al., Error Feedback Fixes SignSGD and other Gradient Compression Schemes, ICML 2019, https://arxiv.org/abs/1901.09847 (the scale).

@@ -112,8 +112,8 @@ class RemoteClients:
     def begin(self, own: ClientRuntime, drop: bool) -> RollCall:
         """Begin a new run, without states and with the data before any exchange.
 
-        ``own`` is the server's own runtime, and tells the form of
-        all answers. ``drop``: whether a round goes on without clients whose answer is bad.
+        ``own`` is the server's own runtime, and tells the form of all answers. ``drop``: whether a round goes on without clients
+        whose answer is bad.
         """
         self._belief, self._calls = Belief(own, self.num_clients, self.max_client_samples, drop), []
         self._take(self._all("begin"))
