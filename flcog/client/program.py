@@ -212,6 +212,16 @@ class Program:
             params = self._completed(params, after)
         return _masked(params, tensors.masks), tensors._replace(states=states)
 
+    def follow(self, step: int, before: Params, batch: Batch, tensors: ClientTensors) -> ClientTensors:
+        """Let methods change the module's own parameters, and their states. ``before`` are the parameters before the step."""
+        params, buffers = self.model.params, self.model.buffers
+        new, tensors = self.after_step(step, (params, before), buffers, tensors, batch)
+        tensors = tensors._replace(states=self.model.owned(tensors.states))
+        for name, value in new.items():
+            if value is not params[name]:
+                params[name].copy_(value)
+        return tensors
+
     def over_data(self, params: Params, buffers: Params, batch: Batch) -> list[Slot]:
         """For each method, the value of its ``over_data`` on a batch of the client's own data."""
         values: list[Slot] = [{} for _ in self.methods]

@@ -15,7 +15,7 @@ from flcog.client.program import ClientTensors, Program, differentiate_eager, di
 from flcog.client.work import ClientWork, announce, batches
 from flcog.core.global_streams import seed_streams
 from flcog.core.precision import number_dtype
-from flcog.core.trees import copied_from, map_once, whole
+from flcog.core.trees import map_once, whole
 from flcog.core.types import Batch, Params, Slot
 from flcog.core.users_code import layer_of
 from flcog.execute.optimizer import stepper
@@ -118,7 +118,7 @@ class OneClient(ClientTrainer):
                 tensors = with_states(tensors, work.residuals())
                 envelope, states, manifest = program.finish(change, now, buffers, tensors, measured)
                 found = (envelope._replace(measured=own), states)
-                envelope, states = self._owned(map_once(lambda value: torch.as_tensor(value).unsqueeze(0), found))
+                envelope, states = self.model.owned(map_once(lambda value: torch.as_tensor(value).unsqueeze(0), found))
                 return Result(works, envelope, states, manifest)
         except Exception as error:
             step = min(self._step + 1, work.num_steps)
@@ -147,7 +147,7 @@ class OneClient(ClientTrainer):
             work.states(), work.draws(), [{}] * len(program.methods), work.num_steps, work.num_samples, work.weight, work.masks
         )
         started, tensors = program.start(program.received.params, buffers, tensors)
-        tensors = tensors._replace(inputs=self._owned(tensors.inputs))
+        tensors = tensors._replace(inputs=self.model.owned(tensors.inputs))
         for name, value in started.items():
             if value is not program.received.params[name]:
                 params[name].copy_(value)
@@ -174,22 +174,12 @@ class OneClient(ClientTrainer):
             gradient = self._gradient(program, batch, tensors, step)
             add_step(totals, gradient.loss, gradient.logged)
             if gradient.state:
-                tensors = with_states(tensors, self._owned(gradient.state))
+                tensors = with_states(tensors, self.model.owned(gradient.state))
             advance([gradient.values[name] for name in params])
             if program.followers:
-                tensors = self._follow(program, before, batch, tensors)
+                tensors = program.follow(self._step, before, batch, tensors)
             self._step = step + 1
         return means(totals, work.num_steps), tensors
-
-    def _follow(self, program: Program, before: Params, batch: Batch, tensors: ClientTensors) -> ClientTensors:
-        """Let methods change the parameters and their states after a step. ``before`` are the parameters before the step."""
-        params = self.model.params
-        new, tensors = program.after_step(self._step, (params, before), self.model.buffers, tensors, batch)
-        tensors = tensors._replace(states=self._owned(tensors.states))
-        for name, value in new.items():
-            if value is not params[name]:
-                params[name].copy_(value)
-        return tensors
 
     def _measure(self, assignment: Assignment, work: ClientWork, params: Params) -> list[Slot]:
         """The means of the methods' ``over_data`` over the client's own samples."""
@@ -201,12 +191,6 @@ class OneClient(ClientTrainer):
             share = len(indices) / work.num_samples
             parts.append(pytree.tree_map(lambda value, share=share: widened(value) * share, values))
         return pytree.tree_map(lambda *values: sum(values), *parts)
-
-    def _owned(self, tree: Any) -> Any:
-        """The tree, with copies of tensors that share the module's memory, which the next client overwrites."""
-        return (
-            copied_from(tree, (*self.model.params.values(), *self.model.buffers.values())) if pytree.tree_leaves(tree) else tree
-        )
 
     def _gradient(self, program: Program, batch: Batch, tensors: ClientTensors, step: int) -> Gradient:
         params, buffers = self.model.params, self.model.buffers

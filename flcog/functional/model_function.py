@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from flcog.client_module import ClientModule, trains_itself
-from flcog.core.trees import Tree, call, divide_again, load
+from flcog.core.trees import Tree, call, copied_from, divide_again, load
 from flcog.core.types import Params
 from flcog.functional.own_steps import StepLog
 
@@ -86,6 +86,10 @@ class ModelFunction:
         """Copy whole tensors to the module's parameters and buffers."""
         for name, value in values.items():
             load(self.params[name] if name in self.params else self.buffers[name], value)
+
+    def owned(self, tree: Any) -> Any:
+        """The tree, with copies of tensors that share the module's memory, which the next step or client overwrites."""
+        return copied_from(tree, (*self.params.values(), *self.buffers.values())) if pytree.tree_leaves(tree) else tree
 
     @torch.no_grad()
     def renew_buffers(self) -> None:

@@ -11,7 +11,6 @@ from torch.utils import _pytree as pytree
 
 from flcog.client.program import ClientTensors, Program, with_states
 from flcog.core.precision import number_dtype
-from flcog.core.trees import copied_from
 from flcog.core.types import Batch, Params, changed
 from flcog.functional.model_function import ModelFunction
 from flcog.lightning.loops import Batches
@@ -157,7 +156,7 @@ class MethodPlaces(L.Callback):
                 buffers[name].copy_(value)
             self._loss = gradient.loss
             if gradient.state:
-                self.tensors = with_states(self.tensors, self._owned(gradient.state))
+                self.tensors = with_states(self.tensors, self._model.owned(gradient.state))
         return results[0]
 
     def set_aside(self) -> None:
@@ -189,7 +188,7 @@ class MethodPlaces(L.Callback):
         elif not self._manual:
             self._parts.pop()
         if stepped and self._program.followers and self._parts:
-            self._follow(joined(self._parts))
+            self.tensors = self._program.follow(len(self.rates), self._before, joined(self._parts), self.tensors)
         if stepped:
             self.rates.append(self._rate)
         self.begins = stepped
@@ -200,20 +199,6 @@ class MethodPlaces(L.Callback):
         if isinstance(returned, Tensor):
             return returned.detach().reshape(())
         return torch.stack(losses).sum() if losses else None
-
-    def _follow(self, batch: Batch) -> None:
-        """Let methods change the parameters and their states after a step."""
-        params = self._model.params
-        new, tensors = self._program.after_step(len(self.rates), (params, self._before), self._model.buffers, self.tensors, batch)
-        self.tensors = tensors._replace(states=self._owned(tensors.states))
-        for name, value in new.items():
-            if value is not params[name]:
-                params[name].copy_(value)
-
-    def _owned(self, tree: Any) -> Any:
-        """The tree, with copies of tensors that share the module's memory."""
-        live = (*self._model.params.values(), *self._model.buffers.values())
-        return copied_from(tree, live) if pytree.tree_leaves(tree) else tree
 
 
 class _Wrapped(Closure):
