@@ -14,20 +14,20 @@ from flcog.method import ClientView, Cohort, Context, Messages, Method, Upload
 def change_of_control(mean: Params, params: Params, ctx: Context, num_steps: Tensor | int | float) -> Params:
     """The change ``c_k' - c_k = (x - y) / (K lr) - c`` of a client's control variate after K steps from x to y: SCAFFOLD's option II.
 
-    ``params`` is y, because a method may have changed the upload. With a learning rate of 0, as at the start of a warm-up, the client has
-    not moved and learns nothing about its gradient: the change is 0.
+    ``params`` is y, because a method may have changed the upload, and x is where the client started. With a learning rate of 0, as at
+    the start of a warm-up, the client has not moved and learns nothing about its gradient: the change is 0.
 
     >>> from types import SimpleNamespace as Facts
-    >>> context = Facts(received=Facts(params={"w": torch.tensor([1.0])}), optimisation=Facts(lr=0.1))
+    >>> context = Facts(started={"w": torch.tensor([1.0])}, optimisation=Facts(lr=0.1))
     >>> change_of_control({"w": torch.tensor([0.5])}, {"w": torch.tensor([0.8])}, context, num_steps=2)
     {'w': tensor([0.5000])}
     """
     lr = ctx.optimisation.lr
     travelled = lr * num_steps
-    change = {name: (ctx.received.params[name] - params[name]) / travelled - c for name, c in mean.items()}
+    change = {name: (ctx.started[name] - params[name]) / travelled - c for name, c in mean.items()}
     if not isinstance(lr, Tensor) and lr != 0:
         return change
-    still = {name: (ctx.received.params[name] == params[name]) & (lr == 0) for name in change}
+    still = {name: (ctx.started[name] == params[name]) & (lr == 0) for name in change}
     return {name: torch.where(still[name], 0, value) for name, value in change.items()}
 
 

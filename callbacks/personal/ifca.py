@@ -71,8 +71,7 @@ class IFCA(Personalisation):
         return _of_cluster(ctx.broadcast, cluster), {"cluster": cluster}
 
     def finish_client(self, delta: Params, params: Params, ctx: Context) -> Upload:
-        start = _of_cluster(ctx.broadcast, ctx.inputs["cluster"])
-        change = {n: value + ctx.received.params[n] - start[n] for n, value in delta.items()}
+        change = {n: value + ctx.received.params[n] - ctx.started[n] for n, value in delta.items()}
         return Upload(change, ctx.inputs, mean={"cluster": ctx.inputs["cluster"]})
 
     def server_step(self, server: Slot, params: Params, delta: Params, messages: Messages, cohort: Cohort) -> tuple[Params, Slot]:

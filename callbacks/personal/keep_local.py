@@ -8,7 +8,8 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 
 from flcog.callbacks.parts.parameters import by_name, check_some
-from flcog.core.types import Params, Slot
+from flcog.core.types import Batch, Params, Slot
+from flcog.functional.apply import Apply
 from flcog.method import Context, LocalParts, ParameterMask
 from flcog.models.lora import Adapter
 
@@ -92,5 +93,7 @@ class Freeze(ParameterMask):
         return {}
 
     def correct_gradient(self, gradient: Params, params: Params, ctx: Context) -> Params:
-        # This gradient cancels the optimiser's weight decay, so that a frozen parameter gathers no momentum.
-        return gradient | {name: -ctx.optimisation.weight_decay * params[name] for name in by_name(self.parts, params)}
+        return gradient | {name: torch.zeros_like(params[name]) for name in by_name(self.parts, params)}
+
+    def after_step(self, apply: Apply, params: Params, before: Params, batch: Batch, ctx: Context) -> tuple[Params, Slot]:
+        return params | {name: before[name] for name in by_name(self.parts, params)}, ctx.state  # the optimiser may decay weights

@@ -43,7 +43,7 @@ class ClientTensors(NamedTuple):
     """The values of one client in one round. Under vmap every tensor has a leading client axis.
 
     ``states``, ``draws`` and ``inputs`` have an entry for each method. ``masks`` are the parts of parameters that the client has, if it
-    does not have whole parameters.
+    does not have whole parameters. ``started`` are those parameters from which it starts instead of the received ones.
     """
 
     states: list[Slot]
@@ -53,6 +53,7 @@ class ClientTensors(NamedTuple):
     num_samples: Tensor | int
     weight: Tensor | float
     masks: Params = {}
+    started: Params = {}
 
 
 @dataclass
@@ -114,11 +115,13 @@ class Program:
             for broadcast, draws in zip(self.broadcasts, tensors.draws, strict=True)
         ]
         parts = zip(sent, tensors.states, tensors.draws, tensors.inputs, data, strict=True)
+        started = self.received.params | tensors.started
         return [
             as_given(
                 Context(
                     self.received if i == self.keeper else self._shared,
                     *(broadcast, state, draws, inputs, buffers, step, tensors.num_steps, own, self.optimisation),
+                    self._shown(started, i),
                 )
             )
             for i, (broadcast, state, draws, inputs, own) in enumerate(parts)
@@ -139,7 +142,8 @@ class Program:
                 params = self._completed(params, check_params(method, "start", started, seen))
             tensors = tensors._replace(inputs=inputs)
             self.progress.enter("training")
-        return _masked(params, tensors.masks), tensors
+        params, received = _masked(params, tensors.masks), self.received.params
+        return params, tensors._replace(started={name: value for name, value in params.items() if value is not received[name]})
 
     def with_terms(self, apply: Apply, params: Params, batch: Batch, task_loss: Tensor, contexts: list[Context]) -> Tensor:
         """The task loss plus the terms of all methods."""

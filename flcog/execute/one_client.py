@@ -146,12 +146,10 @@ class OneClient(ClientTrainer):
         tensors = ClientTensors(
             work.states(), work.draws(), [{}] * len(program.methods), work.num_steps, work.num_samples, work.weight, work.masks
         )
-        started, tensors = program.start(program.received.params, buffers, tensors)
-        tensors = tensors._replace(inputs=self.model.owned(tensors.inputs))
-        for name, value in started.items():
-            if value is not program.received.params[name]:
-                params[name].copy_(value)
-        return tensors
+        _, tensors = program.start(program.received.params, buffers, tensors)
+        for name, value in tensors.started.items():
+            params[name].copy_(value)
+        return tensors._replace(inputs=self.model.owned(tensors.inputs))
 
     def _load(self, live: list[Tensor], received: list[Tensor]) -> None:
         torch._foreach_copy_(live, received)

@@ -94,7 +94,7 @@ class StackedClients(ClientTrainer):
                 program.starters or program.masked or program.keeper >= 0
             ):  # they start from other parameters than the received ones
                 started, inputs = torch.func.vmap(partial(_started, program), randomness="different")(buffers, tensors)
-                tensors = tensors._replace(inputs=inputs)
+                tensors = tensors._replace(inputs=inputs, started=started)
                 for name, value in started.items():
                     params[name].copy_(value)
         zeros = torch.zeros(num_clients, device=device, dtype=number_dtype())
@@ -194,8 +194,8 @@ class StackedClients(ClientTrainer):
 
 def _started(program: Program, buffers: Params, tensors: ClientTensors) -> tuple[Params, list[Slot]]:
     """The parameters of one client that differ from the received ones before its first step, and the data that methods made."""
-    params, tensors = program.start(program.received.params, buffers, tensors)
-    return {name: value for name, value in params.items() if value is not program.received.params[name]}, tensors.inputs
+    _, tensors = program.start(program.received.params, buffers, tensors)
+    return tensors.started, tensors.inputs
 
 
 def _repeat(value: Tensor, times: int) -> Tensor:

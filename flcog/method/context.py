@@ -82,6 +82,7 @@ class Context(NamedTuple):
         num_steps: the client's number of local steps in this round.
         data: facts about the client's training set.
         optimisation: the settings of the local optimiser.
+        started: the parameters before the first local step: the received ones, or those that a method's ``start`` has chosen.
     """
 
     received: GlobalModel
@@ -94,6 +95,7 @@ class Context(NamedTuple):
     num_steps: Tensor | int
     data: ClientData
     optimisation: Optimisation
+    started: Params = {}
 
 
 class Gradient(NamedTuple):

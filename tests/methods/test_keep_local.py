@@ -128,6 +128,20 @@ def test_parts_that_the_model_lacks_are_refused(method: Method) -> None:
         train(KeepLocal("*.bias"))
 
 
+@pytest.mark.parametrize(
+    "optimizer", [partial(torch.optim.AdamW, lr=0.01), partial(torch.optim.Adam, lr=0.01, weight_decay=0.1), DECAY]
+)
+@pytest.mark.parametrize("placement", PLACEMENTS[::2], ids=["loop", "vmap"])
+def test_frozen_parameters_do_not_move_whatever_the_optimiser(optimizer: Any, placement: dict[str, Any]) -> None:
+    """Torch's own way is the oracle: parameters without a gradient, which clients do not have."""
+    setting: dict[str, Any] = {"data": ODD_BATCHES(), "gradient_clip_val": 0.5} | placement | RAGGED
+    constant = classifier(optimizer)
+    constant.model.head.requires_grad_(False)  # type: ignore[union-attr, operator]
+    frozen, expected = train(Freeze("head"), module=classifier(optimizer), **setting), train(module=constant, **setting)
+    first = {f"head.{name}": value.double() for name, value in constant.model.head.named_parameters()}  # type: ignore[union-attr]
+    assert_close(frozen.state, expected.state | first, 1e-12)
+
+
 def test_fedbabu_trains_the_head_in_the_evaluation_alone() -> None:
     trainer = train(Freeze("head"), FineTune(steps=3), data=TinyData(client_test=0.2))
     first = classifier().model.state_dict()
