@@ -195,7 +195,7 @@ class RoundsTrainer(L.Trainer, Callback):
         self._logger_connector.withholds_steps = any(isinstance(method, Withholding) for method in run.methods)
         for callback in self.callbacks:
             if isinstance(callback, ModelCheckpoint) and callback.dirpath is None and run.folder is not None:
-                callback.dirpath = str(run.directory / "checkpoints")
+                callback.dirpath = str(run.directory.resolve() / "checkpoints")  # its state goes on only in the same folder
         self.profiler._lightning_module = proxy(self.lightning_module)
         rank = self.local_rank if self.world_size > 1 else None
         self.profiler.setup(stage=self.state.fn, local_rank=rank, log_dir=self.log_dir)

@@ -112,17 +112,21 @@ def logged(root: Path) -> list[str]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("case", CASES)
-def test_a_killed_run_goes_on_with_the_same_bits(case: str, tmp_path: Path) -> None:
-    whole = run(tmp_path / "whole", case)
+def test_a_killed_run_goes_on_with_the_same_bits(case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    whole = run(Path("whole"), case)
     with pytest.raises(KeyboardInterrupt):
-        run(tmp_path / "killed", case, Killed())
-    resumed = run(tmp_path / "killed", case, ckpt_path="last")
+        run(Path("killed"), case, Killed())
+    resumed = run(Path("killed"), case, ckpt_path="last")
     assert (whole.executor.name == "lightning") == (case != "pure")
     assert_close(dict(resumed.model.state_dict()), dict(whole.model.state_dict()), 0)
     assert without_times(resumed.history) == without_times(whole.history) and len(whole.history) == 3
     assert resumed.lightning.global_step == whole.lightning.global_step > 0
     states = [[each.state_dict() for each in trainer.lightning.callbacks] for trainer in (resumed, whole)]
     assert str(states[0]).replace("killed", "") == str(states[1]).replace("whole", "") or case in ("files", "schedulers")
+    if case == "files":
+        scores = [[(Path(path).name, float(score)) for path, score in state["best_k_models"].items()] for (state,) in states]
+        assert scores[0] == scores[1] and len(scores[0]) == 2
 
 
 def test_optimisers_are_kept_only_if_the_user_asks(tmp_path: Path) -> None:
