@@ -28,7 +28,7 @@ from flcog.method import (
 )
 from flcog.method.method import with_measures
 from flcog.method.personal import DOWNLOAD
-from flcog.method.returned import as_given, as_tensors, check_params, check_state, is_checked, untouched
+from flcog.method.returned import as_given, as_tensors, check_params, check_state, check_type, is_checked, untouched
 from flcog.method.stage import ORDER
 from flcog.wire.envelope import Envelope, Manifest, fields_of, map_fields, sizes_of
 
@@ -138,7 +138,8 @@ class Program:
                 apply, seen = self.apply(buffers), self._shown(params, i)
                 apply.own = {name: params[name] for name in self.local}
                 with _watched(method, "start", contexts[i]):
-                    started, inputs[i] = method.start(apply, dict(seen), contexts[i])
+                    found = method.start(apply, dict(seen), contexts[i])
+                started, inputs[i] = check_type(method, "start", found, tuple, "a tuple of the parameters and its inputs")
                 params = self._completed(params, check_params(method, "start", started, seen))
             tensors = tensors._replace(inputs=inputs)
             self.progress.enter("training")
@@ -150,7 +151,8 @@ class Program:
         total, apply.own = task_loss, {name: params[name] for name in self.local}
         for i, method in self.losses:
             with _watched(method, "loss", contexts[i], params):
-                total = total + method.loss(apply, self._shown(params, i), batch, task_loss, contexts[i])
+                term = method.loss(apply, self._shown(params, i), batch, task_loss, contexts[i])
+                total = total + check_type(method, "loss", term, Tensor | float | int, "a tensor")
         return total
 
     def gradient(self, base: GradientFunction, params: Params, batch: Batch, contexts: list[Context], masks: Params) -> Gradient:
@@ -209,7 +211,8 @@ class Program:
             apply, seen = self.apply(buffers), self._shown(params, i)
             apply.own = {name: params[name] for name in self.local}
             with _watched(method, "after_step", contexts[i], params, before):
-                after, states[i] = method.after_step(apply, dict(seen), self._shown(before, i), batch, contexts[i])
+                found = method.after_step(apply, dict(seen), self._shown(before, i), batch, contexts[i])
+            after, states[i] = check_type(method, "after_step", found, tuple, "a tuple of the parameters and its state")
             if is_checked(step):
                 check_params(method, "after_step", after, seen)
                 check_state(method, "after_step", states[i], tensors.states[i])
@@ -246,7 +249,8 @@ class Program:
         for i, method in enumerate(self.methods):
             if method.overrides("finish_client"):
                 with _watched(method, "finish_client", contexts[i], params):
-                    messages[method.name] = upload = method.finish_client(self._shown(delta), self._shown(params, i), contexts[i])
+                    upload = method.finish_client(self._shown(delta), self._shown(params, i), contexts[i])
+                    messages[method.name] = check_type(method, "finish_client", upload, Upload, "an Upload")
                     if upload.state:  # a method without init_client drops its state here
                         check_state(method, "finish_client", upload.state, tensors.states[i])
                     states[i] = as_tensors(upload.state or {})

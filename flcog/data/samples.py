@@ -59,8 +59,8 @@ class Samples:
 
     def __post_init__(self) -> None:
         parts = [*leaves(self.inputs), *leaves(self.targets)]
-        if len(counts := {len(leaf) if hasattr(leaf, "__len__") else 1 for leaf in parts}) > 1:
-            found = " and ".join(map(str, sorted(counts)))
+        if len(counts := dict.fromkeys(len(leaf) if hasattr(leaf, "__len__") else 1 for leaf in parts)) > 1:
+            found = " and ".join(map(str, counts))
             raise ValueError(f"inputs and targets have {found} rows: give tensors or arrays with one row per sample")
         if len(self) == 0:
             raise ValueError("the set has no samples: check the path, the split's name and any subset you asked for")

@@ -76,7 +76,10 @@ class LightningClient(OneClient):
         loader = Batches(work.num_batches, lambda: map(_copied, batches(work, assignment.reader)))
         places = MethodPlaces(program, self.model, trainer, tensors, loader)
         with torch.enable_grad(), trainer.client(assignment.round, self._steps, work, places) as logged:
-            trainer.fit_loop.epoch_loop.train(loader, work.num_batches)
+            try:
+                trainer.fit_loop.epoch_loop.train(loader, work.num_batches)
+            finally:
+                self._step = len(places.rates)  # which an error names
             self._training = self._optimizers.state(trainer.global_step)
         self.model.find_tensors()
         for parameter in self.model.module.parameters():

@@ -5,6 +5,7 @@ The checks run no operator of torch, so that they also work under ``torch.func.v
 
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
+from types import UnionType
 from typing import Any
 
 import torch
@@ -28,8 +29,17 @@ def is_checked(step: Tensor | int) -> bool:
     return isinstance(step, Tensor) or step == 0
 
 
+def check_type(method: Method, hook: str, value: Any, kind: type | UnionType, wanted: str) -> Any:
+    """Refuse the results of the two usual slips: a part of a tuple, and None where ``return`` is missing."""
+    if not isinstance(value, kind):
+        got = "nothing" if value is None else f"a {type(value).__name__}"
+        raise ValueError(f"{method.name}.{hook} returned {got}, and must return {wanted}")
+    return value
+
+
 def check_params(method: Method, hook: str, values: Params, like: Params, some: bool = False) -> Params:
     """Refuse anything but a tensor of the right shape for every parameter, or for some of them: torch would broadcast others."""
+    check_type(method, hook, values, Mapping, "a dict of the parameters")
     for name in values if some else values | like:
         got, wanted = (list(part[name].shape) if name in part else "nothing" for part in (values, like))
         if got != wanted:

@@ -27,7 +27,7 @@ from flcog.method import (
     Uploads,
     method_of,
 )
-from flcog.method.returned import check_params, untouched
+from flcog.method.returned import check_params, check_type, untouched
 from flcog.server.aggregate import Aggregate, check_new_model
 from flcog.server.clock import asking_seconds, pass_time
 from flcog.server.engine import Engine
@@ -48,7 +48,8 @@ def take_step(server: ServerState, method: Method, delta: Params, messages: Mess
     """Run one method's server step on the shared parameters, which ``delta`` names."""
     state, params = containers_copied(server.servers[method.name]), {n: p for n, p in server.params.items() if n in delta}
     with untouched(method, "server_step", server.params, cohort.buffers):
-        change, state, *buffers = method.server_step(state, dict(params), delta, messages, cohort)
+        found = method.server_step(state, dict(params), delta, messages, cohort)
+        change, state, *buffers = check_type(method, "server_step", found, tuple, "a tuple of the change and its state")
     check_params(method, "server_step", change, params)
     return change, state, cohort.buffers | dict(*buffers)
 

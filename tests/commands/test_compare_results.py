@@ -369,6 +369,8 @@ def test_the_csv_holds_numbers(tmp_path: Path) -> None:
     found = pandas.read_csv(tmp_path / "out/table.csv").set_index("row").loc["A"]
     assert (found.column, found.seeds, found.best, found.best_std) == ("x", 2, 56.25, pytest.approx(12.5 / math.sqrt(2)))
     assert (found.seconds, found.total_bytes) == (2, 20) and found["rounds_to_accuracy_0.5"] == pytest.approx((2 + 1 + 2 / 3) / 2)
+    fake_run(runs[1], [0.25, 0.25], finished=True)
+    assert numbers(filled(plan, runs)).set_index("row")["rounds_to_accuracy_0.5"].isna()["A"], "one seed missed it"
     differences = pandas.read_csv(tmp_path / "out/differences.csv")
     assert differences[["row", "column", "against", "seeds", "difference"]].values.tolist() == [["B", "x", "A", 2, 0.0]]
     assert not (tmp_path / "out/paper.csv").exists() and len(numbers(filled(plan, runs))) == 2

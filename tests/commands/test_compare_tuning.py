@@ -109,6 +109,9 @@ def test_the_median_pruner_stops_poor_configurations_after_half_of_the_rounds(tm
     assert (
         "| 0.4 | 0.1000 | stopped early |" in said and "| 0.8 (edge of the grid) | 0.6000 | yes |" in said and "28 rounds" in said
     )
+    train.seen.clear()
+    tune(quickstart(tmp_path, rows=rows, columns={"": {"target": 0.55}}), tmp_path / "target", [], train)
+    assert [each[3] for each in train.seen] == [8] * 4, "low scores do not tell who reaches the target first"
 
 
 def test_rounds_to_the_target_choose_first_and_diverged_configurations_lose(tmp_path: Path) -> None:

@@ -152,7 +152,7 @@ def test_automatic_normalisation(kind: str) -> None:
     ("arrays", "options", "message"),
     [
         ({"train_labels": [0, 1, 5]}, {"num_classes": 3}, "the training set has label 5 at row 2: 3 classes are numbered 0 to 2"),
-        ({"train_labels": [0, 1]}, {}, "inputs and targets have 2 and 3 rows"),
+        ({"train_labels": [0, 1]}, {}, "inputs and targets have 3 and 2 rows"),
         ({"train_images": [[1.0, 2], [3, np.nan], [5, 6]]}, {}, "ArrayData: the training set has NaN .* in sample 1"),
         ({"train_images": np.ones((3, 3, 8, 8))}, {}, r"mine\.npz: .* layout is NHWC: set layout=NCHW"),
         ({"train_images": np.ones((3, 8, 8, 3))}, {"layout": "NCHW"}, "layout is NCHW: set layout=NHWC"),

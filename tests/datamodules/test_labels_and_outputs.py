@@ -70,7 +70,7 @@ def test_a_data_module_may_return_arrays() -> None:
     [
         (Own(CLASSES.astype(float)), "learns class indices, and the training set's targets are torch.float64: give integers"),
         (Own(np.eye(3)[CLASSES]), r"the training set needs one class index per sample; .* \(12, 3\): give targets.argmax\(1\)"),
-        (Own(CLASSES.tolist()), "inputs and targets have 1 and 12 rows: give tensors or arrays"),
+        (Own(CLASSES.tolist()), "inputs and targets have 12 and 1 rows: give tensors or arrays"),
     ],
     ids=["floats", "one-hot", "list"],
 )

@@ -317,7 +317,7 @@ def test_batches_of_different_shapes_fall_back(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("make", "what"),
     [
-        (lambda: TorchDataset(Items(), targets=LABELS[:-1]), "inputs and targets have 59 and 60 rows"),
+        (lambda: TorchDataset(Items(), targets=LABELS[:-1]), "inputs and targets have 60 and 59 rows"),
         (lambda: TorchDataset(Items(), Items(FEATURES[:0])), "the test set is empty"),
         (lambda: TorchDataset(FEATURES), "learns from pairs .*, and a batch of the training set is a Tensor"),
         (lambda: TorchDataset(Items(), targets="ys"), r"the train set \(Items\) has no attribute 'ys'"),

@@ -128,6 +128,16 @@ WRONG: list[tuple[str, Callable[..., Any], str]] = [
     ("correct_gradient", lambda gradient, *_: {WEIGHT: gradient[WEIGHT]}, f"returned nothing for {BIAS}, and must return [8]"),
     ("wrap_gradient", lambda gradient, ctx: lambda *at: gradient(*at)._replace(values=thin(at[0])), THIN),
     ("after_step", lambda apply, params, before, batch, ctx: (thin(params), ctx.state), THIN),
+    ("after_step", lambda apply, params, *_: params, "returned a dict, and must return a tuple of the parameters and its state"),
+    ("start", lambda apply, params, ctx: params, "returned a dict, and must return a tuple of the parameters and its inputs"),
+    (
+        "server_step",
+        lambda server, params, delta, *_: delta,
+        "returned a dict, and must return a tuple of the change and its state",
+    ),
+    ("finish_client", lambda delta, *_: delta, "returned a dict, and must return an Upload"),
+    ("loss", lambda *_: None, "returned nothing, and must return a tensor"),
+    ("correct_gradient", lambda *_: None, "returned nothing, and must return a dict of the parameters"),
 ]
 
 
@@ -193,8 +203,8 @@ def test_a_change_in_place_is_refused(executor: str, hook: str, result: Callable
 
 
 def test_an_error_in_a_hook_names_it() -> None:
-    with pytest.raises(TypeError) as error:
-        train(making(loss=lambda *_: None), executor="loop", rounds=1, local_steps=1)
+    with pytest.raises(AttributeError) as error:
+        train(making(loss=lambda apply, *_: apply.losses), executor="loop", rounds=1, local_steps=1)
     assert "in Mine.loss" in error.value.__notes__
 
 

@@ -152,6 +152,19 @@ def test_modules(case: str, tmp_path: Path) -> None:
     assert_same_bits(ours, theirs)
 
 
+class Fails(Lit):
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        if batch_idx == 3:
+            raise FloatingPointError
+        return super().training_step(batch, batch_idx)
+
+
+def test_an_error_names_the_step(tmp_path: Path) -> None:
+    with pytest.raises(FloatingPointError) as error:
+        by_flcog(tmp_path, Fails, LightningData(Loaders(loader()), num_clients=1))
+    assert "in client 0, round 1, local step 4 of " in str(error.value.__notes__)
+
+
 @pytest.mark.parametrize("case", [case for case, (_, options) in MODULES.items() if "accelerator" not in options])
 def test_other_rates_are_seen(case: str) -> None:
     """The comparison above would see a learning rate that is one percent higher."""

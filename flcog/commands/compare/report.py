@@ -277,6 +277,7 @@ def numbers(filled: ResultTable) -> pandas.DataFrame:
     )
     deviations = runs[list(SUMMARIES)].std().add_suffix("_std")
     means = runs[[*SUMMARIES, *COSTS, *to_target]].mean()
+    means[to_target] = means[to_target].where(runs[to_target].count().eq(runs.size(), axis="index"))  # NaN if a seed missed it
     return pandas.concat([counts, means, deviations], axis="columns").dropna(axis="columns", how="all").reset_index()
 
 

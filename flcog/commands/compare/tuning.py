@@ -1,8 +1,9 @@
 """``flcog compare TABLE --tune``: chooses each row's hyper-parameters by the clients' validation data, never by the test set.
 
 Each row with ``tune`` has an Optuna study in each column: the grid of its values, on a seed that the table does not use. Optuna's median
-pruner stops poor configurations after half of the rounds in which all methods of the row act, once two others are done. The file of
-studies lies beside the runs, so that a search that was stopped continues. ``tuned.yaml`` has the choices, the grids and the costs.
+pruner stops poor configurations after half of the rounds in which all methods of the row act, once two others are done; none where the
+column has a target, which the first to reach it wins. The file of studies lies beside the runs, so that a search that was stopped
+continues. ``tuned.yaml`` has the choices, the grids and the costs.
 """
 
 import json
@@ -71,8 +72,8 @@ class Study:
     def stops(self, run: Run) -> bool:
         """Whether the pruner stops a run, which is then done."""
         self.todo()
-        if run.saved is None or not self._scores(run.history):
-            return False
+        if run.saved is None or self._view.target is not None or not self._scores(run.history):
+            return False  # whatever its scores, a configuration may be the first to reach a target
         trainer = run.saved.config.get("trainer", {})
         starts = [(part.get("init_args") or {}).get("start_round") or 0 for part in trainer.get("callbacks") or ()]
         half = (max(starts, default=0) + trainer.get("rounds", 0)) // 2
@@ -208,6 +209,7 @@ def _told(searches: Mapping[tuple[str, str], Mapping[str, Any]], seed: int) -> S
             shown |= {"validation": score, "rounds to the target": rounds, "chosen": end}
             lines.append({"": row, "setting": column, **shown})
     runs, rounds, seconds, sent = (sum(search[name] for search in searches.values()) for name in ("runs", *COSTS))
-    told = f"Tuned on seed {seed} by the clients' validation data: {'; '.join(chosen)}. "
+    by = ", by the rounds to the target where the column has one" if any(line["rounds to the target"] for line in lines) else ""
+    told = f"Tuned on seed {seed} by the clients' validation data{by}: {'; '.join(chosen)}. "
     told += f"The search took {runs} runs, {rounds:,} rounds, {clock(seconds)} and {human(sent)}."
     return Search(told, pandas.DataFrame(lines).fillna("").set_index(""))
