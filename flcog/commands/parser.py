@@ -86,7 +86,7 @@ class Parser(LightningArgumentParser):
             cause = cause.__cause__
         choices = [action.choices for action in self._actions if isinstance(action.choices, dict)]
         commands: dict[str, Parser] = {name: parser for each in choices for name, parser in each.items()}
-        if found := UNKNOWN.search(message):
+        if (found := UNKNOWN.search(message)) and "Did you mean" not in message:
             message = self._unknown(message, found[1] or found[2], [self, *commands.values()])
         if not self.exit_on_error:  # the options of a class; the command's own parser prints the report
             super().error(message, ex)

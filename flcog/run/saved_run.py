@@ -27,6 +27,10 @@ class SavedRun:
     def file(self, name: str) -> Path:
         """One of its files. Refuse a folder without it."""
         if not (self.directory / name).is_file():
+            if name == "config.yaml" and (self.directory / "run.yaml").is_file():
+                raise ValueError(
+                    f"{self.directory} was made in Python and has no {name}: use the trainer's methods with its ckpt_path"
+                )
             raise ValueError(f"{self.directory} holds no {name}: give the directory of a run, such as runs/20260131-120000")
         return self.directory / name
 

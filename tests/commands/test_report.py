@@ -235,4 +235,4 @@ def test_a_mistake_gets_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     make_run(tmp_path, "a", [], [0.5]).joinpath("config.yaml").unlink()
     with pytest.raises(SystemExit):
         main(["report", "a", "--confusion"])
-    assert capsys.readouterr().err.startswith("flcog: error: a holds no config.yaml")
+    assert capsys.readouterr().err.startswith("flcog: error: a was made in Python and has no config.yaml: use the trainer")
