@@ -79,8 +79,8 @@ def add_note(error: Exception, assignment: Assignment, works: Sequence[ClientWor
     """Add a note with the clients and the round to an error of their training, and the remedy if the cause is known."""
     if str(error).startswith("Expected more than 1 value per channel when training"):
         error.add_note(
-            "BatchNorm cannot train on a batch of one sample: data.drop_last=True leaves out the last, smaller batch, or choose another "
-            "data.batch_size"
+            "BatchNorm cannot train on a batch of one sample: drop_last=True, of the data module or of its loader, leaves out the last, "
+            "smaller batch, or choose another batch_size"
         )
     if layer := layer_of(error, assignment.program.model.module):
         error.add_note(f"in the layer {layer}")

@@ -113,7 +113,7 @@ def test_a_batch_of_one_sample_before_batchnorm_has_a_remedy(executor: str, tmp_
     with pytest.raises(ValueError, match="Expected more than 1 value per channel") as error:
         options = {"local_epochs": 1, "rounds": 1, "clients_per_round": 3, "precision": "32-true", "executor": executor}
         make_trainer(tmp_path, **options).fit(nn.Sequential(nn.Linear(3, 2), nn.BatchNorm1d(2)), data)
-    assert any("data.drop_last=True leaves out the last, smaller batch" in note for note in error.value.__notes__)
+    assert any("drop_last=True, of the data module or of its loader, leaves out" in note for note in error.value.__notes__)
 
 
 @pytest.mark.parametrize("executor", ["loop", "vmap"])

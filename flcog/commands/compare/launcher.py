@@ -184,4 +184,4 @@ def outcome(table: Table, run: Run) -> str:
     values = [row[metric] for row in history if metric in row] if metric else []
     scores = [f"best {figure(best_of(metric, values))}, last {figure(values[-1])}"] if metric and values else []
     state = ["diverged"] if run.diverged else [] if run.finished else ["stopped early"]
-    return ", ".join(state + scores) or "no evaluation"
+    return ", ".join(state + scores) or f"no {metric or 'evaluation'}"
