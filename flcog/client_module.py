@@ -196,7 +196,7 @@ class Regressor(ClientModule):
         if outputs[0].numel() == columns:
             return ""
         if columns == 1:
-            return "one value per sample, so it takes one output"
+            return "one value per sample, so it takes one output (numbers of classes must be integers)"
         return f"{columns} values per sample, so it takes {columns} outputs"
 
 
