@@ -79,7 +79,8 @@ class LightningClient(OneClient):
             try:
                 trainer.fit_loop.epoch_loop.train(loader, work.num_batches)
             finally:
-                self._step = len(places.rates)  # which an error names
+                done = trainer.fit_loop.epoch_loop.batch_progress.current.completed
+                self._step = done * work.num_steps // work.num_batches  # which an error names
             self._training = self._optimizers.state(trainer.global_step)
         self.model.find_tensors()
         for parameter in self.model.module.parameters():
