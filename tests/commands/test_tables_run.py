@@ -135,7 +135,9 @@ def smaller(config: Mapping[str, Any], folder: Path) -> dict[str, Any]:
     }
     data["batch_size"] = 4
     if data.get("num_clients"):
-        data["num_clients"] = min(data["num_clients"], 4 if "DDPM" in str(trainer) else NUM_CLIENTS)  # each trains a generator
+        split = (data.get("partitioner") or {}).get("init_args") or {}
+        most = 4 if "DDPM" in str(trainer) else split["biased"] + split["unbiased"] if "biased" in split else NUM_CLIENTS
+        data["num_clients"] = min(data["num_clients"], most)  # each trains a generator under DDPM
     return config
 
 
