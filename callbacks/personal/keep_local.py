@@ -93,6 +93,7 @@ class Freeze(ParameterMask):
         return {}
 
     def correct_gradient(self, gradient: Params, params: Params, ctx: Context) -> Params:
+        # Without a gradient frozen parameters gather no momentum, and add nothing to a norm that is clipped.
         return gradient | {name: torch.zeros_like(params[name]) for name in by_name(self.parts, params)}
 
     def after_step(self, apply: Apply, params: Params, before: Params, batch: Batch, ctx: Context) -> tuple[Params, Slot]:

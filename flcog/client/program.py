@@ -43,7 +43,7 @@ class ClientTensors(NamedTuple):
     """The values of one client in one round. Under vmap every tensor has a leading client axis.
 
     ``states``, ``draws`` and ``inputs`` have an entry for each method. ``masks`` are the parts of parameters that the client has, if it
-    does not have whole parameters. ``started`` are those parameters from which it starts instead of the received ones.
+    does not have whole parameters. ``started`` are the parameters that differ from the received ones before the first step.
     """
 
     states: list[Slot]

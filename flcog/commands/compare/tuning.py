@@ -1,9 +1,9 @@
 """``flcog compare TABLE --tune``: chooses each row's hyper-parameters by the clients' validation data, never by the test set.
 
 Each row with ``tune`` has an Optuna study in each column: the grid of its values, on a seed that the table does not use. Optuna's median
-pruner stops poor configurations after half of the rounds in which all methods of the row act, once two others are done; none where the
-column has a target, which the first to reach it wins. The file of studies lies beside the runs, so that a search that was stopped
-continues. ``tuned.yaml`` has the choices, the grids and the costs.
+pruner stops poor configurations after half of the rounds in which all methods of the row act, once two others are done. A column
+with a target has no pruning, because the configuration with the fewest rounds to the target wins. The file of studies lies beside the
+runs, so that a stopped search continues. ``tuned.yaml`` has the choices, the grids and the costs.
 """
 
 import json
