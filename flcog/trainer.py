@@ -197,6 +197,8 @@ class FederatedTrainer(TopicList):
         self.methods, observers, others = _by_kind(callbacks or [])
         devices, num_nodes = as_torchrun_started(devices, num_nodes, processes_per_device)
         checks.one_of(None, ("auto", "ddp", "single_device"), strategy=strategy)
+        if isinstance(logger, str):
+            raise ValueError(f"logger must be one of Lightning's loggers, a list of them, true or false; got {logger!r}")
         if client_strategy is not None and processes_per_device > 1:
             raise ValueError(
                 f"processes_per_device={processes_per_device} divides the clients, and under client_strategy={client_strategy} all "

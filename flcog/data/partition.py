@@ -80,6 +80,10 @@ class Partition:
 
 def partition_by(partitioner: Any, samples: Samples, num_clients: int, seed: int) -> Partition:
     """Call a partitioner, or a function with the same arguments, and check its result: a partition or a list of sample indices."""
+    if not callable(partitioner):
+        raise ValueError(
+            f"partitioner must be an object, such as flcog.datamodules.Dirichlet(0.1), or a function; got {partitioner!r}"
+        )
     made, name = partitioner(samples, num_clients, seed), getattr(partitioner, "__name__", type(partitioner).__name__)
     if isinstance(made, Partition):
         return made

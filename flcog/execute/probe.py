@@ -124,7 +124,7 @@ class _Probe:
                 client = _Watched(Learner(model, optimizer), states, self._draws.libraries)
                 result = client.train(self._assignment(model, [work], moved), [work])
         except Exception as error:
-            raise _Fault(f"{self._name} needs more than torch ({first_line(error)})") from error
+            raise _Fault(f"{self._name} fails in a plain torch loop ({first_line(error)})") from error
         first, last = states[0], states[-1]
         changed = [name for name, value in kept.items() if not torch.equal(value, model.constants[name])]
         changed += sorted(name for name in last if last[name] != first.get(name))

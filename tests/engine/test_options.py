@@ -35,6 +35,10 @@ from flcog.data import Partition, Partitioner, Samples
         ({"local_steps": 1, "accelerator": "cuda", "devices": 99}, "devices=99"),
         ({"local_steps": 1, "callbacks": [FedProx]}, "FedProx'>: give objects, and no classes or names"),
         ({"local_steps": 1, "callbacks": ["FedProx"]}, "got 'FedProx': give objects, and no classes or names"),
+        (
+            {"local_steps": 1, "logger": "wandb"},
+            "logger must be one of Lightning's loggers, a list of them, true or false; got 'wandb'",
+        ),
         ({"local_steps": 1, "compile": "graph"}, "compile must be false, true or graphs; got 'graph'"),
     ],
 )
@@ -68,6 +72,9 @@ def test_bad_federations_get_one_line() -> None:
     data = TinyData()
     data.partitioner = Sparse()
     with pytest.raises(ValueError, match="1 of 2 clients have no training samples"):
+        train(data=data)
+    data.partitioner = "dirichlet"  # type: ignore[assignment]
+    with pytest.raises(ValueError, match="partitioner must be an object"):
         train(data=data)
 
 

@@ -99,7 +99,7 @@ def test_what_runs_one_at_a_time_and_why() -> None:
     assert note(classifier(), chunk_size=3) == "executor: loop, 3 clients at a time"
     assert note(Plain(), chunk_size=2) == "executor: loop, 2 clients at a time"
     wide = classifier(network=lambda: nn.Linear(NUM_FEATURES + 1, NUM_CLASSES))
-    assert "1 client at a time (the model needs more than torch (" in note(wide, chunk_size=2)
+    assert "1 client at a time (the model fails in a plain torch loop (" in note(wide, chunk_size=2)
 
 
 @pytest.mark.parametrize(("threads", "clients", "at_once"), [(4, 10, 4), (64, 10, 5), (64, 6, 6), (2, 1, 1), (1, 10, 1)])
