@@ -102,6 +102,9 @@ ALTERNATIVES = re.compile(
 )
 """Lines that list what an option also accepts."""
 
+NO_CLASS = re.compile(r"Expected a dot import path string:? ?([A-Za-z_]\w*)$", re.MULTILINE)
+"""A line about a word that names no class."""
+
 
 def cut(report: str) -> str:
     """Cut a report of jsonargparse, which lists every alternative of a type, to one line: the option, its last causes and its value.
@@ -122,5 +125,7 @@ def cut(report: str) -> str:
     causes = [line for line in dict.fromkeys(lines) if line and not ALTERNATIVES.match(line) and "NoneType" not in line]
     causes = causes or [line for line in lines if line.startswith(("Import path", "Expected a dot"))][:1]
     values = re.findall(r"Given value: ([^{(\n]*)$", report, re.MULTILINE)
+    if name := NO_CLASS.search(report):
+        causes, values = [f"there is no class {name[1]}"], []
     told = "; ".join([*causes, *(f"got {value}" for value in values[:1])])
     return re.sub(r"<class '(?:\w+\.)*(\w+)'>", r"\1", f"{place}: {told}" if place else told)[:400]

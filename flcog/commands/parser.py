@@ -7,12 +7,15 @@ import traceback
 from typing import Any
 
 import lightning as L
+import torch
+from lightning.pytorch import callbacks, loggers
 from lightning.pytorch.cli import LightningArgumentParser
 from torch import nn
 from torch.utils.data import Dataset
 
 import flcog.callbacks
 import flcog.datamodules
+import flcog.models
 from flcog.commands.config_file import adapted
 from flcog.commands.errors import complain, cut
 from flcog.core.lightning_packages import OtherDataModule
@@ -30,7 +33,10 @@ BASES = (nn.Module, Callback, L.Callback, *DATA)
 UNKNOWN = re.compile(r"(?:[Oo]ption|[Kk]ey) '([\w.]+)'(?: is not|$)|nrecognized arguments: -*([\w.]+)", re.MULTILINE)
 """Reports of an option that does not exist."""
 
-NO_CLASS = re.compile(r"(?:module '([\w.]+)' has no attribute '|dot import path string:? ?)(\w+)")
+MODULES = (flcog.callbacks, flcog.datamodules, flcog.models, flcog, torch.optim, callbacks, loggers)
+"""The modules whose classes a config names without their path."""
+
+NO_CLASS = re.compile(r"(?:module '([\w.]+)' has no attribute '|there is no class )(\w+)")
 """Reports of a class that does not exist."""
 
 
@@ -92,9 +98,9 @@ class Parser(LightningArgumentParser):
             super().error(message, ex)
         reason = cut(message)
         if found := NO_CLASS.search(reason):
-            module, ours = sys.modules.get(found[1] or ""), (flcog.callbacks, flcog.datamodules, flcog)
-            names = getattr(module, "__all__", dir(module)) if module else [name for each in ours for name in each.__all__]
-            reason += f".{guess(found[2], names)}"
+            modules = [sys.modules[found[1]]] if found[1] in sys.modules else MODULES
+            meant = guess(found[2], [name for each in modules for name in getattr(each, "__all__", dir(each))])
+            reason += f".{meant}" if meant else ": a class is named by its path, such as package.module.Class"
         if "No module named" in reason:
             reason += ": fit imports from the working directory, and a command that reads a run from --import-from FOLDER"
         if commands and "required" in reason:

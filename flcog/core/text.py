@@ -67,9 +67,10 @@ ELSEWHERE = {
 
 
 def guess(name: str, names: Iterable[str]) -> str:
-    """Ask whether the nearest of ``names`` was meant, ignoring upper and lower case. Empty if no name is near."""
-    by_lower = {known.lower(): known for known in names}
-    close = difflib.get_close_matches(name.lower(), by_lower, n=1, cutoff=0.65)
+    """Ask whether the nearest of ``names`` was meant, or one that begins so, ignoring upper and lower case. Empty if no name is near."""
+    by_lower, given = {known.lower(): known for known in names}, name.lower()
+    close = difflib.get_close_matches(given, by_lower, n=1, cutoff=0.65)
+    close = close or [known for known in by_lower if len(given) > 3 and known.startswith(given)]
     return ELSEWHERE.get(name.rpartition(".")[2].rstrip("+")) or (f" Did you mean {by_lower[close[0]]!r}?" if close else "")
 
 

@@ -58,7 +58,11 @@ OPTIONS = {
     "--data.partitioner.alpha 1": "'alpha' is not accepted. Dirichlet has the options beta",
     "--model.optimizer.lrr 3": "model.optimizer: |'lrr'|Did you mean 'lr'?",
     # A class that does not exist, or that is no subclass.
-    "--trainer.callbacks+=Scafold": "trainer.callbacks: |Did you mean 'SCAFFOLD'?",
+    "--trainer.callbacks+=Scafold": "trainer.callbacks: there is no class Scafold. Did you mean 'SCAFFOLD'?",
+    "--model.optimizer sgd": "model.optimizer: there is no class sgd. Did you mean 'SGD'?",
+    "--model.model SimpleCN": "there is no class SimpleCN. Did you mean 'SimpleCNN'?",
+    "--model.lr_schedule linear": "there is no class linear: a class is named by its path, such as package.module.Class",
+    "--trainer.logger wandb": "trainer.logger: there is no class wandb. Did you mean 'WandbLogger'?",
     "--model.model torch.nn.Lineare": "module 'torch.nn' has no attribute 'Lineare'. Did you mean 'Linear'?",
     "--trainer.callbacks+=nowhere.Method": "No module named 'nowhere'|--import-from FOLDER",
     "--model flcog.callbacks.FedProx": "subclass of Module|flcog.callbacks.FedProx",
