@@ -9,6 +9,7 @@ import argparse
 import inspect
 import json
 import pydoc
+import re
 from collections.abc import Container, Iterator, Sequence
 from pathlib import Path
 from typing import Any, cast
@@ -35,7 +36,7 @@ def adapted(text: str, options: Container[str]) -> str:
     """Remove from a config what its command has no use for.
 
     LightningCLI writes every option of ``lightning.Trainer``. An option that is null gets the default of the federated trainer, and an
-    option that counts epochs counts rounds. A mapping of callbacks changes the list of an earlier config.
+    option that counts epochs counts rounds. A mapping of callbacks changes the list of an earlier config, and a single callback is a list.
 
     Args:
         text: the config.
@@ -56,6 +57,8 @@ def adapted(text: str, options: Container[str]) -> str:
     if isinstance(trainer := config.get("trainer"), dict):
         kept = {name: value for name, value in trainer.items() if value is not None and not is_change(name, value)}
         found["trainer"] = {IN_ROUNDS.get(name, name): value for name, value in kept.items()}
+        if (one := kept.get("callbacks")) and isinstance(one, str | dict):
+            found["trainer"]["callbacks"] = [one]
     return text if found == config else yaml.safe_dump(found, sort_keys=False)
 
 
@@ -88,10 +91,12 @@ def reach_by_name(parser: argparse.ArgumentParser) -> None:
 
 class _CallbackList:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Change one callback.
+        """Change one callback. A single class path is a list of one.
 
         Called with the parser, its values so far, a value and an option such as ``--trainer.callbacks.FedProx.mu``.
         """
+        if args[3:] == (f"--{LIST}",) and re.fullmatch(r"(?!null$)[A-Za-z_][\w.]*", str(args[2])):
+            args = (*args[:2], json.dumps([args[2]]), args[3])
         if len(args) != 4 or not str(args[3]).startswith(f"--{LIST}."):
             return super().__call__(*args, **kwargs)  # type: ignore[misc]
         parser, read, value, option = args

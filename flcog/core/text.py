@@ -60,8 +60,10 @@ def clipped(text: str) -> str:
 ELSEWHERE = {
     "FedAvg": " A run without methods is FedAvg.",
     "clients": " Did you mean the data's 'num_clients'?",
+    "learning_rate": " Did you mean the model's 'optimizer.lr'?",
     "lr": " Did you mean the model's 'optimizer.lr'?",
     "methods": " Did you mean 'callbacks'?",
+    "optimizer": " Did you mean the model's 'optimizer'?",
 }
 """What to say of names that people bring from other frameworks."""
 

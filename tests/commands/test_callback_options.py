@@ -45,6 +45,14 @@ def test_a_name_reaches_that_callback_alone(capsys: pytest.CaptureFixture[str]) 
     assert [found[name]["start_round"] for name in found] == [0, 3, 0]
 
 
+def test_a_single_callback_needs_no_list(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    found = listed(capsys, "--trainer.callbacks", "FedProx", "--trainer.callbacks.mu=0.5", "--trainer.callbacks+=MOON")
+    assert list(found) == ["FedProx", "MOON"] and found["FedProx"]["mu"] == 0.5
+    for one in ("FedProx", "{class_path: FedProx}"):
+        (tmp_path / "one.yaml").write_text(f"trainer: {{callbacks: {one}}}")
+        assert list(listed(capsys, "-c", "one.yaml")) == ["FedProx"]
+
+
 @pytest.mark.slow
 def test_what_one_callback_has_needs_no_name_wherever_it_stands(capsys: pytest.CaptureFixture[str]) -> None:
     """For example, ``--trainer.callbacks.mu`` with an observer after FedProx, and an option of the data inside a method."""
@@ -100,6 +108,6 @@ def test_only_a_mapping_of_names_becomes_options(tmp_path: Path) -> None:
     options = [f"--trainer.callbacks.{each}" for each in ("A.b.c=1", 'A.b.d={"class_path": "E"}', "f=null")]
     assert with_paths(["-c", str(path), "--x"]) == ["-c", str(path), *options, "--x"]
     assert adapted(text, ()) == "trainer: {}\nmodel:\n  x: 1\n"
-    for text in ("trainer: {callbacks: [A]}", "trainer: {callbacks+: {class_path: A}}", "trainer: {callbacks: {class_path: A}}"):
+    for text in ("trainer: {callbacks: [A]}", "trainer: {callbacks+: {class_path: A}}"):
         path.write_text(text)
         assert with_paths([f"--config={path}"]) == [f"--config={path}"] and adapted(text, ()) == text
