@@ -33,6 +33,9 @@ BASES = (nn.Module, Callback, L.Callback, *DATA)
 UNKNOWN = re.compile(r"(?:[Oo]ption|[Kk]ey) '([\w.]+)'(?: is not|$)|nrecognized arguments: -*([\w.]+)", re.MULTILINE)
 """Reports of an option that does not exist."""
 
+WORD = re.compile(r"nrecognized arguments: ([^-\s]\S*)")
+"""Reports of a word without an option."""
+
 MODULES = (flcog.callbacks, flcog.datamodules, flcog.models, flcog, torch.optim, callbacks, loggers)
 """The modules whose classes a config names without their path."""
 
@@ -92,7 +95,9 @@ class Parser(LightningArgumentParser):
             cause = cause.__cause__
         choices = [action.choices for action in self._actions if isinstance(action.choices, dict)]
         commands: dict[str, Parser] = {name: parser for each in choices for name, parser in each.items()}
-        if (found := UNKNOWN.search(message)) and "Did you mean" not in message:
+        if found := WORD.search(message):
+            message += f". A config follows its option: -c {found[1]}"
+        elif (found := UNKNOWN.search(message)) and "Did you mean" not in message:
             message = self._unknown(message, found[1] or found[2], [self, *commands.values()])
         if not self.exit_on_error:  # the options of a class; the command's own parser prints the report
             super().error(message, ex)
@@ -116,7 +121,8 @@ class Parser(LightningArgumentParser):
         if self.owner is None:
             options += [f"data.{option}" for option in inspect.signature(FederatedDataModule).parameters]
         by_last = {option.rpartition(".")[2]: option for option in reversed(options)}
-        meant = f" Did you mean {by_last[name]!r}?" if name in by_last else guess(name, options)
+        last = name.rpartition(".")[2]
+        meant = f" Did you mean {by_last[last]!r}?" if last in by_last else guess(name, options)
         if self.owner is not None:
             own = [option for option in options if option != "h" and not option.endswith(("help", "+"))]
             meant = meant or f" {self.owner.__name__} has the options {', '.join(own)}"

@@ -51,6 +51,8 @@ OPTIONS = {
     "--trainer.callbacks+=FedProx --trainer.callbacks.mu=-1": "FedProx: mu must be at least 0; got -1.0",
     # An option that does not exist.
     "--num_clients 3": "Did you mean 'data.num_clients'?",
+    "--trainer.num_clients 3": "Did you mean 'data.num_clients'?",
+    "methods/fedprox": "unrecognized arguments: methods/fedprox. A config follows its option: -c methods/fedprox",
     "--model.lr 0.1": "Option 'lr' is not accepted. Did you mean the model's 'optimizer.lr'?",
     "--model.optimzer.lr 0.1": "arguments: --optimzer.lr=0.1. Did you mean the model's 'optimizer.lr'?",
     "--trainer.callbacks+=FedAvg": "A run without methods is FedAvg.",
