@@ -8,7 +8,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from flcog.callbacks.parts.distillation import distillation_loss, log_probabilities
-from flcog.callbacks.parts.input_gradient import InputGradients
 from flcog.callbacks.parts.server_generators import batch_norm_distances, descend, example_of, input_generator, random_view
 from flcog.core.checks import option
 from flcog.core.types import Params, Slot
@@ -135,17 +134,16 @@ class DENSE(Method):
         learnt = [*generator.parameters(), z]
         adam = torch.optim.Adam(learnt, self.generator_lr, betas=(0.5, 0.999))
         least, best, labels = float("inf"), torch.empty(0), None
-        with InputGradients():
-            for _ in range(self.generator_steps):
-                images = generator(z)
-                view = random_view(images, self.crop, self.flip, rng)
-                with batch_norm_distances(network) as distances:
-                    outputs = teacher(view)
-                if labels is None:
-                    labels = torch.randint(outputs.shape[1], (self.batch_size,), generator=rng).to(device)
-                distance = torch.stack(distances).sum() if distances else outputs.new_zeros(())
-                loss = self._synthesis_loss(outputs, student(view), labels, distance)
-                if float(loss.detach()) < least:
-                    least, best = float(loss.detach()), images.detach()
-                descend(adam, learnt, loss)
+        for _ in range(self.generator_steps):
+            images = generator(z)
+            view = random_view(images, self.crop, self.flip, rng)
+            with batch_norm_distances(network) as distances:
+                outputs = teacher(view)
+            if labels is None:
+                labels = torch.randint(outputs.shape[1], (self.batch_size,), generator=rng).to(device)
+            distance = torch.stack(distances).sum() if distances else outputs.new_zeros(())
+            loss = self._synthesis_loss(outputs, student(view), labels, distance)
+            if float(loss.detach()) < least:
+                least, best = float(loss.detach()), images.detach()
+            descend(adam, learnt, loss)
         return best

@@ -5,7 +5,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from flcog.callbacks.parts.input_gradient import InputGradients
 from flcog.callbacks.parts.noise import draw_key, normal
 from flcog.callbacks.parts.server_generators import descend, example_of, one_hot
 from flcog.core.checks import option
@@ -135,8 +134,7 @@ class FedDM(Method):
                 [((means - own).square().sum(1) * (counts > 0)).sum() for (means, counts), own in zip(real, made, strict=True)]
             ).sum()
 
-        with InputGradients():
-            slope, loss = torch.func.grad_and_value(matching)(state["images"])
+        slope, loss = torch.func.grad_and_value(matching)(state["images"])
         velocity = self.image_momentum * state["velocity"] + slope
         return x, {"images": state["images"] - self.image_lr * velocity, "velocity": velocity, "loss": loss}
 

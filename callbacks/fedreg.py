@@ -6,7 +6,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from flcog.callbacks.parts.input_gradient import InputGradients
 from flcog.core.checks import option
 from flcog.core.types import Batch, Params, Slot
 from flcog.functional.apply import Apply, Frozen, masked_mean
@@ -41,9 +40,8 @@ def climb(model: Frozen, batch: Batch, etas: tuple[float, ...], steps: int) -> l
     together = Batch(torch.cat([inputs] * copies), torch.cat([batch.targets] * copies), mask)
     slope = torch.func.grad(lambda x: model.loss(together._replace(inputs=x)))
     eta, moved = torch.cat([inputs.new_full((len(inputs),), eta) for eta in etas]).view(-1, *around), together.inputs
-    with InputGradients():
-        for _ in range(steps):
-            moved = (moved + eta * slope(moved).sign()).clamp(lowest, highest)
+    for _ in range(steps):
+        moved = (moved + eta * slope(moved).sign()).clamp(lowest, highest)
     return [batch._replace(inputs=climbed) for climbed in moved.chunk(copies)]
 
 

@@ -11,7 +11,6 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from flcog.callbacks.parts.distillation import kl_divergence, log_probabilities
-from flcog.callbacks.parts.input_gradient import InputGradients
 from flcog.core.types import Params
 
 LATENT = 100
@@ -160,7 +159,6 @@ def generate(
 
     size, gradient, made = batch_size or len(noise), torch.func.grad(loss), []
     for start, wanted in zip(noise.split(size), labels.split(size), strict=True):
-        with InputGradients():
-            variables = adam(partial(gradient, labels=wanted), {"noise": start} | (weights or {}), steps, lr, betas)
+        variables = adam(partial(gradient, labels=wanted), {"noise": start} | (weights or {}), steps, lr, betas)
         made.append(decode(variables))
     return torch.cat(made)
