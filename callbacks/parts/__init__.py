@@ -1,1 +1,1 @@
-"""Building blocks of several methods: distillation, control variates, keyed noise, gradients by inputs, generators, grids of images."""
+"""Building blocks of several methods: distillation, control variates, keyed noise, generators, grids of images."""
