@@ -48,13 +48,15 @@ def near(given: str) -> str:
 
 
 def with_paths(arguments: Iterable[str]) -> list[str]:
-    """Replace the names of shipped configs on a command line by their paths. Refuse a name of neither a file nor a config.
+    """Replace the names of shipped configs and of runs on a command line by their configs' paths. Refuse other words that name no file.
 
     Each config whose callbacks are a mapping is followed by the mapping's entries, as options of single callbacks.
     """
     words = []
     for before, word in itertools.pairwise(["", *arguments]):
         option, config = split_config(before, word)
+        if config and os.path.isfile(of_run := os.path.join(config, "config.yaml")):
+            config = of_run
         path = find(config) if config else ""
         if path and not (_is_file(path) or re.search(r"[:{\n]", path)):  # neither an address nor a config's own text
             raise ValueError(f"-c takes a YAML file, or a name that flcog configs lists: there is no file {path}.{near(path)}")

@@ -101,12 +101,12 @@ def test_a_tables_arguments_name_callbacks(tmp_path: Path, capsys: pytest.Captur
     assert (found["FedProx"]["start_round"], found["MOON"]["start_round"]) == (2, 0)
 
 
-def test_only_a_mapping_of_names_becomes_options(tmp_path: Path) -> None:
+def test_only_a_mapping_of_names_becomes_options_also_of_a_runs_directory(tmp_path: Path) -> None:
     path = tmp_path / "config.yaml"
     text = "trainer: {callbacks: {A: {b: {c: 1, d: {class_path: E}}}, f: null}}\nmodel: {x: 1}\n"
     path.write_text(text)
     options = [f"--trainer.callbacks.{each}" for each in ("A.b.c=1", 'A.b.d={"class_path": "E"}', "f=null")]
-    assert with_paths(["-c", str(path), "--x"]) == ["-c", str(path), *options, "--x"]
+    assert with_paths(["-c", str(path), "--x"]) == with_paths(["-c", str(tmp_path), "--x"]) == ["-c", str(path), *options, "--x"]
     assert adapted(text, ()) == "trainer: {}\nmodel:\n  x: 1\n"
     for text in ("trainer: {callbacks: [A]}", "trainer: {callbacks+: {class_path: A}}"):
         path.write_text(text)
