@@ -28,7 +28,7 @@ from flcog.method import (
 )
 from flcog.method.method import with_measures
 from flcog.method.personal import DOWNLOAD
-from flcog.method.returned import as_given, as_tensors, check_params, check_state, check_type, is_checked, untouched
+from flcog.method.returned import as_given, as_tensors, check_params, check_state, check_term, check_type, is_checked, untouched
 from flcog.method.stage import ORDER
 from flcog.wire.envelope import Envelope, Manifest, fields_of, map_fields, sizes_of
 
@@ -152,7 +152,7 @@ class Program:
         for i, method in self.losses:
             with _watched(method, "loss", contexts[i], params):
                 term = method.loss(apply, self._shown(params, i), batch, task_loss, contexts[i])
-                total = total + check_type(method, "loss", term, Tensor | float | int, "a tensor")
+                total = total + check_term(method, term)
         return total
 
     def gradient(self, base: GradientFunction, params: Params, batch: Batch, contexts: list[Context], masks: Params) -> Gradient:

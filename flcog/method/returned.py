@@ -6,7 +6,7 @@ The checks run no operator of torch, so that they also work under ``torch.func.v
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from types import UnionType
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -35,6 +35,14 @@ def check_type(method: Method, hook: str, value: Any, kind: type | UnionType, wa
         got = "nothing" if value is None else f"a {type(value).__name__}"
         raise ValueError(f"{method.name}.{hook} returned {got}, and must return {wanted}")
     return value
+
+
+def check_term(method: Method, term: Any) -> Tensor | float:
+    """Refuse anything but a number for a term of the loss: a loss for each sample still has to be averaged."""
+    check_type(method, "loss", term, Tensor | float | int, "a tensor")
+    if isinstance(term, Tensor) and term.shape.numel() != 1:
+        raise ValueError(f"{method.name}.loss returned the shape {list(term.shape)}, and must return one number, such as a mean")
+    return cast(Tensor | float, term)
 
 
 def check_params(method: Method, hook: str, values: Params, like: Params, some: bool = False) -> Params:

@@ -137,6 +137,7 @@ WRONG: list[tuple[str, Callable[..., Any], str]] = [
     ),
     ("finish_client", lambda delta, *_: delta, "returned a dict, and must return an Upload"),
     ("loss", lambda *_: None, "returned nothing, and must return a tensor"),
+    ("loss", lambda *_: torch.zeros(8, 2), "returned the shape [8, 2], and must return one number, such as a mean"),
     ("correct_gradient", lambda *_: None, "returned nothing, and must return a dict of the parameters"),
 ]
 
