@@ -12,7 +12,7 @@ from flcog.core.lightning_packages import lightning_base
 from flcog.data import FederatedDataModule, Partition, Partitioner, Samples
 from flcog.datamodules.lightning_data import LightningData, Loaders, loader_of
 from flcog.datamodules.read_loader import the_loaders
-from flcog.datamodules.torch_dataset import TorchDataset
+from flcog.datamodules.torch_dataset import TorchDataset, is_one_each
 
 PARTS = {"validate": "val", "test": "test", "predict": "test"}
 """The set that a verb evaluates."""
@@ -141,7 +141,10 @@ def federated(data: Any) -> FederatedDataModule:
             "set: flcog.datamodules.TorchDataset takes num_clients, partitioner, users, batch_size, test",
         )
         return module
+    if is_one_each(data):
+        return TorchDataset(data)
     raise ValueError(
-        f"data is a {type(data).__name__}: give a map-style torch.utils.data.Dataset, a DataLoader, a LightningDataModule, or a "
-        "flcog.FederatedDataModule (flcog.datamodules has ArrayData for arrays, Table for data frames, HuggingFace and many others)"
+        f"data is a {type(data).__name__}: give a map-style torch.utils.data.Dataset, a list with one for each client, a DataLoader, a "
+        "LightningDataModule, or a flcog.FederatedDataModule (flcog.datamodules has ArrayData for arrays, Table for data frames, "
+        "HuggingFace and many others)"
     )

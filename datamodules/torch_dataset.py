@@ -1,7 +1,7 @@
 """TorchDataset: a data module for any map-style torch data set."""
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, TypeGuard
 
 import numpy as np
 import torch
@@ -48,7 +48,7 @@ class TorchDataset(ItemSets):
           cache_dir: data/decoded
 
     Args:
-        train: the training set.
+        train: the training set, or a list with one set for each client.
         test: the test set.
         val: the validation set.
         targets: targets of the training set: an array, or the name of an attribute; for several sets a dict by part.
@@ -73,7 +73,7 @@ class TorchDataset(ItemSets):
 
     def __init__(
         self,
-        train: Dataset,
+        train: Dataset | list[Dataset],
         test: Dataset | None = None,
         val: Dataset | None = None,
         targets: Any = None,
@@ -87,6 +87,8 @@ class TorchDataset(ItemSets):
         **kwargs: Any,
     ) -> None:
         super().__init__(task, num_classes, collate_fn, num_workers, cache_dir, target, **kwargs)
+        if is_one_each(train):
+            users, train = np.repeat(np.arange(len(train)), [len(each) for each in train]), ConcatDataset(train)
         given = {"train": train, "test": test, "val": val}
         self.sets = {part: dataset for part, dataset in given.items() if dataset is not None}
         for part, dataset in self.sets.items():
@@ -109,6 +111,11 @@ class TorchDataset(ItemSets):
             )
             for part, dataset in self.sets.items()
         }
+
+
+def is_one_each(data: Any) -> TypeGuard[list[Any]]:
+    """Whether this is a list of data sets, one for each client. A list of items is one data set."""
+    return isinstance(data, list | tuple) and len(data) > 0 and all(isinstance(each, Dataset) for each in data)
 
 
 def by_part(targets: Any) -> dict[str, Any]:
@@ -167,10 +174,14 @@ def attribute_of(dataset: Any, names: tuple[str, ...]) -> Any:
 
 
 def _plain_tensors(dataset: Any) -> tuple[torch.Tensor, ...] | None:
-    """Return the tensors of a ``TensorDataset`` or of its subset, or None."""
+    """Return the tensors of a ``TensorDataset``, its subset or several of them, or None."""
     if type(dataset) is TensorDataset:
         return tuple(dataset.tensors)
     if type(dataset) is Subset and (whole := _plain_tensors(dataset.dataset)) is not None:
         chosen = torch.as_tensor(np.asarray(dataset.indices, np.int64))
         return tuple(tensor[chosen] for tensor in whole)
+    if type(dataset) is ConcatDataset:
+        parts = [_plain_tensors(part) for part in dataset.datasets]
+        if all(part is not None and len(part) == len(parts[0] or ()) for part in parts):
+            return tuple(map(torch.cat, zip(*parts, strict=True)))
     return None

@@ -50,7 +50,7 @@ from flcog.server.evaluate import evaluate
 from flcog.settings import Settings
 from flcog.wire.ledger import Ledger
 
-Data = FederatedDataModule | L.LightningDataModule | Dataset | DataLoader
+Data = FederatedDataModule | L.LightningDataModule | Dataset | list[Dataset] | DataLoader
 """Data to train on: flcog's data modules, and types that are wrapped as one."""
 
 Verb = TypeVar("Verb", bound=Callable[..., Any])
@@ -292,8 +292,9 @@ class FederatedTrainer(TopicList):
                 LightningModule with ``training_step`` and ``configure_optimizers``; its ``validation_step`` and ``test_step`` evaluate
                 it. An epoch is a round: ``docs/lightning.md`` says in which loops the clients train.
             datamodule: the federation's data. A map-style torch data set, a ``DataLoader`` of one or a plain
-                ``LightningDataModule`` is divided over ten clients at random, which the summary says. As for ``lightning.Trainer``, it may
-                be a loader and a second one for validation (``train_dataloaders=..., val_dataloaders=...``).
+                ``LightningDataModule`` is divided over ten clients at random, which the summary says; a list has one data set for each
+                client. As for ``lightning.Trainer``, it may be a loader and a second one for validation (``train_dataloaders=...,
+                val_dataloaders=...``).
             ckpt_path: a checkpoint, a run's directory, or ``last`` for the newest run under ``default_root_dir`` that has this
                 trainer's methods, or ``auto``, which resumes the run of the same configuration under ``default_root_dir`` and starts
                 one if there are no runs. A resumed run must be the same experiment: another seed, list of methods, model, data set or

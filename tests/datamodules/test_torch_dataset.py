@@ -226,6 +226,22 @@ def test_targets_of_other_kinds() -> None:
     assert of_items(targets={"train": rows, "test": rows[:9]}).federation.task == "multilabel"
 
 
+@pytest.mark.parametrize("kind", [Labelled, TensorDataset])
+def test_a_list_has_a_data_set_for_each_client(kind: Any, tmp_path: Path) -> None:
+    given = [(FEATURES[:10], LABELS[:10]), (FEATURES[10:], LABELS[10:])]
+    sets = [
+        kind(*map(torch.as_tensor, pair)) if kind is TensorDataset else kind(inputs=pair[0], targets=pair[1]) for pair in given
+    ]
+    trainer = flcog.FederatedTrainer(rounds=1, local_steps=1, logger=False, default_root_dir=str(tmp_path))
+    trainer.fit(module(), sets)
+    (tmp_path / "arrays").mkdir()
+    arrays = ArrayData(train_inputs=FEATURES, train_targets=LABELS, train_users=np.repeat([0, 1], [10, 50]))
+    other = flcog.FederatedTrainer(rounds=1, local_steps=1, logger=False, default_root_dir=str(tmp_path / "arrays"))
+    other.fit(module(), arrays)
+    assert list(trainer.clients["samples"]) == [10, 50]
+    assert all(torch.equal(one, two) for one, two in zip(trainer.model.parameters(), other.model.parameters(), strict=True))
+
+
 def test_users_are_the_clients() -> None:
     owners = np.array(["ann", "bob", "cem"])[np.arange(60) % 3]
     by_array = TorchDataset(Items(), users=owners, num_workers=0).federation
