@@ -52,7 +52,8 @@ class TorchDataset(ItemSets):
         test: the test set.
         val: the validation set.
         targets: targets of the training set: an array, or the name of an attribute; for several sets a dict by part.
-        users: the owner of each training sample: an array, the name of an attribute, or a function of the sample's index.
+        users: the owner of each training sample: an array, the name of an attribute, or a function of the sample's index. They take the
+            place of a list's clients.
         task: the kind of targets; ``auto`` infers it from them, ``unlabelled`` ignores them.
         num_classes: the number of classes or labels, if some do not occur. For regression, the number of bins that replace
             classes in methods that use label counts (10 by default).
@@ -88,7 +89,8 @@ class TorchDataset(ItemSets):
     ) -> None:
         super().__init__(task, num_classes, collate_fn, num_workers, cache_dir, target, **kwargs)
         if is_one_each(train):
-            users, train = np.repeat(np.arange(len(train)), [len(each) for each in train]), ConcatDataset(train)
+            users = np.repeat(np.arange(len(train)), [len(each) for each in train]) if users is None else users
+            train = ConcatDataset(train)
         given = {"train": train, "test": test, "val": val}
         self.sets = {part: dataset for part, dataset in given.items() if dataset is not None}
         for part, dataset in self.sets.items():

@@ -239,6 +239,7 @@ def test_a_list_has_a_data_set_for_each_client(kind: Any, tmp_path: Path) -> Non
     other = flcog.FederatedTrainer(rounds=1, local_steps=1, logger=False, default_root_dir=str(tmp_path / "arrays"))
     other.fit(module(), arrays)
     assert list(trainer.clients["samples"]) == [10, 50]
+    assert TorchDataset(sets, users=[*"abc"] * 20).federation.num_clients == 3
     assert all(torch.equal(one, two) for one, two in zip(trainer.model.parameters(), other.model.parameters(), strict=True))
 
 
