@@ -33,7 +33,7 @@ BASES = (nn.Module, Callback, L.Callback, *DATA)
 UNKNOWN = re.compile(r"(?:[Oo]ption|[Kk]ey) '([\w.]+)'(?: is not|$)|nrecognized arguments: -*([\w.]+)", re.MULTILINE)
 """Reports of an option that does not exist."""
 
-WORD = re.compile(r"nrecognized arguments: ([^-\s]\S*)")
+WORD = re.compile(r"nrecognized arguments: ([^\W\d]\S*)")
 """Reports of a word without an option."""
 
 MODULES = (flcog.callbacks, flcog.datamodules, flcog.models, flcog, torch.optim, callbacks, loggers)
