@@ -203,6 +203,14 @@ class CommandCLI(FederatedCLI):
         self.command.run(self.trainer, **self._prepare_subcommand_kwargs(subcommand))
 
 
+class OptionReader(CommandCLI):
+    """Reads the options of ``fit``, and constructs nothing."""
+
+    def _set_seed(self) -> None: ...
+
+    def instantiate_classes(self) -> None: ...
+
+
 def _trainer_with(command: TrainerCommand | None) -> type[FederatedTrainer]:
     """A trainer with the command as a method: LightningCLI reads a command's help and options from a method of the trainer's class."""
     return FederatedTrainer if command is None else type("FederatedTrainer", (FederatedTrainer,), {command.name: command.run})

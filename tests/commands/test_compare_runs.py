@@ -90,6 +90,20 @@ def test_only_what_is_unfinished_is_run(
     assert len(started) == 4, "a deleted run is trained again"
 
 
+def test_all_rows_have_a_seed_before_one_has_two(compare: Callable[..., None], started: list[Process]) -> None:
+    compare(seeds=[0, 1])
+    assert [process.folder.parts[-2:] for process in started] == [("A", "seed0"), ("B", "seed0"), ("A", "seed1"), ("B", "seed1")]
+
+
+def test_a_mistake_in_the_last_row_stops_the_first(
+    compare: Callable[..., None], started: list[Process], capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        compare(rows={"A": None, "B": {"configs": [FEDPROX], "arguments": {"trainer.callbacks.muu": 1}}}, columns={"x": None})
+    said = capsys.readouterr().err
+    assert "none has 'muu'. Did you mean 'mu'?" in said and "(in B · x; no run was started)" in said and not started
+
+
 def test_a_metric_that_no_run_logs_is_named_at_the_end(
     compare: Callable[..., None], started: list[Process], capsys: pytest.CaptureFixture[str]
 ) -> None:

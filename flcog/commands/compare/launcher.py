@@ -11,14 +11,15 @@ from types import FrameType
 from typing import IO, NamedTuple
 
 from flcog.commands.compare.results import best_of
-from flcog.commands.compare.runs import OUTPUT, Run
+from flcog.commands.compare.runs import OUTPUT, Run, joined
 from flcog.commands.compare.table import Table
+from flcog.commands.errors import shown_errors
 from flcog.core import signals
 from flcog.core.child_processes import started_by_us
 from flcog.core.fabric import num_cores
 from flcog.core.files import clear_errors, make_folder
 from flcog.core.monitor import main_of
-from flcog.core.output import never_failing
+from flcog.core.output import never_failing, say
 from flcog.core.text import clock, figure, seconds
 
 NOT_FINITE = "is NaN or infinite"
@@ -154,11 +155,12 @@ def conclude(run: Run, code: int) -> str:
 
 @never_failing()
 def fill(table: Table, runs: Sequence[Run], stop_early: StopEarly = lambda run: False, *, launcher: Launcher) -> list[Ended]:
-    """Train the unfinished runs, and print the result of each and the remaining time. Returns the runs that failed."""
+    """Train the unfinished runs, seed by seed, and print the result of each and the remaining time. Returns the runs that failed."""
     for run in runs:
         run.check()
-    todo = [run for run in runs if not run.finished]
+    todo = sorted((run for run in runs if not run.finished), key=lambda run: run.seed)  # all rows have a seed before one has two
     done = len(runs) - len(todo)
+    read_options(todo)
     print(f"{len(runs)} run{'s' * (len(runs) != 1)}, {done} of them finished before", flush=True)
     failed, before, began = [], signals.answer(launcher.stop), time.monotonic()
     try:
@@ -175,6 +177,19 @@ def fill(table: Table, runs: Sequence[Run], stop_early: StopEarly = lambda run: 
         print(f"\n{stopped}. The same command continues the others\n", flush=True)
         raise KeyboardInterrupt if launcher.signal == signal.SIGINT else SystemExit(signals.EXIT_STATUS)
     return failed
+
+
+def read_options(runs: Sequence[Run]) -> None:
+    """Read the options of each row and column, so that a mistake in the last one shows before the first has trained for a night."""
+    from flcog.commands.federated_cli import OptionReader
+
+    for run in {run.words: run for run in runs}.values():
+        try:
+            with shown_errors():
+                OptionReader(run.command[1:])
+        except SystemExit:
+            say(f"(in {joined(run.row, run.column)}; no run was started)")
+            raise
 
 
 def outcome(table: Table, run: Run) -> str:
