@@ -39,6 +39,7 @@ from flcog.run.evaluation import Figures, measure
 from flcog.run.export import Format, export, trained_network
 from flcog.run.initial_weights import load_initial_weights
 from flcog.run.lifecycle import Lifecycle
+from flcog.run.observers.checkpoint import Checkpoint
 from flcog.run.observers.defaults import default_observers
 from flcog.run.observers.progress import score
 from flcog.run.opening import Opening
@@ -525,6 +526,16 @@ class FederatedTrainer(TopicList):
     @logger.setter
     def logger(self, given: Logger | list[Logger] | bool | None) -> None:
         self.given_logger = given
+
+    @property
+    def callbacks(self) -> tuple[Callback | L.Callback, ...]:
+        """Methods, observers and Lightning's callbacks, which a trainer is given when it is made."""
+        return (*self.methods, *self.observers, *self.lightning.callbacks)
+
+    @property
+    def checkpoint_callback(self) -> L.Callback | Callback:
+        """Lightning's ``ModelCheckpoint`` if one is listed, and otherwise flcog's ``Checkpoint``; both have ``best_model_path``."""
+        return self.lightning.checkpoint_callback or next(each for each in self.observers if isinstance(each, Checkpoint))
 
     @property
     def should_stop(self) -> bool:

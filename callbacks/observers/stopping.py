@@ -57,7 +57,7 @@ class EarlyStopping(Callback):
     def on_fit_start(self, run: Run) -> None:
         self._monitor = Monitor(self.monitor, self.mode)
         self._monitor.check(run.settings.eval_every, self)
-        if run.round == 0 or self.monitor not in (None, self._seen.metric):
+        if run.round == 0 or not self._monitor.watches(self._seen.metric or ""):
             self._seen = Progress()
         self._decide(run)  # a run that had stopped remains stopped, unless its patience is now larger
 

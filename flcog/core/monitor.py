@@ -159,13 +159,17 @@ class Monitor:
                 f"or remove {type(observer).__name__}"
             )
 
+    def watches(self, column: str) -> bool:
+        """Whether this may be the metric's column, whose name may have underscores for slashes, as Lightning's callbacks find it."""
+        return self._name in (None, column, column.replace("/", "_"))
+
     def find(self, metrics: dict[str, float]) -> str | None:
         """Return the figure's name, or None if this evaluation lacks it. A name that no evaluation has reported is an error."""
         if self._name is None:
             return main_metric(metrics, self._selecting)
-        if self._name in metrics:
+        if name := next(filter(self.watches, metrics), None):
             self._seen = True
-            return self._name
+            return name
         if self._seen:  # such as train/loss after every client dropped out of a round
             return None
         known = [name for name in metrics if name != "round"]

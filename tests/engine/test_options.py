@@ -8,9 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 from harness import TinyData, classifier, make_trainer, train
+from lightning.pytorch.callbacks import Timer
 
 import flcog
-from flcog.callbacks import FedProx
+from flcog.callbacks import EarlyStopping, FedProx
 from flcog.data import Partition, Partitioner, Samples
 
 
@@ -54,6 +55,14 @@ def test_bad_options_get_one_line(options: dict[str, Any], message: str) -> None
 def test_a_first_guess_at_an_argument_names_the_right_one(name: str, meant: str) -> None:
     with pytest.raises(TypeError, match=re.escape(f"FederatedTrainer has no argument {name!r}. Did you mean {meant}?")):
         flcog.FederatedTrainer(**{name: 1})
+
+
+def test_callbacks_are_given_when_a_trainer_is_made() -> None:
+    given = [Timer(), EarlyStopping(), FedProx(mu=0.1)]
+    trainer = flcog.FederatedTrainer(local_steps=1, logger=False, callbacks=given)  # type: ignore[arg-type]
+    assert [callback for callback in trainer.callbacks if callback in given] == given[::-1]
+    with pytest.raises(AttributeError, match="callbacks"):
+        trainer.callbacks = ()  # type: ignore[misc]
 
 
 def test_one_callback_needs_no_list() -> None:

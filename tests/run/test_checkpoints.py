@@ -2,6 +2,7 @@
 
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 from harness import TinyData, assert_close, classifier, fit, make_trainer, without_times
@@ -43,7 +44,9 @@ def test_the_best_checkpoint_has_the_clients_own_models_of_its_round(method: Met
     data, first = TinyData(client_test=0.3, client_val=0.2), Checkpoint("val/loss", "max", keep_every_n_rounds=2)
     trainer = fit(tmp_path, method, first, data=data, rounds=4, eval_every=1)
     assert first.best_round == 1
-    fit(tmp_path, method, first, data=data, rounds=5, eval_every=1, ckpt_path=str(trainer.run_dir))
+    resumed = fit(tmp_path, method, first, data=data, rounds=5, eval_every=1, ckpt_path=str(trainer.run_dir))
+    best: Any = resumed.checkpoint_callback
+    assert best is first and best.best_model_path == str(resumed.run_dir / "checkpoints/best.ckpt")
     again = make_trainer(tmp_path, method).test(classifier(), data, "best")
     assert again == {name: trainer.history[0][name] for name in again}
 

@@ -31,6 +31,8 @@ class Checkpoint(Callback):
     best_metric: str | None = None
     best: float | None = None
     best_round: int | None = None
+    best_model_path: str = ""
+    """The file of the best round, as Lightning's ``ModelCheckpoint`` names it."""
 
     def __init__(
         self,
@@ -53,6 +55,7 @@ class Checkpoint(Callback):
         self._monitor, self._last_round, self._pinned = Monitor(self.monitor, self.mode), None, {}
         if run.round == 0:
             self.load_state_dict({})
+        self.best_model_path = "" if self.best is None else str(run.directory / BEST)
 
     def on_evaluation_end(self, run: Run, round: int, metrics: dict[str, float]) -> None:
         name = self._monitor.find(metrics) if self.enabled else None
@@ -61,6 +64,7 @@ class Checkpoint(Callback):
         if name != self.best_metric or self.best is None or self._monitor.gain(name, metrics[name], over=self.best) > 0:
             self.best_metric, self.best, self.best_round = name, metrics[name], round
             run.save(best := run.directory / BEST, resumable=False)
+            self.best_model_path = str(best)
             self._pinned.pop(best, None)
 
     def on_round_end(self, run: Run, round: int, metrics: dict[str, float]) -> None:

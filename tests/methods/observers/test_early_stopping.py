@@ -59,7 +59,7 @@ def test_early_stopping_asks_for_more_than_min_delta_and_stops_at_a_threshold(tm
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
 def test_early_stopping_ends_a_run_whose_metric_is_not_finite(value: float, capsys: pytest.CaptureFixture[str]) -> None:
-    stopping = EarlyStopping("test/loss", patience=2)
+    stopping = EarlyStopping("test_loss", patience=2)
     run: Any = SimpleNamespace(processes=Processes(), round=0, settings=SimpleNamespace(eval_every=1), should_stop=False)
     stopping.on_fit_start(run)
     for round, found in enumerate([1.0, value], 1):
@@ -70,11 +70,11 @@ def test_early_stopping_ends_a_run_whose_metric_is_not_finite(value: float, caps
 
 def test_early_stopping_goes_on_counting_after_a_resume_and_stays_stopped(tmp_path: Path) -> None:
     options: dict[str, Any] = {"module": classifier(STANDSTILL), "rounds": 20, "eval_every": 1}
-    both = [EarlyStopping("test/loss", patience=4), EarlyStopping("test/accuracy", patience=9)]
+    both = [EarlyStopping("test_loss", patience=4), EarlyStopping("test/accuracy", patience=9)]
     run = killed(tmp_path, *both, at=4, **options)
 
     def resumed(*patience: int) -> int:
-        observers = [EarlyStopping(name, patience=n) for name, n in zip(("test/loss", "test/accuracy"), patience, strict=True)]
+        observers = [EarlyStopping(name, patience=n) for name, n in zip(("test_loss", "test/accuracy"), patience, strict=True)]
         return fit(tmp_path, *observers, ckpt_path=str(run), **options).round
 
     assert resumed(4, 9) == 5
