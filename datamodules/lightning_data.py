@@ -46,12 +46,12 @@ def loader_of(owner: Any, base: str, part: str) -> Any:
 class LightningData(ItemSets):
     """Any plain ``LightningDataModule``: clients share the data set of its ``train_dataloader``.
 
-    Batch size, ``drop_last`` and number of workers are the loader's (two worker processes if it has none); ``val_dataloader`` and
-    ``test_dataloader`` provide the sets for evaluation, and the largest of their batch sizes. Either may return several loaders, whose
-    figures have the columns ``val/<name>/dataloader_idx_0`` and so on. Each set has its own loader's ``collate_fn``. Clients read their
-    samples in the order of the training loader's sampler or batch sampler: a loader that does not shuffle reads them in the data set's
-    order. A stream (an ``IterableDataset``) is read once. So are the joined batches of several training loaders, and clients share
-    these batches.
+    Batch size, ``drop_last`` and number of workers are the loader's (two worker processes if it has none) and no options here;
+    ``val_dataloader`` and ``test_dataloader`` provide the sets for evaluation, and the largest of their batch sizes. Either may return
+    several loaders, whose figures have the columns ``val/<name>/dataloader_idx_0`` and so on. Each set has its own loader's
+    ``collate_fn``. Clients read their samples in the order of the training loader's sampler or batch sampler: a loader that does not
+    shuffle reads them in the data set's order. A stream (an ``IterableDataset``) is read once. So are the joined batches of several
+    training loaders, and clients share these batches.
     ``trainer.fit(model, datamodule)`` wraps the data module in this class by itself, with ten random clients. Items are read as in
     :class:`TorchDataset`.
 
@@ -87,7 +87,9 @@ class LightningData(ItemSets):
         target: Target = None,
         **kwargs: Any,
     ) -> None:
-        super().__init__(task, num_classes, None, WORKERS, None, target, **kwargs)
+        super().__init__(
+            task, num_classes, None, WORKERS, None, target, batch_size=1, eval_batch_size=1, drop_last=False, **kwargs
+        )
         self.module, self._given_targets, self._users = module, by_part(targets), users
         self._source = module if isinstance(module, Loaders) else Loaders.of(module)
 

@@ -42,8 +42,8 @@ def test_yaml_reaches_own_and_base_arguments(name: str) -> None:
     own = {n for n in inspect.signature(cls.__init__).parameters if n not in ("self", "kwargs")}
     assert not {argument for argument in own if f"    {argument}: " not in documented}, "undocumented arguments"
     extra = REQUIRED.get(name, ())
-    data = parse(f"--data={name}", "--data.num_clients=20", "--data.batch_size=7", "--data.client_test=0.25", *extra)
-    assert type(data) is cls and (data.num_clients, data.batch_size, data.client_test) == (20, 7, 0.25)
+    data = parse(f"--data={name}", "--data.num_clients=20", "--data.partition_seed=7", "--data.client_test=0.25", *extra)
+    assert type(data) is cls and (data.num_clients, data.partition_seed, data.client_test) == (20, 7, 0.25)
 
 
 def test_yaml_makes_typed_values() -> None:

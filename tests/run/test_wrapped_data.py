@@ -57,6 +57,12 @@ def fitted(tmp_path: Path, data: Any) -> Any:
     return trainer
 
 
+@pytest.mark.parametrize("option", ["batch_size", "eval_batch_size", "drop_last", "num_workers"])
+def test_options_of_the_loaders_are_none_of_the_data_module(option: str) -> None:
+    with pytest.raises(TypeError, match=f"got multiple values for .*{option}"):
+        LightningData(Plain(), **{option: 1})
+
+
 def test_a_data_set(tmp_path: Path) -> None:
     trainer = fitted(tmp_path, TENSORS)
     assert distance(trainer.state, fitted(tmp_path, arrays()).state) == 0
