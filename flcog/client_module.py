@@ -1,5 +1,6 @@
 """ClientModule, the LightningModule that every client trains, and its subclasses Classifier, MultiLabelClassifier and Regressor."""
 
+import traceback
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -14,6 +15,7 @@ from torchmetrics import Metric, MetricCollection
 
 from flcog.core.lightning_packages import lightning_base
 from flcog.core.trees import Tree, call, form
+from flcog.core.users_code import is_users
 from flcog.metrics import classification_metrics, multilabel_metrics, regression_metrics
 from flcog.models import FeatureModel
 from flcog.schedules import Piecewise, Schedule
@@ -109,7 +111,12 @@ class ClientModule(L.LightningModule, ABC):
             raise ValueError(
                 f"{type(self).__name__} has no parameter that trains: let requires_grad be True for some, or give another network"
             )
-        return self.optimizer(p for p in self.parameters() if p.requires_grad)
+        try:
+            return self.optimizer(p for p in self.parameters() if p.requires_grad)
+        except ValueError as error:
+            if any(is_users(frame) for frame, _ in traceback.walk_tb(error.__traceback__)):
+                raise  # a user's own optimiser keeps its traceback
+            raise ValueError(f"{type(self).__name__}: optimizer: {error}") from error
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """For ``load_from_checkpoint``: frozen weights are not in the file and keep their initial values."""

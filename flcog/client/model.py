@@ -214,10 +214,11 @@ def _check_steps(
     sharded = any(map(is_sharded, module.parameters()))
     for method in methods:
         if manual and any(map(method.overrides, CHANGES_A_STEP)):
-            what = "trainer.gradient_clip_val" if isinstance(method, GradientClip) else method.name
+            clips = isinstance(method, GradientClip)
+            what = "trainer.gradient_clip_val" if clips else method.name
             raise ValueError(
                 f"{what} changes the loss or the gradient of a step, and {name} takes its steps itself (automatic_optimization = False): "
-                f"remove {what}, call self.clip_gradients in training_step, or let training_step return the loss"
+                f"let training_step return the loss, or remove {what}{' and call self.clip_gradients in training_step' * clips}"
             )
         if method.maps_gradient and mixed:
             raise ValueError(

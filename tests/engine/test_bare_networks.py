@@ -1,5 +1,6 @@
 """A bare network is wrapped in the client module for the data's task, in Python and on the command line."""
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -103,6 +104,13 @@ def test_other_returns_say_how_to_name_the_outputs(wrap: Any, message: str) -> N
 def test_a_network_that_cannot_train_is_refused(network: nn.Module) -> None:
     with pytest.raises(ValueError, match=r"^Classifier has no parameter that trains: let requires_grad be True for some"):
         flcog.Classifier(network).configure_optimizers()
+
+
+def test_an_optimiser_that_refuses_its_options_names_the_client() -> None:
+    with pytest.raises(ValueError, match=r"^Classifier: optimizer: Invalid learning rate: -0.1"):
+        flcog.Classifier(nn.Linear(3, 2), partial(torch.optim.SGD, lr=-0.1)).configure_optimizers()
+    with pytest.raises(ValueError, match=r"^Invalid learning rate: -0.1"):  # of a user's own function, whose traceback stays
+        flcog.Classifier(nn.Linear(3, 2), lambda params: torch.optim.SGD(params, lr=-0.1)).configure_optimizers()
 
 
 @pytest.mark.parametrize("executor", ["loop", "vmap"])
