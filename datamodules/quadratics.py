@@ -71,18 +71,8 @@ class Quadratics(FederatedDataModule):
 
     @property
     def curvatures(self) -> Tensor:
-        """The Hessian of f_i is this number times I, for each client [n]."""
+        """The Hessian of f_i is this number times I, for each client [n]. The Hessian of f has the mean of these numbers."""
         return self._moments[0]
-
-    @property
-    def smoothness_max(self) -> float:
-        """The largest curvature of a client."""
-        return self.curvatures.max().item()
-
-    @property
-    def smoothness_mean(self) -> float:
-        """The mean curvature of the clients, which is the curvature of f."""
-        return self.curvatures.mean().item()
 
     @property
     def optimum(self) -> Tensor:
@@ -108,11 +98,6 @@ class Quadratics(FederatedDataModule):
         clients = self._clients
         gradients = [a[:, None] * (a[:, None] * self.optimum - b) for a, b in clients]
         return float(np.mean([g.sub(g.mean(0)).square().sum(1).mean().item() for g in gradients]))
-
-    def objective(self, x: Tensor) -> Tensor:
-        """f(x)."""
-        losses = [(a[:, None] * x.double() - b).square().sum(1).mean() / 2 for a, b in self._clients]
-        return torch.stack(losses).mean()
 
     @property
     def _clients(self) -> list[tuple[Tensor, Tensor]]:

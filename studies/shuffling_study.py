@@ -77,7 +77,7 @@ def study(shares: list[float], target: float, local_steps: int, start: float, **
     targets = target * np.geomspace(1, 4, 9)
     rows: list[Row] = []
     base = Quadratics(**data)
-    largest, mean, zeta = base.smoothness_max, base.smoothness_mean, math.sqrt(base.dissimilarity)
+    largest, mean, zeta = base.curvatures.max().item(), base.curvatures.mean().item(), math.sqrt(base.dissimilarity)
     slope_at_0 = constant = drift_at_0 = math.nan
     for p in shares:
         shuffled = Quadratics(**data, partitioner=Shuffled(p, Natural())) if p else base

@@ -95,7 +95,7 @@ class Fedssyn(DataExchange):
         return self.share not in ("real", "none")
 
     @property
-    def is_private(self) -> bool:
+    def is_private(self) -> bool:  # type: ignore[override]
         return getattr(self.generator, "privacy", None) is not None
 
     @property

@@ -96,6 +96,7 @@ class DPFedAvg(PrivateSum):
     repeatable: bool = False
 
     excludes = EXCLUDED
+    is_private = True
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -108,10 +109,6 @@ class DPFedAvg(PrivateSum):
     @property
     def secret(self) -> bool:
         return not self.repeatable
-
-    @property
-    def is_private(self) -> bool:
-        return True
 
     @property
     def public_noise(self) -> str:

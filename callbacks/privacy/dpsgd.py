@@ -60,6 +60,7 @@ class DPSGD(Withholding):
     repeatable: bool = False
 
     maps_gradient = True
+    is_private = True
     excludes = {
         **dict.fromkeys(("FedSAM", "FedReg", "FedDM", "PerFedAvg", "PFedMe"), SECOND_GRADIENT),
         **dict.fromkeys(("FedDisco", "FedWalk", "Fedssyn", "FedCOG", "FedGen", "PowerOfChoice"), OTHER_READS),
@@ -79,10 +80,6 @@ class DPSGD(Withholding):
                     "its own: take a model with GroupNorm"
                 )
         return model
-
-    @property
-    def is_private(self) -> bool:
-        return True
 
     @property
     def public_noise(self) -> str:

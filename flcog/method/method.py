@@ -62,6 +62,7 @@ class Method(Callback, ABC):
             sums alone. Declare it as ``of_change = staticmethod(function)``.
         communicates: whether clients and server communicate. If not, the ledger counts no bytes of the model, methods that act at the
             server are refused, and personal models, if the method keeps them, are evaluated instead of the global model.
+        is_private: whether it promises differential privacy.
         phase: the word with which the progress bar names the work of ``start``.
     """
 
@@ -77,6 +78,7 @@ class Method(Callback, ABC):
     over_data: ClassVar[BatchFunction | None] = None
     of_change: ClassVar[ChangeFunction | None] = None
     communicates: ClassVar[bool] = True
+    is_private: ClassVar[bool] = False
     phase: ClassVar[str] = "preparing"
 
     def __init_subclass__(cls, protocol: bool = False, **kwargs: Any) -> None:
@@ -108,11 +110,6 @@ class Method(Callback, ABC):
     def overrides(self, hook: str) -> bool:
         """Whether this method defines the hook."""
         return getattr(type(self), hook, None) is not getattr(Method, hook, None)
-
-    @property
-    def is_private(self) -> bool:
-        """Whether it promises differential privacy."""
-        return False
 
     @property
     def public_noise(self) -> str:
