@@ -43,13 +43,13 @@ HEADER = ["paper", "items", "content", "published figures", "runs", "seeds", "da
 
 RULE = """`flcog compare --reproduced` writes this page from the runs and the saved results that it finds; do not edit it. A published \
 figure is *reproduced* if the 90 % interval of ours minus the paper's lies within the table's margin, *contradicted* if the 95 % interval \
-lies wholly outside, and *undecided* otherwise; a gain also needs an interval without 0. Verdicts wait for all seeds of the table. \
-*Exploratory* verdicts have seeds that had been seen before the margin was fixed. If all seeds have one split, a verdict speaks of this \
-split alone; if each seed has its own, our spread over splits counts for the paper's figure, too. With `--show`, a claim's command prints \
-its runs and draws their curves; without, it trains them. The time of a claim that was not run is for all its runs on two cores of an \
-Intel Xeon, estimated from a measured round or step. The last column of the tables refers to the lists below: D marks contradictions \
-to the paper, S settings that it does not state. [The tables that were not run](results/not-run.md) and [each judged \
-figure](results/verdicts.csv) have files of their own."""
+lies wholly outside, and *undecided* otherwise; a gain also needs an interval without 0. A published gain is the difference of two \
+scores, and its ± comes from theirs. Verdicts wait for all seeds of the table. *Exploratory* verdicts have seeds that had been seen \
+before the margin was fixed. If all seeds have one split, a verdict speaks of this split alone; if each seed has its own, our spread over \
+splits counts for the paper's figure, too. With `--show`, a claim's command prints its runs and draws their curves; without, it trains \
+them. The time of a claim that was not run is for all its runs on two cores of an Intel Xeon, estimated from a measured round or step. \
+The last column of the tables refers to the lists below: D marks contradictions to the paper, S settings that it does not state. [The \
+tables that were not run](results/not-run.md) and [each judged figure](results/verdicts.csv) have files of their own."""
 
 DIFFERENCES = """![Ours minus published for {count} figures, with 95 % intervals, in margins]({path})
 
@@ -182,7 +182,7 @@ def _line(name: str, paper: Paper, filling: ResultTable, numbers: Numbers, judge
     date = max((result["date"] for result in results), default="")
     shipped = table.path.resolve().parent == (shipped_configs.folder() / "tables").resolve()
     link = f"[{table.name}](configs/tables/{table.path.name})" if shipped else str(short(table.path))
-    about = {"deviations": table.deviations, "unstated": table.unstated} if table.reproduces else {}
+    about = {"deviations": table.deviations, "unstated": table.unstated}
     return [name, ", ".join(items), shows, _counts(judged), f"{len(done)} / {total}", seeds, date, link, _numbers(about, numbers)]
 
 
