@@ -95,11 +95,14 @@ def test_all_rows_have_a_seed_before_one_has_two(compare: Callable[..., None], s
     assert [process.folder.parts[-2:] for process in started] == [("A", "seed0"), ("B", "seed0"), ("A", "seed1"), ("B", "seed1")]
 
 
+@pytest.mark.parametrize("words", [[], ["--dry-run"]])
 def test_a_mistake_in_the_last_row_stops_the_first(
-    compare: Callable[..., None], started: list[Process], capsys: pytest.CaptureFixture[str]
+    words: list[str], compare: Callable[..., None], started: list[Process], capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit, match="2"):
-        compare(rows={"A": None, "B": {"configs": [FEDPROX], "arguments": {"trainer.callbacks.muu": 1}}}, columns={"x": None})
+        compare(
+            *words, rows={"A": None, "B": {"configs": [FEDPROX], "arguments": {"trainer.callbacks.muu": 1}}}, columns={"x": None}
+        )
     said = capsys.readouterr().err
     assert "none has 'muu'. Did you mean 'mu'?" in said and "(in B · x; no run was started)" in said and not started
 

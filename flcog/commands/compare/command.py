@@ -15,7 +15,7 @@ from jsonargparse.typing import NonNegativeInt, PositiveInt
 
 import flcog.callbacks
 from flcog.commands import shipped_configs
-from flcog.commands.compare.launcher import Launcher, LocalLauncher, fill
+from flcog.commands.compare.launcher import Launcher, LocalLauncher, check, fill
 from flcog.commands.compare.report import report
 from flcog.commands.compare.reproduced import write_page
 from flcog.commands.compare.runs import OUTPUT, Run, runs_of
@@ -77,8 +77,8 @@ def describe(runs: Sequence[Run], results: Sequence[Mapping[str, Any]] = ()) -> 
     lines, left = [], 0.0
     done = pandas.DataFrame([one for one in results if one["finished"]], columns=["column", "seconds"])
     took = done.groupby("column").seconds.mean().dropna()
+    check(runs)
     for run in runs:
-        run.check()
         plan = "finished" if run.finished else f"to be resumed after round {len(run.history)}" if run.begun else "to be trained"
         if not run.finished and run.column in took:
             left += took[run.column]

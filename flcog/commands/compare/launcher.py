@@ -156,11 +156,9 @@ def conclude(run: Run, code: int) -> str:
 @never_failing()
 def fill(table: Table, runs: Sequence[Run], stop_early: StopEarly = lambda run: False, *, launcher: Launcher) -> list[Ended]:
     """Train the unfinished runs, seed by seed, and print the result of each and the remaining time. Returns the runs that failed."""
-    for run in runs:
-        run.check()
+    check(runs)
     todo = sorted((run for run in runs if not run.finished), key=lambda run: run.seed)  # all rows have a seed before one has two
     done = len(runs) - len(todo)
-    read_options(todo)
     print(f"{len(runs)} run{'s' * (len(runs) != 1)}, {done} of them finished before", flush=True)
     failed, before, began = [], signals.answer(launcher.stop), time.monotonic()
     try:
@@ -179,11 +177,13 @@ def fill(table: Table, runs: Sequence[Run], stop_early: StopEarly = lambda run: 
     return failed
 
 
-def read_options(runs: Sequence[Run]) -> None:
+def check(runs: Sequence[Run]) -> None:
     """Read the options of each row and column, so that a mistake in the last one shows before the first has trained for a night."""
     from flcog.commands.federated_cli import OptionReader
 
-    for run in {run.words: run for run in runs}.values():
+    for run in runs:
+        run.check()
+    for run in {run.words: run for run in runs if not run.finished}.values():
         try:
             with shown_errors():
                 OptionReader(run.command[1:])
