@@ -53,7 +53,6 @@ def history_figure(rows: Sequence[Mapping[str, float]], columns: Sequence[str] =
                 lines += side.plot(x, y, marker="." * (len(points) < 40), color=f"C{len(lines)}", label=name)
             side.set_ylabel(", ".join(filter(None, [side.get_ylabel(), measure])))
             in_percent(side, measure, [row[name] for row in rows for name in names if name in row])
-        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
         if len(sides) > 1:
             figure.legend(handles=lines, loc="outside upper center", frameon=False)
         else:
@@ -63,8 +62,9 @@ def history_figure(rows: Sequence[Mapping[str, float]], columns: Sequence[str] =
 
 
 def framed(axes: Axes, x: str, y: str = "") -> None:
-    """Label the axes, and leave out the lines at the top and at the right."""
+    """Label the axes, count rounds and clients in whole numbers, and leave out the lines at the top and at the right."""
     axes.set(xlabel=x, ylabel=y)
+    axes.xaxis.set_major_locator(MaxNLocator("auto", steps=[1, 2, 5, 10], integer=True))
     axes.grid(color=_GRID, linewidth=0.5)
     axes.spines[["top", "right"]].set_visible(False)
 
@@ -105,12 +105,10 @@ def client_figure(table: Mapping[str, np.ndarray], rows: Sequence[Mapping[str, f
             in_percent(axes, name, values[~np.isnan(values)])
     for axes, x in zip(places, ("samples", "clients, by score", "round: median, 10 % to 90 %"), strict=False):
         framed(axes, x, "score")
-        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     most = int(table["times_selected"].max())
     last.hist(table["times_selected"], bins=np.arange(min(most + 1, 40) + 1) * max(1, -(-most // 40)) - 0.5, color="C7")
     framed(last, "times selected", "clients")
-    for axis in (last.xaxis, last.yaxis):
-        axis.set_major_locator(MaxNLocator(integer=True))
+    last.yaxis.set_major_locator(MaxNLocator(integer=True))
     if scores:
         figure.legend(loc="outside upper left", ncols=len(scores), frameon=False)
     return figure
