@@ -178,7 +178,7 @@ def fill(table: Table, runs: Sequence[Run], stop_early: StopEarly = lambda run: 
 
 
 def check(runs: Sequence[Run]) -> None:
-    """Read the options of each row and column, so that a mistake in the last one shows before the first has trained for a night."""
+    """Refuse finished runs with other settings, and mistakes in the options of a row before any row has trained for a night."""
     from flcog.commands.federated_cli import OptionReader
 
     for run in runs:
